@@ -79,6 +79,15 @@ def test_pairs_of_state_dict_and_size_are_enough() -> None:
     assert np.allclose(result.model["classifier.bias"], sent["classifier.bias"] + 0.125)
 
 
+def test_variants_of_feddraw_need_steps_only_where_they_count_them() -> None:
+    sent = tiny.initial().arrays()
+    updates = [(moved(sent, 0.1), 300), (moved(sent, 0.2), 100)]
+    plain, variant = (
+        feddraw.aggregate(sent, updates, round=3, rounds=15, method=name) for name in ("feddraw", "feddraw_variant")
+    )
+    assert variant.weights == plain.weights
+
+
 def test_types_that_numpy_lacks_stay_as_they_are() -> None:
     sent = {"fc.weight": torch.ones(2, 3, dtype=torch.bfloat16), "fc.bias": torch.zeros(2, dtype=torch.bfloat16)}
     result = feddraw.aggregate(sent, [({name: t + 1 for name, t in sent.items()}, 3)], round=0, rounds=2)
@@ -123,6 +132,8 @@ def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
         ({"round": 15}, "rounds count from 0 to 14"),
         ({"classifier": "clasifier"}, "did you mean classifier"),
         ({"clients": ["North"]}, "no 'C1' among the clients"),
+        ({"clients": ["C1", "North"], "policy": {"fixed": "Nroth=0.5"}}, "no 'Nroth' among the clients: did you mean"),
+        ({"method": {"name": "feddraw_variant", "signal": "per_step"}}, "steps="),
     ],
 )
 def test_what_cannot_be_aggregated_is_said_in_one_line(options: dict[str, Any], says: str) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from feddraw.data.dataset import SPLITS
 from feddraw.data.label_cells import NO_COLUMN
 from feddraw.data.label_table import describe_row_problems
-from feddraw.data.own_tables import read_own_tables
+from feddraw.data.own_tables import find_own_tables, own_image_root, read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Cells], str]] = {
     "free text": ({"file": PATHS, "Edema": column("mild", "severe, both")}, "Edema holds 'mild'"),
     "two columns": ({"file": PATHS, "Edema": EDEMA, "Edema ": EDEMA}, "two columns called"),
     "wrong folder": ({"file": [f"gone/{n}.png" for n in range(IMAGES)], "Edema": EDEMA},
-                     r"none of its 40 images is there; tried .*gone/0.png, .*scans/gone/0.png: .*--images"),
+                     r"none of its 40 images was found; tried .*gone/0.png, .*scans/gone/0.png: .*--images"),
     "paths out of the folder": ({"file": column("../../etc/passwd.png"), "Edema": EDEMA},
                                 "no row that can be used: table.csv line 2 without a path inside the folder"),
     "unreadable": ({"file": with_first(["scans/broken.png"] * IMAGES), "Edema": EDEMA}, "scans/broken.png: not a PNG"),
@@ -89,7 +89,7 @@ def test_a_table_that_cannot_be_used_is_refused_in_one_line(name: str, images: P
 MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
     "a number that is no label": ({"Edema": with_first(EDEMA, 7)}, "line 2: Edema is '7'"),
     "a word that is no label": ({"Edema": with_first(EDEMA, 0, "see report")}, "line 3: Edema is 'see report'"),
-    "a path twice": ({"file": with_first(PATHS, PATHS[5])}, "1 with a path that was there before (table.csv line 7"),
+    "a path twice": ({"file": with_first(PATHS, PATHS[5])}, "1 with a duplicate path (table.csv line 7"),
     "a blank path": ({"file": with_first(PATHS, "")}, "1 without a path inside the folder (table.csv line 2"),
     "a path that leaves": ({"file": with_first(PATHS, "../x.png")}, "(table.csv line 2: ../x.png)"),
     "a missing file": ({"file": with_first(PATHS, "scans/77.png")}, "without a file (scans/77.png: tried"),
@@ -185,7 +185,7 @@ def test_a_tiny_site_is_left_out_by_name_and_the_others_are_kept(images: Path) -
     alone = seen(images, {"file": PATHS, "Edema": EDEMA, "hospital": column(*range(20))})
     text = experiment_file_text(alone, plan_first_run(alone), "feddraw init table.csv", "x.toml")
     assert "fewer than two sites have 8 training images" in text
-    assert "4 clients of unequal size are invented" in text
+    assert "split into 4 simulated clients of unequal size" in text
 
 
 def test_tables_of_several_sites_may_have_different_findings(images: Path) -> None:
@@ -235,6 +235,29 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
         path.unlink()
 
 
+def test_two_tables_of_one_name_are_two_sites(tmp_path: Path) -> None:
+    paths = [tmp_path / site / "data" / "labels.csv" for site in "AB"]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        write(path.parent, {"file": PATHS, "patient": range(IMAGES), "Edema": EDEMA}, path.name)
+    labels = read_own_tables(paths, root=tmp_path).labels
+    assert labels.sites is not None
+    assert labels.patients is not None
+    assert set(labels.sites) == {"A/data/labels", "B/data/labels"}
+    assert len(set(labels.patients)) == len(labels) == 2 * IMAGES
+
+
+def test_listed_tables_may_be_named_from_here_or_in_full_but_none_twice(in_tmp: Path) -> None:
+    for site in ("north", "south"):
+        (in_tmp / site).mkdir()
+        write(in_tmp / site, {"file": PATHS, "Edema": EDEMA})
+    found = find_own_tables(["north/table.csv", str(in_tmp / "south" / "table.csv")])
+    assert own_image_root(found) == in_tmp
+    for again in ("./north", str(in_tmp / "north" / "table.csv")):
+        with pytest.raises(UserError, match=r"data\.path names .*north/table\.csv twice"):
+            find_own_tables(["north/table.csv", again])
+
+
 # ---------------------------------------------------------------------------------------------------- splits
 
 
@@ -259,10 +282,16 @@ def test_blank_patients_are_not_one_patient_and_shared_patients_are_told(images:
     table = read_own_tables([path])
     assert table.labels.patients is not None
     assert len(set(table.labels.patients.tolist())) == IMAGES
-    assert "3 images have no patient id: each counts as a patient of its own" in " ".join(table.notes)
+    assert "3 images have no patient id: each counts as a separate patient" in " ".join(table.notes)
     split = column("train", "train", "val", "test")
     path = write(images, {"file": PATHS, "patient": column(*range(10)), "split": split, "Edema": EDEMA})
     assert "patients are in more than one split" in " ".join(read_own_tables([path]).notes)
+
+
+def test_a_patient_in_three_splits_is_told_once(images: Path) -> None:
+    patients, split = with_first(range(IMAGES), 0, 0, 0), with_first(column("train"), "train", "val", "test")
+    path = write(images, {"file": PATHS, "patient": patients, "split": split, "Edema": EDEMA})
+    assert any(note.startswith("1 patients are in more than one split") for note in read_own_tables([path]).notes)
 
 
 def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from feddraw.data.dataset import SPLITS
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.datasets import chestmnist
+from feddraw.datasets.nih import read_nih_table
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import dataset_names, open_dataset, read_training_labels
 from test_imaging import film, save_dicom
@@ -106,6 +107,14 @@ def test_other_numbers_of_columns_keep_all_with_names_from_the_file(tmp_path):
     assert opened(archive(tmp_path / "a.npz", columns=2)).findings == ("label 0", "label 1")
     named = archive(tmp_path / "b.npz", columns=2, classes=np.array(["edema", "Tubes"]))
     assert opened(named, findings="all").findings == ("Edema", "Tubes")
+    in_bytes = archive(tmp_path / "c.npz", columns=2, classes=np.array([b"edema", b"Tubes"]))
+    assert opened(in_bytes, findings="all").findings == ("Edema", "Tubes")
+
+
+def test_an_npz_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(archive(tmp_path / "a.npz").parent))
+    dataset = opened("npz", path="~/a.npz")
+    assert (dataset.name, len(dataset.labels)) == ("a", 21)
 
 
 def test_names_give_the_patient_and_are_stable_without(tmp_path):
@@ -371,8 +380,8 @@ def test_bad_labels_duplicates_and_strange_paths_are_all_named(tmp_path):
     with pytest.raises(UserError) as caught:
         opened("chexpert", path=str(folder))
     text = str(caught.value)
-    assert "2 with an entry that is no label (train.csv line 2: Edema is '2.0', train.csv line 5" in text
-    assert "1 with a path that was there before (train.csv line 17" in text
+    assert "2 with a value that is not a label (train.csv line 2: Edema is '2.0', train.csv line 5" in text
+    assert "1 with a duplicate path (train.csv line 17" in text
     assert "1 with a path that is not CheXpert's (train.csv line 18: ../../etc/passwd)" in text
     assert len(opened("chexpert", path=str(folder), skip_bad=True).rows["train"]) == 8
 
@@ -461,6 +470,13 @@ def test_chestxray14_names_what_does_not_fit(tmp_path, no_data_folder):
     )
 
 
+def test_a_row_with_an_unknown_finding_is_in_the_table(tmp_path):
+    write(tmp_path / "t.csv", ["Image Index", "Finding Labels"], [["a.png", "Fever"], ["b.png", "Edema"]])
+    table = read_nih_table(tmp_path / "t.csv", dict.fromkeys(["a.png", "b.png", "c.png"], 0), "paper", {})
+    found = {problem.where: problem.what for problem in table.problems}
+    assert found == {"t.csv line 2": "with an unknown finding", "c.png": "listed but not in the table"}
+
+
 # ---------------------------------------------------------------------------------------------------- own folders
 
 
@@ -538,11 +554,11 @@ def test_absolute_paths_into_the_folder_and_backslashes_are_understood(tmp_path)
 
 def test_mistakes_of_a_table_are_named(tmp_path):
     own_folder(tmp_path / "a", ("file", "Edema", "split"), Edema=["0"] * 19 + ["7"], split=["train"] * 19 + ["test"])
-    says(tmp_path / "a", "1 with an entry that is no label .table.csv line 21: Edema is '7'")
+    says(tmp_path / "a", "1 with a value that is not a label .table.csv line 21: Edema is '7'")
     own_folder(tmp_path / "b", ("file", "Edema", "split"), split=["train"] * 10 + ["exam"] * 10)
     says(tmp_path / "b", "10 with a split other than train, validation, test .table.csv line 12: 'exam'.*…")
     own_folder(tmp_path / "c", ("file", "Edema"), file=["images/000.png"] * 20)
-    says(tmp_path / "c", "19 with a path that was there before")
+    says(tmp_path / "c", "19 with a duplicate path")
     write(tmp_path / "d" / "table.csv", ["file", "age"], [["a.png", "50"]])
     says(tmp_path / "d", "no column of labels")
     write(tmp_path / "e" / "table.csv", ["weight", "age"], [["70", "50"]])
@@ -563,7 +579,7 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_bytes(b"path,Edema\n\xff\xfe,1\n")
     says(tmp_path / "a.csv", "UTF-8")
     (tmp_path / "b.csv").write_text("")
-    says(tmp_path / "b.csv", "is no table")
+    says(tmp_path / "b.csv", "is not a table")
     (tmp_path / "c.csv").write_text("path,Edema\n" + "x" * (csv_sheet.MAX_CSV_LINE + 5))
     says(tmp_path / "c.csv", "too long")
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"path,Edema\n" + b"a.png,1\n" * 1000)[:-30])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import tiny
+from feddraw.core import Correction
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.device_placement import (
     devices_record,
@@ -38,8 +42,11 @@ from feddraw.training.augment import augment
 from feddraw.training.device_memory import GPU_CONTEXT, image_memory, memory_shortage, out_of_memory
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.image_feed import CopiedToDevice, KeptOnDevice
-from feddraw.training.loop import Examples, loss_over_known
+from feddraw.training.loop import Examples, fit, loss_over_known
+from feddraw.training.network import Network
+from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import compute_exactly, seeded_torch
+from feddraw.training.settings import Training
 from small import small
 
 
@@ -62,6 +69,22 @@ def test_half_precision_learns_as_whole_precision_does(amp):
     half = [result.loss for result in run(small().with_settings({"training.amp": amp}))]
     assert half != whole
     assert half == pytest.approx(whole, abs=0.03)
+
+
+@pytest.mark.parametrize(("overflows", "counted"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
+def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
+    training = Training(epochs=1, batch_size=8, optimizer="sgd", lr=1e-2, amp="fp16")
+    network = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), "1", training)
+    before, drift, batch = network.read().params, np.ones(len(network.params), np.float32), count()
+
+    def loss(logits, targets):
+        return logits.mean() * (1e38 if next(batch) in overflows else 0.0)
+
+    about = (training, Correction(drift=drift), 0, loss, make_optimizer(network, training))
+    steps, _ = fit(network, tiny.examples(), np.arange(24), *about)
+    assert steps == counted  # one at the least, that nothing is divided by zero
+    moved = 1e-2 * (3 - len(overflows))
+    np.testing.assert_allclose(before - network.read().params, moved, rtol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -102,7 +125,9 @@ def test_workers_go_to_devices_in_turn_as_memory_allows(free, workers, need, mos
 
 
 def test_more_workers_than_memory_holds_are_lowered_and_it_is_said():
-    with pytest.warns(UserWarning, match=r"5 workers need 10\.0 GB each, and there are free: cuda:0 24\.0 GB: 2 start"):
+    with pytest.warns(
+        UserWarning, match=r"5 workers need 10\.0 GB each, but free memory is cuda:0 24\.0 GB: starting 2"
+    ):
         assert len(place_workers(["cuda:0"], 5, int(10e9), gpus(24), 99)) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import warnings
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,11 @@ from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
+from feddraw.methods.fedavg import fedavg
+from feddraw.system.shared_memory import SharedArrays, attach_shared
+from feddraw.system.workers import cause_of_death
 from small import small
-from tiny import kinds_of_client, same
+from tiny import NAMES, bench, kinds_of_client, same
 
 
 def final(experiment: Any) -> Any:
@@ -181,7 +186,9 @@ def failing(classes: int) -> nn.Module:
     return Failing(classes)
 
 
-def test_shared_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of all shared memory that is made in a test."""
     names: list[str] = []
 
     def noted(*, create: bool, size: int) -> SharedMemory:
@@ -190,11 +197,66 @@ def test_shared_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         return block
 
     monkeypatch.setattr("feddraw.system.shared_memory.SharedMemory", noted)
-    final(small(engine="processes", workers=2, rounds=1))
-    assert names
+    return names
+
+
+def all_freed(names: list[str]) -> bool:
     for name in names:
         with pytest.raises(FileNotFoundError):
             SharedMemory(name)
+    return bool(names)
+
+
+def test_shared_memory_is_freed(blocks: list[str]) -> None:
+    final(small(engine="processes", workers=2, rounds=1))
+    assert all_freed(blocks)
+
+
+def test_shared_memory_of_an_engine_that_cannot_start_is_freed(
+    blocks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise RunFailed("no shared memory")
+
+    monkeypatch.setattr(SharedArrays, "publish", full)
+    with pytest.raises(RunFailed, match="no shared memory"):
+        Processes(bench(fedavg()).trainer, 1, NAMES)
+    assert all_freed(blocks)
+
+
+def test_shared_memory_is_taken_at_once_or_refused(blocks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    shared = SharedArrays()
+    try:
+        with pytest.raises(RunFailed, match=r"no shared memory for 4 MB .*No space left.*: try engine = serial"):
+            shared.empty((1000, 1000), np.float32)
+        shared.empty((1000, 1000), np.float32, sparse=True)
+    finally:
+        shared.close()
+    assert all_freed(blocks)
+    assert len(blocks) == 2
+
+
+def test_a_worker_without_shared_memory_is_told_what_to_do() -> None:
+    dead: Any = SimpleNamespace(exitcode=-signal.SIGBUS, join=lambda timeout: None)
+    how, advice = cause_of_death(dead)
+    assert how == "was killed (SIGBUS)"
+    assert "/dev/shm" in advice
+
+
+def test_others_read_the_part_of_a_mapped_file_that_was_published(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12).reshape(6, 2))
+    whole = np.load(tmp_path / "a.npy", mmap_mode="r")
+    shared = SharedArrays()
+    try:
+        for array in (whole, whole[4:], whole[::2], whole[:, 1]):
+            np.testing.assert_array_equal(attach_shared(shared.publish(array)), array)
+        assert shared.publish(whole).file
+    finally:
+        shared.close()
 
 
 def test_predictions_do_not_depend_on_the_engine() -> None:

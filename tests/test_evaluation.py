@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,15 @@ def test_every_image_is_tested_once_and_no_patient_is_on_two_sides():
         sides = [set(groups[one.rows[part]]) for part in ("train", "validation", "test")]
         assert sum(map(len, sides)) == len(set(groups))
         assert sum(len(one.rows[part]) for part in one.rows) == len(dataset.labels)
+
+
+def test_an_image_of_no_split_is_in_no_fold():
+    dataset = open_experiment_data(complete(small()))
+    bad = dataset.rows["train"][3:9]
+    dataset = replace(dataset, rows=dataset.rows | {"train": np.setdiff1d(dataset.rows["train"], bad)})
+    used = np.setdiff1d(np.arange(len(dataset.labels)), bad)
+    for fold in range(5):
+        assert np.array_equal(np.sort(np.concatenate([*refold(dataset, 5, fold).rows.values()])), used)
 
 
 def test_the_fold_is_that_of_the_seed():

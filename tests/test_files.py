@@ -256,11 +256,11 @@ folder = Path(sys.argv[1])
 list(run(small(rounds=1), folder / "run"))
 assert (folder / "run" / "metrics.json").is_file()
 assert not list(folder.rglob("*.lock")) + list(folder.rglob("*.part"))
-with locks.lock_folder(folder), pytest.raises(UserError, match=r"another process is running .* delete .*\\.lock"):
+with locks.lock_folder(folder), pytest.raises(UserError, match=r"another process is using .* delete .*\\.lock"):
     with locks.lock_folder(folder):
         pass
 locks.LONGEST = 0.1
-with locks.lock_file(folder / "plan.json"), pytest.raises(UserError, match=r"another process writes .*plan\\.json"):
+with locks.lock_file(folder / "plan.json"), pytest.raises(UserError, match=r"another process is writing .*plan\\.json"):
     with locks.lock_file(folder / "plan.json"):
         pass
 file_writing.write_whole(folder / "whole", b"old")

@@ -105,6 +105,12 @@ def test_one_layer_per_finding_is_a_list_of_layers_in_the_order_of_the_scores() 
         ("aux", {"classifier": "haed"}, "no 'haed' among the layers: did you mean head"),
         ("single", {"classifier": "heads.4"}, r"has 1 output\(s\) for 5 finding\(s\): did you mean heads.0 \+ heads.1"),
         ("single", {"projection": 8}, "a projection needs one linear layer"),
+        ("aux", {"classifier": 3}, "model.classifier must be the name of a layer, or a list of names, not 3"),
+        ("aux", {"classifier": [1]}, r"model.classifier must be the name of a layer, or a list of names, not \[1\]"),
+        ("aux", {"freeze": 3}, "model.freeze must be the name of a layer, or a list of names, not 3"),
+        ("aux", {"freeze": [1]}, r"model.freeze must be the name of a layer, or a list of names, not \[1\]"),
+        ("aux", {"projection": "abc"}, "model.projection must be a width, or 0 for none, not 'abc'"),
+        ("aux", {"projection": -1}, "model.projection must be a width, or 0 for none, not -1"),
     ],
 )
 def test_a_wrong_classifier_or_width_is_one_line(kind: str, options: dict[str, Any], message: str) -> None:
@@ -114,7 +120,7 @@ def test_a_wrong_classifier_or_width_is_one_line(kind: str, options: dict[str, A
 
 
 def test_scores_that_pass_through_a_tanh_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="does something more to the outputs of its classifier head, 5 outputs"):
+    with pytest.warns(UserWarning, match="the network changes the outputs of its classifier head, 5 outputs"):
         build_network("test_heads:heads", 5, {"kind": "tanh"}, side=SIDE, pretrained=True)
 
 

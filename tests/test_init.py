@@ -136,7 +136,7 @@ def mistakes(folder: Path) -> dict[str, str]:
     return {
         "nothing.csv": "no file or folder nothing.csv",
         "words.csv": "has no column with image paths; it has name, remark",
-        "gone.csv": "none of its 2 images is there; tried a.png, empty/a.png: say where they are with",
+        "gone.csv": "none of its 2 images was found; tried a.png, empty/a.png: give their folder with",
         "train.csv": "is a known archive: feddraw run --data chexpert --set data.path=.",
         "empty": "0 classes in 0 labelled images",
         "x.npz": "needs no experiment file: feddraw run --data x.npz",

@@ -88,7 +88,7 @@ def test_a_small_gz_that_unpacks_to_millions_of_lines_is_refused(
     with gzip.open(tmp_path / "t.csv.gz", "wb", compresslevel=1) as file:
         file.write(b"a,b\n" + line * ((3 << 21) // len(line)))
     began = time.process_time()
-    with pytest.raises(UserError, match="is no table: a line or the whole of it is too long"):
+    with pytest.raises(UserError, match="is not a table: a line or the whole file is too long"):
         list(csv_sheet.CsvSheet.of(tmp_path / "t.csv.gz").rows())
     assert time.process_time() - began < 15
 

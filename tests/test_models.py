@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from feddraw.errors import UserError
+from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.training import network_by_name
 from feddraw.training.network import Network
 
@@ -43,6 +44,16 @@ def test_a_flat_model_holds_exactly_the_state_dict() -> None:
     for name, tensor in before.items():
         np.testing.assert_array_equal(arrays[name], tensor.numpy())
         assert arrays[name].dtype == tensor.numpy().dtype
+
+
+def test_a_buffer_of_four_dimensions_keeps_its_order() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 5))
+    grid = torch.arange(24.0).view(1, 2, 3, 4)
+    module.register_buffer("grid", grid)
+    network = Network(module, "1")
+    np.testing.assert_array_equal(network.read().arrays()["grid"], grid.numpy())
+    network.load(network.read())
+    assert torch.equal(module.get_buffer("grid"), grid)
 
 
 def test_the_flat_network_computes_what_the_module_did() -> None:
@@ -119,6 +130,14 @@ def test_every_tensor_but_the_head_is_loaded_from_a_file(densenet: nn.Module, tm
     body = {k: v for k, v in loaded.state_dict().items() if k.startswith("features.") and v.is_floating_point()}
     assert all((tensor == 0.25).all() for tensor in body.values())
     assert not (loaded.state_dict()["class_layers.out.weight"] == 0.25).any()
+
+
+def test_weights_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "w.pth")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(read_saved_parameters(Path("~/w.pth"))) == ["weight"]
+    with pytest.raises(UserError, match=r"no weights file ~no-such-user/w\.pth"):
+        read_saved_parameters(Path("~no-such-user/w.pth"))
 
 
 def test_a_file_of_other_weights_is_refused(densenet: nn.Module, tmp_path: Path) -> None:

@@ -131,6 +131,14 @@ def test_paths_that_lead_out_of_the_folder_are_problems(tmp_path: Path) -> None:
     assert len(table.problems) == 4
 
 
+def test_a_path_through_a_link_to_the_folder_is_inside_it(tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "link").symlink_to("scans")
+    for folder in ("scans", "link"):
+        assert path_inside_folder(str(tmp_path / folder / "a.png"), tmp_path / "link") == "a.png"
+    assert path_inside_folder(str(tmp_path / "a.png"), tmp_path / "link") is None
+
+
 def test_a_name_from_the_lists_of_chestxray14_stays_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("Image Index,Finding Labels\n../../secret.png,No Finding\n")
     assert read_nih(tmp_path / "t.csv", {"../../secret.png": 0}, "paper", {}).paths == ("secret.png",)

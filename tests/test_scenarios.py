@@ -283,6 +283,18 @@ def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]
     assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled_count(size, 0.045) for size in SIZES[name]]
 
 
+@pytest.mark.parametrize("construction", ["enriched", "findings"])
+def test_large_clients_that_take_all_that_is_left_get_shares_that_add_up(
+    construction: str, tables: dict[str, Labels]
+) -> None:
+    number = paper_scenario_images("CHM-3", 0.01)
+    assert number is not None
+    for start in range(0, 3500, 700):
+        labels = tables["chestmnist"].take(np.arange(start, start + number))
+        partition = deal("CHM-3", labels, seed=start, scale=0.01, options={"construction": construction})
+        assert sizes(partition) == [scaled_count(size, 0.01) for size in SIZES["CHM-3"]]
+
+
 def test_wanted_is_the_paper_s_number_scaled() -> None:
     assert [
         paper_scenario_images("chx-1", 1),
@@ -435,7 +447,7 @@ def test_lognormal_sizes_are_exact_and_have_the_wanted_spread() -> None:
     assert found.min() >= 2
     assert np.log(found).std() == pytest.approx(1.0, abs=0.15)
     assert sizes(deal("lognormal", labels, seed=0, options={"clients": 4, "sigma": 0.0})) == [5000] * 4
-    with pytest.raises(UserError, match="20 clients of at least 10 images need 200, the data has 100"):
+    with pytest.raises(UserError, match="20 clients of at least 10 images need 200, and there are 100"):
         deal("lognormal", random_labels(100), seed=0)
 
 
@@ -548,7 +560,7 @@ def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
         ("iid", {"clients": 600}, "needs two or more to train"),
         ("dirichlet", {"alpha": 0.0}, "alpha must be a positive number"),
         ("dirichlet", {"alpha": math.inf}, "alpha must be a positive number"),
-        ("dirichlet", {"min_size": 300}, "need 1,200, the data has 1,000"),
+        ("dirichlet", {"min_size": 300}, "need 1,200, and there are 1,000"),
         ("shards", {"per_client": 0}, "per_client must be at least 1"),
         ("shards", {"per_client": 900}, "need 3,600 pieces, the data has 1,000"),
         ("quantity", {"power": math.nan}, "power must be zero or more"),
@@ -657,6 +669,16 @@ def test_index_list_deals_the_same_images_again(listed: Path, small: Labels) -> 
     for one, other in zip(again.shards, first.shards, strict=True):
         np.testing.assert_array_equal(one.rows, other.rows)
     assert [path.name for path in listed.parent.iterdir()] == ["CHM-2.json"]
+
+
+def test_index_list_takes_no_options(listed: Path, small: Labels) -> None:
+    with pytest.raises(UserError, match=r"lists the images of each client: leave construction out"):
+        deal(str(listed), small, seed=0, options={"construction": "enriched", "patient_disjoint": False})
+
+
+def test_index_list_may_be_in_the_home_folder(listed: Path, small: Labels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(listed.parent))
+    assert deal(f"~/{listed.name}", small, seed=0).sha256 == deal(str(listed), small, seed=0).sha256
 
 
 def test_index_list_is_checked(listed: Path, small: Labels, tmp_path: Path) -> None:

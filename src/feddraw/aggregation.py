@@ -126,6 +126,8 @@ def aggregate(
     check_aggregation_suffices(rule, name, given)
     _check_round_to_aggregate(round, rounds, name, state)
     names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
+    if clients is not None:
+        limits.check_clients(names)
     arrays = state_dict.plain_arrays(sent)
     looked_at = any(one.labelled is not None for one in given) or looks_at_classifier(rule)
     layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
@@ -228,7 +230,7 @@ def _natural_order(name: str) -> list[str | int]:
 def _aggregated_update(
     given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
 ) -> Update | None:
-    """A client's update as the server sees it, or nothing if it is none, and why."""
+    """A client's update as the server sees it; None where it cannot be read, with the reason in `refused`."""
     try:
         model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
         wanted = [name for name in rule.sends if name in given.extra]

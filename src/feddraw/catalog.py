@@ -112,5 +112,5 @@ def _fits_default(value: Any, default: Any) -> bool:
 
 
 def _type_in_words(default: Any) -> str:
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return kinds.get(type(default), f"like {default!r}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from feddraw.core import Entry, Heads, Method, in_layer
 from feddraw.errors import UserError, unknown
+from feddraw.flat_model import head_names
 
 MOST_LAYERS_NAMED = 6  # candidates in a message
 HOW_TO_NAME_IT = "that gives the findings' scores: classifier = NAME, or a list of layers in the order of the findings"
@@ -38,7 +39,7 @@ def choose_classifier(params: Sequence[Entry], named: str | Sequence[str] = "", 
         return found[0]
     if found:
         may_be = _listed_classifiers(found)
-        raise UserError(f"the classifier cannot be told: it may be {may_be}. Name the layer {HOW_TO_NAME_IT}")
+        raise UserError(f"cannot identify the classifier: it may be {may_be}. Name the layer {HOW_TO_NAME_IT}")
     if outputs:
         last = [f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]
         there = f"there is {_listed_classifiers(last) or 'no layer at all'}"
@@ -116,7 +117,7 @@ def _checked_classifier(params: Sequence[Entry], names: tuple[str, ...], outputs
 
 def classifier_in_words(heads: Heads, outputs: int) -> str:
     """For people: `head, 5 outputs`."""
-    names = (heads,) if isinstance(heads, str) else heads
+    names = head_names(heads)
     return f"{_listed_classifiers(names)}, {outputs} output{'s' * (outputs != 1)}"
 
 

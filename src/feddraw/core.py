@@ -430,7 +430,7 @@ Bound = Callable[[Cohort, Weights], Weights]  # replaces weights by ones within 
 class Weighting(ABC):
     """How much each client counts."""
 
-    needs: ClassVar[str] = "sizes"  # what it looks at, for `feddraw list methods`
+    needs: ClassVar[str] = "sizes"  # what it looks at; "steps" and "classifier" in it are acted on
     asks: ClassVar[tuple[Asked, ...]] = ()  # what every client must answer
     proxy: ClassVar[bool] = False  # it needs labelled images at the server
     cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
@@ -647,7 +647,7 @@ class Method:
 
 
 def _declares_secure(rule: Weighting | Server | Local) -> bool:
-    """Whether a rule, or one that it is made from, declares `secure`: what the plain ones can, others may not."""
+    """Whether a rule or a base class of it declares `secure` itself; that of the plain rules is not inherited."""
     own = [kind for kind in type(rule).__mro__ if kind not in (Weighting, Server, Local)]
     return type(rule) in (Server, Local) or any("secure" in vars(kind) for kind in own)
 

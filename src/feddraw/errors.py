@@ -1,4 +1,4 @@
-"""The one exception that users see: a mistake they can correct, said in one line."""
+"""The errors that users see, each said in one line, and checks of values that raise them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     names = sorted(known)
     lowered = {candidate.lower(): candidate for candidate in names}
     near = get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
-    hint = f"did you mean {lowered[near[0]]}?" if near else f"there are {', '.join(names)}"
+    hint = f"did you mean {lowered[near[0]]}?" if near else f"choose from {', '.join(names)}"
     return UserError(f"no '{name}' among the {what}: {hint}")
 
 

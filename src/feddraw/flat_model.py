@@ -85,7 +85,7 @@ class Layout:
     @property
     def heads(self) -> tuple[str, ...]:
         """The classifier's layers, in the order of their findings."""
-        return (self.classifier,) if isinstance(self.classifier, str) else self.classifier
+        return head_names(self.classifier)
 
     def in_classifier(self, name: str) -> bool:
         """Whether a tensor belongs to the classifier."""
@@ -169,6 +169,11 @@ class Model:
         """The same network with what `joined` gave."""
         split = len(self.params)
         return Model(vector[:split], vector[split:], self.counters, self.layout)
+
+
+def head_names(heads: Heads) -> tuple[str, ...]:
+    """The layers of a classifier, of which there may be one or several."""
+    return (heads,) if isinstance(heads, str) else heads
 
 
 def in_layer(name: str, layer: str) -> bool:

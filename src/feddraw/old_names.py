@@ -72,7 +72,7 @@ class OldModules(MetaPathFinder, Loader):
 
 def warn_renamed(old: str, new: str, level: int = 3) -> None:
     """Say once where something is called by an old name what the new one is."""
-    warnings.warn(f"{old} is now {new}; the old name will go in the next minor version", FutureWarning, level)
+    warnings.warn(f"{old} is now {new}; the old name will be removed in the next minor version", FutureWarning, level)
 
 
 def install() -> None:

@@ -36,7 +36,7 @@ class CsvSheet:
         delimiter = max(",;\t", key=first.count)
         header = next(csv.reader([first], delimiter=delimiter), [])
         if len(header) < columns:
-            raise UserError(f"{path} is no table: its first line should name columns, with commas between")
+            raise UserError(f"{path} is not a table: its first line must hold column names, separated by commas")
         return cls(path, tuple(from_csv_cell(name.strip()) for name in header), delimiter)
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
@@ -83,7 +83,7 @@ def limited_csv_lines(file: IO[str], path: Path) -> Iterator[str]:
         while line := file.readline(MAX_CSV_LINE):
             total, lines = total + len(line), lines + 1
             if len(line) == MAX_CSV_LINE or total > min(most, MAX_CSV_TEXT) or lines > MAX_CSV_LINES:
-                raise UserError(f"{path} is no table: a line or the whole of it is too long")
+                raise UserError(f"{path} is not a table: a line or the whole file is too long")
             yield line
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text, save it as CSV in UTF-8: {error}") from error

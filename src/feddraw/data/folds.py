@@ -20,13 +20,14 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     The folds depend on the images' patients (or names, where patients are not known) only, not on a seed. Pixels are
     still normalised as the data set says.
     """
-    groups, counts, order = split_patients_by_chance(dataset.labels, np.arange(len(dataset.labels)), 0)
+    used = np.sort(np.concatenate(list(dataset.rows.values())))  # an image that cannot be used is in no split
+    groups, counts, order = split_patients_by_chance(dataset.labels, used, 0)
     if len(counts) < 2 * folds:
         raise UserError(f"{len(counts)} patients are too few for {folds} folds")
     test = _fold_of_each_image(groups, order, folds) == fold
     validation = _validation_fold(groups, order, ~test, int(VALIDATION_SHARE * len(groups)))
     masks: dict[Split, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
-    return replace(dataset, rows={split: np.flatnonzero(mask) for split, mask in masks.items()})
+    return replace(dataset, rows={split: used[mask] for split, mask in masks.items()})
 
 
 def _fold_of_each_image(groups: Rows, order: Rows, folds: int) -> Rows:

@@ -92,7 +92,7 @@ class ColumnCells:
         if numbers == {1.0, 2.0} and len(numbers) == len({_label_cell_number(word) for word in filled}):
             return "holds 1 and 2, and either may be present: write 1 and 0"
         shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (", …" if len(filled) > 3 else "")
-        return f"holds {shown}" if readable < total / 2 else f"{total - readable:,} of {total:,} entries are no labels"
+        return f"holds {shown}" if readable < total / 2 else f"{total - readable:,} of {total:,} entries are not labels"
 
     def unusual_entries(self) -> str:
         """How entries other than 0, 1, -1 and blank are read; nothing where there are none."""
@@ -125,7 +125,9 @@ def cell_meanings(option: str, policy: CellPolicy, findings: Sequence[str], usua
         if name not in findings:
             raise unknown("findings", name, findings)
     for old in {*given.values()} & {*OLD_CELL_MEANINGS}:
-        new = f"{option} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will go in the next minor version"
+        new = (
+            f"{option} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will be removed in the next minor version"
+        )
         warnings.warn(new, FutureWarning, stacklevel=3)
     said = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
     whole = {name: OLD_CELL_MEANINGS.get(word, word) for name, word in said.items()}

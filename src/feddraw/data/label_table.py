@@ -57,7 +57,7 @@ class TableIntake:
     def add(self, name: str, fields: Sequence[str], where: str, **about: Any) -> None:
         """Take a row with what is known about it, or note why it cannot be used."""
         if name in self.rows:
-            self.problems.append(RowProblem("with a path that was there before", where, name))
+            self.problems.append(RowProblem("with a duplicate path", where, name))
             return
         found = []
         for finding, place in self.findings.items():
@@ -65,7 +65,7 @@ class TableIntake:
             meaning = NO_COLUMN if place is None else read(fields[place])
             if meaning is None:
                 detail = f"{finding} is '{fields[place or 0][:20]}'"
-                self.problems.append(RowProblem("with an entry that is no label", where, detail))
+                self.problems.append(RowProblem("with a value that is not a label", where, detail))
                 return
             found.append(meaning)
         self.rows[name] = about

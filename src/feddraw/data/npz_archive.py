@@ -121,7 +121,9 @@ class NpzArchive:
             classes = self.read("classes")
             if classes.ndim != 1 or classes.dtype.kind not in "US":
                 raise UserError(f"{self.path}: classes must be a list of names")
-            available = [str(name) for name in classes]
+            available = [
+                name.decode(errors="replace") if isinstance(name, bytes) else name for name in classes.tolist()
+            ]
         elif width == len(CHESTXRAY14_FINDINGS):
             available = list(CHESTXRAY14_FINDINGS)
         else:
@@ -137,7 +139,7 @@ class NpzArchive:
         found = {int(row): RowProblem("with a label outside 0 and 1", str(names[row])) for row in wrong}
         _, first = np.unique(names, return_index=True)
         for row in np.setdiff1d(np.arange(len(names)), first):
-            found[int(row)] = RowProblem("with a name that was there before", str(names[row]))
+            found[int(row)] = RowProblem("with a duplicate name", str(names[row]))
         return found
 
     def images(self) -> PackedImages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -29,8 +30,11 @@ def find_own_tables(path: str | Sequence[str]) -> list[Path]:
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, str) and one for one in listed):
         raise UserError(f"data.path must be a CSV, a folder, or a list of CSVs, not {path!r}")
     found = [find_own_table(expanded_path(one)) for one in listed]
-    if len(set(found)) < len(found):
-        raise UserError(f"data.path names {next(one for one in found if found.count(one) > 1)} twice")
+    if len(found) > 1:  # their common folder is looked for
+        found = [Path(os.path.abspath(one)) for one in found]  # noqa: PTH100 - Path.absolute() keeps the dots
+    files = [one.resolve() for one in found]
+    if twice := [one for one, file in zip(found, files, strict=True) if files.count(file) > 1]:
+        raise UserError(f"data.path names {twice[0]} twice")
     return found
 
 
@@ -67,8 +71,9 @@ def joined_table_names(sheets: Paths) -> str:
 def path_inside_folder(path: str, root: Path | None) -> str | None:
     """A path relative to the folder; nothing if it leads out of it, or can be no file's."""
     posix = PurePosixPath(path.strip().replace("\\", "/"))
-    if posix.is_absolute() and root is not None and posix.is_relative_to(root.resolve().as_posix()):
-        posix = posix.relative_to(root.resolve().as_posix())
+    for base in () if root is None else (root.absolute().as_posix(), root.resolve().as_posix()):
+        if posix.is_absolute() and posix.is_relative_to(base):
+            posix = posix.relative_to(base)
     leaves = posix.is_absolute() or ".." in posix.parts or ":" in posix.parts[0] if posix.parts else True
     long = any(len(part.encode(errors="replace")) > 255 for part in posix.parts) or len(path) > 2000
     return None if leaves or long or "\0" in path else str(posix)
@@ -143,9 +148,12 @@ def open_own_tables(
 
 
 def distinct_table_stems(paths: Paths) -> list[str]:
-    """The files' names, with their folders' where those are alike."""
-    stems = [table_file_stem(path) for path in paths]
-    return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{table_file_stem(path)}" for path in paths]
+    """The files' names, with as many of their folders' as tell them apart."""
+    for depth in range(max(len(path.parts) for path in paths)):
+        stems = ["/".join((*path.parts[-1 - depth : -1], table_file_stem(path))) for path in paths]
+        if len(set(stems)) == len(stems):
+            return stems
+    return [str(path) for path in paths]
 
 
 def findings_of_own_tables(sources: Sequence[OwnTable], findings: FindingChoice, may_lack: bool) -> tuple[str, ...]:
@@ -215,10 +223,10 @@ def own_table_warnings(table: LabelTable, patients: Sequence[str] | None) -> Ite
         return
     if blank := sum(not patient for patient in patients):
         what = "image has no patient id: it counts" if blank == 1 else "images have no patient id: each counts"
-        yield f"{blank:,} {what} as a patient of its own, who may also be in another split"
+        yield f"{blank:,} {what} as a separate patient, so one patient may be in two splits"
     assert table.labels.patients is not None
     pairs = {*zip(table.labels.patients.tolist(), table.split.tolist(), strict=True)}
-    if shared := len(pairs) - len({patient for patient, _ in pairs}):
+    if shared := sum(splits > 1 for splits in Counter(patient for patient, _ in pairs).values()):
         yield f"{shared:,} patients are in more than one split of the table: test results will look too good"
 
 

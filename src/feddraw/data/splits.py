@@ -3,8 +3,7 @@
 Iterative stratification (Sechidis, Tsoumakas and Vlahavas, 2011) with patients in the place of images: the rarest
 property is shared out first, because common ones can still be balanced afterwards. Properties are the positives and the
 negatives of each finding, as far as they are known, and the sites. A property that enough patients have reaches every
-split, also one whose share of them would be less than a patient. Below that: how many images of each finding a split
-has, and whether they are enough for an AUC.
+split, also one whose share of them would be less than a patient.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def find_chestmnist(path: str, file: str) -> Path | None:
             return found
         raise UserError(f"no {file} at {path}; get it from {CHESTMNIST_URL.format(file=file)}")
     folders = (os.environ.get("FEDDRAW_DATA"), cache_folder() / "downloads")
-    paths = [Path(folder) / file for folder in folders if folder]
+    paths = [expanded_path(folder) / file for folder in folders if folder]
     return next((found for found in paths if found.is_file()), None)
 
 

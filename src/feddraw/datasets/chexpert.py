@@ -103,7 +103,7 @@ def chexpert_test_sheet(release: ChexpertRelease) -> Path:
 def locate_chexpert(path: str) -> ChexpertRelease:
     """The release's folder: as given, $FEDDRAW_CHEXPERT, or under its usual names in $FEDDRAW_DATA or here."""
     path = path or os.environ.get(CHEXPERT_VARIABLE, "")
-    homes = [expanded_path(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
+    homes = [expanded_path(path)] if path else [expanded_path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
         for folder in (home, *(home / name for name in RELEASE_FOLDERS)):
             if folder.is_dir() and (any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))):

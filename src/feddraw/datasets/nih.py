@@ -75,9 +75,11 @@ def read_nih_table(path: Path, splits: dict[str, int], findings: FindingChoice, 
     wanted = choose_findings(findings, CHESTXRAY14_FINDINGS, path.name)
     intake = TableIntake({name: place for place, name in enumerate(wanted)})
     sex = sheet.column_if_there(*SEX_COLUMNS)
+    met = set()
     for line, fields in sheet.rows():
         name, found = fields[name_at], {canonical_finding(one) for one in fields[labels_at].split("|")}
         place = f"{path.name} line {line}"
+        met.add(name)
         if strange := found - {*CHESTXRAY14_FINDINGS, "No Finding"}:
             intake.problems.append(RowProblem("with an unknown finding", place, ", ".join(sorted(strange))[:80]))
         elif name not in splits:
@@ -87,6 +89,6 @@ def read_nih_table(path: Path, splits: dict[str, int], findings: FindingChoice, 
             about |= {"patient": name[:8], "group": "" if sex is None else fields[sex]}
             cells = [str(int(finding in found)) for finding in wanted]
             intake.add(name, cells, place, **about, split=splits[name])
-    intake.problems += [RowProblem("listed but not in the table", name) for name in splits.keys() - intake.rows.keys()]
+    intake.problems += [RowProblem("listed but not in the table", name) for name in splits if name not in met]
     nothing = dict.fromkeys(wanted, "negative")  # no cell is blank or uncertain
     return intake.table(nothing, nothing)

@@ -18,11 +18,13 @@ from feddraw.data.image_cache import CachedImages, no_progress, open_finished_en
 from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.splits import rows_by_split
+from feddraw.system.file_reading import expanded_path
 
 
 def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") -> Dataset:
     """An .npz file in MedMNIST's layout (data.path)."""
-    return load_npz(Path(path), Path(path).stem, findings, how)
+    file = expanded_path(path)
+    return load_npz(file, file.stem, findings, how)
 
 
 def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparation) -> Dataset:

@@ -42,5 +42,5 @@ class EngineInbox:
     def model(self, row: int) -> Model:
         return Model(self.params[row], self.buffers[row], self.counters[row], self.layout)
 
-    def extras(self, row: int) -> dict[str, Vector]:
+    def extra_in_row(self, row: int) -> dict[str, Vector]:
         return {name: matrix[row] for name, matrix in self.extra.items()}

@@ -79,26 +79,31 @@ class Processes(EngineWithMemory):
         self._shared = SharedArrays()
         self._arrays: dict[str, NDArray[Any]] = {}
         self._handles: dict[str, SharedHandle] = {}
-        self._reserve()
-        self.steps_taken = self._arrays["steps_taken"]
-        plan = self._plan()
         self._workers: dict[Connection, SpawnProcess] = {}
         self._devices: dict[Connection, str] = {}
-        for place in places or [WorkerPlace(trainer.training.device)] * workers:
-            pipe, self._workers[pipe] = start_worker(serve_jobs, plan, place)
-            self._devices[pipe] = place.device
+        try:
+            self._reserve()
+            self.steps_taken = self._arrays["steps_taken"]
+            plan = self._plan()
+            for place in places or [WorkerPlace(trainer.training.device)] * workers:
+                pipe, self._workers[pipe] = start_worker(serve_jobs, plan, place)
+                self._devices[pipe] = place.device
+        except BaseException:
+            self.close()
+            raise
 
     # ------------------------------------------------------------------------------------------ what is shared
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
         for name, (shape, dtype) in EngineInbox.shapes(self.layout, self._rows, self.trainer.sends).items():
-            self._make(name, shape, dtype)
+            self._make(name, shape, dtype, sparse=True)  # not all clients are asked in every round
         for name, (shape, dtype) in EngineInbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
         for name, extent in client_memory_extents(self.trainer.local, self.trainer.training).items():
-            for when in ("memory", "learnt"):  # before the round under way, and after it
-                self._make(f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32)
+            shape = (clients, self.layout.extent(extent))
+            self._make(f"memory.{name}", shape, np.float32)  # before the round under way
+            self._make(f"learnt.{name}", shape, np.float32, sparse=True)  # after it
         self._make("steps_taken", (clients,), np.int64)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
@@ -106,8 +111,8 @@ class Processes(EngineWithMemory):
             if (array := getattr(examples, name)) is not None:
                 self._handles[name] = self._shared.publish(array)
 
-    def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-        self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
+    def _make(self, name: str, shape: tuple[int, ...], dtype: Any, *, sparse: bool = False) -> None:
+        self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype, sparse=sparse)
 
     def _plan(self) -> WorkerPlan:
         trainer = self.trainer
@@ -139,7 +144,7 @@ class Processes(EngineWithMemory):
             client, row = reply["client"], rows[reply["client"]]
             self._learnt[client] = {name: self._arrays[f"learnt.{name}"][client] for name in reply["learnt"]}
             labelled = None if reply["labelled"] is None else np.array(reply["labelled"], bool)
-            arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row), labelled)
+            arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extra_in_row(row), labelled)
             yield Update(client, inbox.model(row), *arguments, seconds=reply["seconds"])
 
     def commit(self, clients: Collection[int]) -> None:

@@ -41,7 +41,7 @@ class Serial(EngineWithMemory):
             update, self._learnt[job.client] = self.trainer.work(job, memory, into=inbox.model(row))
             for name, vector in update.extra.items():
                 inbox.extra[name][row] = vector
-            yield replace(update, extra=inbox.extras(row))
+            yield replace(update, extra=inbox.extra_in_row(row))
 
     def predict(self, model: Model, rows: Rows) -> Scores:
         self.trainer.network.load(model)

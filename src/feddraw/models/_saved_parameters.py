@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ SavedParameters = dict[str, Tensor]
 
 def read_saved_parameters(path: Path, most: int = MAX_PARAMETER_FILE) -> SavedParameters:
     """The tensors of a file by name, out of their wrapping; nothing in the file is run."""
+    with suppress(RuntimeError):  # a user that is not there: the file's own name begins with ~
+        path = path.expanduser()
     if not path.is_file():
         raise UserError(f"no weights file {path}: give the path of a file that torch.save or safetensors wrote")
     if path.stat().st_size > most:

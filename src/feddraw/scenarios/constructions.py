@@ -94,19 +94,27 @@ def construct_with_findings(deck: Deck, plan: PaperScenario, *, with_finding: fl
 def _with_natural_large(
     deck: Deck, plan: PaperScenario, stratum: ConstructionStratum, quotas: NDArray[np.intp]
 ) -> list[Rows]:
-    """The quotas of the small clients; each large one gets the prevalence of what they leave."""
+    """The quotas of the small clients; each large one gets the prevalence of what they leave.
+
+    Where all images are dealt, shares that are rounded one by one may not add up: then they are rounded together.
+    """
     small = list(plan.small)
     left = int(stratum.marked.sum() - quotas[small].sum())
     prevalence = max(left, 0) / max(len(deck) - sum(plan.sizes[client] for client in small), 1)
-    quotas[list(plan.large)] = [rounded_half_up(plan.sizes[client] * prevalence) for client in plan.large]
+    sizes = [plan.sizes[client] for client in plan.large]
+    each = [rounded_half_up(size * prevalence) for size in sizes]
+    unmarked = len(deck) - int(stratum.marked.sum()) - sum(plan.sizes[client] - int(quotas[client]) for client in small)
+    if not sum(sizes) - unmarked <= sum(each) <= left:
+        each = apportion(rounded_half_up(sum(sizes) * prevalence), sizes)
+    quotas[list(plan.large)] = each
     return _construction_quotas(deck, plan, stratum, quotas)
 
 
 def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> list[Rows]:
     """Of a random federation, small clients get images drawn with odds that grow with their self-information.
 
-    An image's (or a patient's mean) information is that of its labels under the class frequencies; Gumbel noise added
-    to `tilt` times the standardised information, and the largest sums win. Tilt 0 is a random split.
+    An image's (or a patient's mean) information is that of its labels under the class frequencies; Gumbel noise is
+    added to `tilt` times the standardised information, and the largest sums win. Tilt 0 is a random split.
     """
     not_negative("tilt", tilt)
     federation = deck.draw(plan.total)

@@ -66,7 +66,7 @@ class Deck:
             raise UserError(f"{clients:,} clients cannot share {wanted:,} images: use fewer clients or a larger scale")
         if clients * least > wanted:
             need = f"{clients} clients of at least {least:,} images need {clients * least:,}"
-            raise UserError(f"{need}, the data has {wanted:,}")
+            raise UserError(f"{need}, and there are {wanted:,}: use fewer clients or more data")
         return self.draw(wanted)
 
     def rarest_findings(self) -> NDArray[np.intp]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from feddraw.scenarios.image_deck import shuffled_deck
 from feddraw.scenarios.own_scenario import deal_own_scenario
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS, PaperScenario, paper_scenario
 from feddraw.scenarios.partition import ClientRows, Partition, Rows, Shard, numbered_clients
+from feddraw.system.file_reading import expanded_path
 
 
 def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: Mapping[str, object] = {}) -> Partition:
@@ -36,12 +36,14 @@ def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: M
     not_negative("seed", seed)
     positive("scale", scale)
     if name.endswith(".json"):
-        return _checked_partition(*index_list.read_index_list(Path(name), labels, scale), labels)
+        if given := [option for option, value in options.items() if value]:
+            raise UserError(f"{name} lists the images of each client: leave {', '.join(given)} out")
+        return _checked_partition(*index_list.read_index_list(expanded_path(name), labels, scale), labels)
     if ":" in name:
         return _checked_partition(name, deal_own_scenario(name, labels, seed, scale, options), labels)
     if (scenario := paper_scenario(name, scale)) is not None:
-        return _partition_paper_scenario(scenario, labels, seed, options)
-    known = _partition_name(name)
+        return _deal_paper_scenario(scenario, labels, seed, options)
+    known = _known_scenario(name)
     rule = _usual_scenarios()[known]
     patient_disjoint, settled = _with_default_options(options, rule, known)
     deck = shuffled_deck(labels, seed, patient_disjoint)
@@ -56,14 +58,14 @@ def scenario_names() -> list[str]:
 def describe_scenario(name: str) -> str:
     """What a scenario does, in a line."""
     scenario = paper_scenario(name)
-    return scenario.description if scenario else catalog.first_doc_line("scenarios", _partition_name(name))
+    return scenario.description if scenario else catalog.first_doc_line("scenarios", _known_scenario(name))
 
 
 def scenario_options(name: str) -> dict[str, Any]:
     """The options of a scenario with their defaults, those of all its constructions."""
     if (scenario := paper_scenario(name)) is None:
-        return {**default_scenario_options(_usual_scenarios()[_partition_name(name)]), "patient_disjoint": False}
-    rules = _partition_constructions(scenario)
+        return {**default_scenario_options(_usual_scenarios()[_known_scenario(name)]), "patient_disjoint": False}
+    rules = _constructions_of(scenario)
     own = {} if len(rules) == 1 else {"construction": next(iter(rules))}
     for rule in rules.values():
         own |= default_scenario_options(rule, scenario)
@@ -77,7 +79,7 @@ def complete_scenario_options(name: str, options: Mapping[str, object]) -> dict[
     known, scenario = scenario_options(name), paper_scenario(name)
     if scenario and "construction" in known:
         chosen = str(options.get("construction", known["construction"]))
-        rule = _partition_constructions(scenario).get(chosen)
+        rule = _constructions_of(scenario).get(chosen)
         own = default_scenario_options(rule, scenario) if rule else {}  # a wrong one is refused when it deals
         known = {"construction": chosen, **own, "patient_disjoint": False}
     return {**{key: value for key, value in known.items() if value is not None}, **options}
@@ -88,7 +90,7 @@ def known_client_sizes(name: str, scale: float) -> tuple[str, tuple[int, ...]]:
     if (scenario := paper_scenario(name, scale)) is not None:
         return scenario.name, scenario.sizes
     if not name.endswith(".json") and ":" not in name:
-        _partition_name(name)
+        _known_scenario(name)
     raise UserError(f"the clients of {name} depend on the data: add --labels FILE")
 
 
@@ -105,14 +107,14 @@ def _usual_scenarios() -> dict[str, Callable[..., ClientRows]]:
     return {name: rule for name, rule in found.items() if "deck" in inspect.signature(rule).parameters}
 
 
-def _partition_name(name: str) -> str:
+def _known_scenario(name: str) -> str:
     """The scenario's name as it is written here."""
     if name.lower() not in _usual_scenarios():
         raise unknown("scenarios", name, scenario_names())
     return name.lower()
 
 
-def _partition_constructions(scenario: PaperScenario) -> dict[str, Callable[..., list[Rows]]]:
+def _constructions_of(scenario: PaperScenario) -> dict[str, Callable[..., list[Rows]]]:
     """Ways to fill the clients: a choice where the paper gives their sizes only."""
     if scenario.enriched:
         return {"quota": construct_by_quota}
@@ -129,10 +131,8 @@ def _with_default_options(
     return settled.pop("patient_disjoint"), settled
 
 
-def _partition_paper_scenario(
-    plan: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]
-) -> Partition:
-    rules, owner = _partition_constructions(plan), plan.name
+def _deal_paper_scenario(plan: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]) -> Partition:
+    rules, owner = _constructions_of(plan), plan.name
     given: dict[str, Any] = dict(options)
     construction = next(iter(rules))
     if len(rules) > 1:

@@ -40,7 +40,7 @@ def lock_folder(path: Path) -> Iterator[None]:
     """Hold a folder, or refuse at once if another process holds it."""
     if not kernel_locks():
         beside = path.resolve().with_name(f".{path.resolve().name}.lock")  # a folder that is used has files in it
-        with _lock_by_file(beside, f"another process is running in {path}", longest=0.0):
+        with _lock_by_file(beside, f"another process is using {path}", longest=0.0):
             yield
         return
     try:
@@ -51,7 +51,7 @@ def lock_folder(path: Path) -> Iterator[None]:
         try:
             flock(handle)
         except BlockingIOError:
-            raise UserError(f"another process is running in {path}") from None
+            raise UserError(f"another process is using {path}: wait until it ends, or choose another folder") from None
         except OSError as error:
             raise UserError(f"cannot lock {path}: {error.strerror}") from None
         yield
@@ -68,7 +68,7 @@ def lock_file(path: Path) -> Iterator[None]:
     """
     beside = path.with_name(f".{path.name}.lock")
     if not kernel_locks():
-        with _lock_by_file(beside, f"another process writes {path}", LONGEST_WAIT):
+        with _lock_by_file(beside, f"another process is writing {path}", LONGEST_WAIT):
             yield
         return
     while True:
@@ -97,7 +97,7 @@ def _lock_by_file(lock: Path, busy: str, longest: float) -> Iterator[None]:
             break
         except FileExistsError:
             if time.monotonic() >= deadline:
-                raise UserError(f"{busy}; if none is, delete {lock}, which one left behind") from None
+                raise UserError(f"{busy}: wait until it ends; if none is running, delete {lock}") from None
             time.sleep(0.05)
         except OSError as error:
             raise UserError(f"cannot write {lock}: {error.strerror}") from None

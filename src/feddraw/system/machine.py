@@ -1,4 +1,4 @@
-"""What this machine has, and what of it this process may use or has used: processor cores and memory."""
+"""What this machine has, and what of it this process may use or has used: processor cores, memory and packages."""
 
 from __future__ import annotations
 

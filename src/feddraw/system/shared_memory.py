@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from mmap import mmap
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -32,18 +34,21 @@ class SharedArrays:
     def __init__(self) -> None:
         self._blocks: list[SharedMemory] = []
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> tuple[NDArray[Any], SharedHandle]:
+    def empty(self, shape: tuple[int, ...], dtype: Any, *, sparse: bool = False) -> tuple[NDArray[Any], SharedHandle]:
+        """Memory that is taken now or, where only some of it may be used, as it is written to (`sparse`)."""
         length = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         try:
             block = SharedMemory(create=True, size=length)
+            self._blocks.append(block)
+            if not sparse and hasattr(os, "posix_fallocate"):  # or the first write would kill the process
+                os.posix_fallocate(block._fd, 0, length)  # type: ignore[attr-defined]
         except OSError as error:
             raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
-        self._blocks.append(block)
         return np.ndarray(shape, dtype, buffer=block.buf), SharedHandle(shape, np.dtype(dtype).str, block=block.name)
 
     def publish(self, array: NDArray[Any]) -> SharedHandle:
-        """A copy for others to read; a memory-mapped file needs none."""
-        if isinstance(array, np.memmap) and array.filename and array.flags.c_contiguous:
+        """A copy for others to read; a whole file that is mapped to memory needs none."""
+        if isinstance(array, np.memmap) and _is_whole_file(array):
             return SharedHandle(array.shape, array.dtype.str, file=str(array.filename), offset=array.offset)
         copy, handle = self.empty(array.shape, array.dtype)
         copy[...] = array
@@ -54,6 +59,13 @@ class SharedArrays:
             _release_block(block)
             block.unlink()
         self._blocks.clear()
+
+
+def _is_whole_file(array: np.memmap[Any, Any]) -> bool:
+    """Whether other processes can map the same numbers; a part of a mapped file has the offset of the whole."""
+    base: object = array.base
+    mapped = isinstance(base, mmap) and bool(array.filename)
+    return mapped and array.mode != "c" and array.flags.c_contiguous
 
 
 def attach_shared(handle: SharedHandle) -> NDArray[Any]:

@@ -26,7 +26,7 @@ def limited_workers(workers: int) -> int:
     most = MOST_PER_CORE * cores()
     if workers > most:
         why = f"{MOST_PER_CORE} for each of the {cores()} core(s) here"
-        warnings.warn(f"{workers} workers are more than this machine can use: {most} start, {why}", stacklevel=2)
+        warnings.warn(f"{workers} workers are too many for this machine: starting {most}, {why}", stacklevel=2)
     return min(workers or cores(), most)
 
 
@@ -83,8 +83,11 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
     """How a worker ended, and what to do about it."""
     process.join(timeout=1)
     code = process.exitcode or 0
-    how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-    return how, "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
+    names = {int(one): one.name for one in signal.Signals}  # without those for real time
+    how = f"was killed ({names.get(-code, f'signal {-code}')})" if code < 0 else f"ended with code {code}"
+    advice = {"SIGKILL": "; out of memory? try fewer workers"}
+    advice["SIGBUS"] = "; no shared memory left? enlarge /dev/shm, or try engine = serial"
+    return how, advice.get(names.get(-code, ""), "")
 
 
 def send_piece(pipe: Connection, process: SpawnProcess, piece: int | None, doing: str, then: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from feddraw.classifier_layer import choose_classifier, classifier_in_words
 from feddraw.core import Entry, Heads
 from feddraw.errors import UserError, in_one_line
+from feddraw.flat_model import head_names
 from feddraw.training.network import evaluation_mode, scores_in_output
 
 LEAST_SCORE_CHANGE = 1e-4  # a change of a score, where a layer's output is raised by one
@@ -35,11 +36,11 @@ def classifier_of(
     found = None if named else _layers_of_scores(reach, outputs)
     heads = found or choose_classifier(params, named, outputs)
     _check_classifier_order(heads, reach, outputs)
-    names = (heads,) if isinstance(heads, str) else heads
+    names = head_names(heads)
     if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names):
-        more = f"something more to the outputs of its classifier {classifier_in_words(heads, outputs)}"
-        why = "the loss takes the plain outputs"
-        warnings.warn(f"the network does {more} (a sigmoid, a tanh?): {why}", stacklevel=2)
+        more = f"changes the outputs of its classifier {classifier_in_words(heads, outputs)}"
+        why = "remove this step, the loss expects raw outputs (logits)"
+        warnings.warn(f"the network {more} (with a sigmoid or tanh?): {why}", stacklevel=2)
     return heads
 
 
@@ -122,7 +123,7 @@ def _goes_to_scores(reach: ScoreReach, start: int) -> bool:
 def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outputs: int) -> None:
     """Refuse a classifier that the scores do not depend on, or whose outputs go to other scores than its own."""
     start = 0
-    for head in (heads,) if isinstance(heads, str) else heads:
+    for head in head_names(heads):
         if head not in reach:  # a layer within which the scores are made
             return
         if not (reach[head] > LEAST_SCORE_CHANGE).any():

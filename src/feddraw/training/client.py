@@ -106,9 +106,8 @@ class Trainer:
             if self.training.persist_optimizer:
                 remembered |= _optimizer_moments(optimizer, self.network)
         finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
-        # a failed round must not spoil the client's next one
         update = replace(update, extra=extra, labelled=self.labelled[job.client], seconds=time.perf_counter() - began)
-        return update, remembered if finite else memory
+        return update, remembered if finite else memory  # a failed round must not spoil the client's next one
 
 
 class _Client:
@@ -116,7 +115,7 @@ class _Client:
 
     def __init__(self, trainer: Trainer, job: Job, memory: Memory) -> None:
         self.solver = trainer.solver
-        self._trainer, self._job, self._memory, self._asked = trainer, job, memory, 0
+        self._trainer, self._job, self._memory, self._feature_networks = trainer, job, memory, 0
 
     def full_gradient(self) -> Vector:
         trainer, rows = self._trainer, self._trainer.shards[self._job.client]
@@ -126,10 +125,10 @@ class _Client:
         total, seen = torch.zeros_like(network.grads), 0.0
         for batch in loop.epoch_batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
             images, targets = trainer.examples.batch(batch, network.device)
-            if share := loop.known_label_share(targets):
+            if count := loop.images_with_labels(targets):
                 loop.loss_and_gradient(network, images, targets, trainer.smoothed_loss)
-                total.add_(network.grads, alpha=share)
-                seen += share
+                total.add_(network.grads, alpha=count)
+                seen += count
         return network.values(total / seen if seen else total)
 
     def trained(self, start: Model, correction: Correction) -> Model:
@@ -177,8 +176,8 @@ class _Client:
         return found
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
-        network = self._trainer.reference(self._asked)
-        self._asked += 1
+        network = self._trainer.reference(self._feature_networks)
+        self._feature_networks += 1
         network.load(model)
         network.module.eval()
 

@@ -59,7 +59,7 @@ class Examples:
 
     @cached_property
     def complete(self) -> bool:
-        """Whether every label is known. Then no batch is asked, for which a GPU would have to be waited for."""
+        """Whether every label is known; then no batch is checked, which would wait for the GPU."""
         return not np.isnan(self.targets).any()
 
 
@@ -72,7 +72,7 @@ def epoch_batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[R
             yield batch
 
 
-def known_label_share(targets: Tensor) -> float:
+def images_with_labels(targets: Tensor) -> float:
     """How many images' worth of known labels a batch has: its length where every label is known."""
     return int((~targets.isnan()).sum()) / targets.shape[1]
 
@@ -115,8 +115,8 @@ def fit(
     `steps_taken` is one number that is kept up to date for other threads and processes that show progress.
     """
     if not steps_per_epoch(len(rows), training.batch_size):  # or training would never end
-        few = f"{len(rows)} image(s) in batches of {training.batch_size}"
-        raise UserError(f"{few}: too few for a training step, give 2")
+        few = f"{len(rows)} image(s) at batch size {training.batch_size}"
+        raise UserError(f"{few}: too few for a training step, at least 2 are needed")
     if np.isnan(examples.targets[rows]).all():
         raise UserError(f"none of the {len(rows)} training images has a known label: leave this client out")
     rng = np.random.default_rng(seed)
@@ -125,7 +125,7 @@ def fit(
     corrections = (correction.linear, correction.shift, correction.drift)
     linear, shift, drift = (None if v is None else network.vector(v) for v in corrections)
     limit = steps_in_round(len(rows), training, effort)
-    steps, total = 0, torch.zeros((), device=network.device)
+    steps, batches, total = 0, 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
     network.module.train()
     chosen = _training_batches(rows, examples, training, limit, rng)
@@ -147,14 +147,18 @@ def fit(
         # what corrects the step comes after
         if shift is not None:
             network.grads.add_(shift)
+        scale = scaler.get_scale()
         scaler.step(optimizer)  # type: ignore[arg-type]
         scaler.update()
+        batches += 1
+        if scaler.get_scale() < scale:  # fp16 had an overflow: this was no step
+            continue
         if drift is not None:
             network.params.sub_(drift, alpha=training.lr)
         steps += 1
         if steps_taken is not None:
             steps_taken[...] = steps
-    return steps, float(total) / steps
+    return max(1, steps), float(total) / batches
 
 
 def _training_batches(

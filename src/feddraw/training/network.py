@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, in_layer
 from feddraw.errors import UserError
+from feddraw.flat_model import head_names
 from feddraw.training.reproducibility import compute_exactly
 from feddraw.training.settings import Training
 
@@ -55,7 +56,9 @@ class Network:
         for entry in self.layout.entries:
             parent, _, leaf = entry.name.rpartition(".")
             owner = self.module.get_submodule(parent)
-            view = _tensor_view(flat[entry.kind], entry.span, entry.shape)
+            whole = flat[entry.kind]
+            kernel = entry.kind == "param"  # buffers are copied as they lie
+            view = _tensor_view(whole, entry.span, entry.shape) if kernel else whole[entry.span].view(entry.shape)
             view.copy_(getattr(owner, leaf).detach())
             if entry.kind == "param":
                 parameter = nn.Parameter(view)
@@ -139,7 +142,7 @@ def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
         kind: Kind = "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
         if name not in frozen:
             tensors.append((name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
-    for head in (classifier,) if isinstance(classifier, str) else classifier:
+    for head in head_names(classifier):
         if not any(in_layer(name, head) and kind == "param" for name, kind, *_ in tensors):
             if any(in_layer(name, head) for name in frozen):
                 raise UserError(f"the classifier '{head}' is frozen (requires_grad is False): nobody would train it")

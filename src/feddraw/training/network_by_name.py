@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from feddraw import catalog
 from feddraw.core import Heads, in_layer
 from feddraw.errors import UserError, in_one_line, unknown
+from feddraw.flat_model import head_names
 from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 from feddraw.training.classifier_by_trial import classifier_of
 from feddraw.training.network import Build, evaluation_mode
@@ -41,6 +42,7 @@ def build_network(
     `projection` puts two layers of that width before it, as MOON's authors do, and `freeze` names layers that are not
     trained. `side` is that of an image in pixels, where it is known.
     """
+    _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
     function = catalog.find("models", name)
     module = _call_factory(function, settings, classes, side, pretrained)
@@ -60,6 +62,17 @@ def build_network(
 
 
 build = build_network  # its name in the loaders that earlier versions wrote beside exported models
+
+
+def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
+    for key in ("classifier", "freeze"):
+        given = options.get(key, "")
+        names = [given] if isinstance(given, str) else given
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"model.{key} must be the name of a layer, or a list of names, not {given!r}")
+    width = options.get("projection", 0)
+    if type(width) is not int or width < 0:
+        raise UserError(f"model.projection must be a width, or 0 for none, not {width!r}")
 
 
 def _call_factory(make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool) -> Any:
@@ -122,7 +135,7 @@ def _repeat_grey_channel(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tens
 
 def load_network_weights(module: nn.Module, state: SavedParameters, classifier: Heads, file: str) -> None:
     """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
-    heads = (classifier,) if isinstance(classifier, str) else classifier
+    heads = head_names(classifier)
     own = module.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     body = [n for n, v in own.items() if v.is_floating_point() and not any(in_layer(n, head) for head in heads)]
