@@ -94,7 +94,7 @@ def test_the_command_ends_with_code_1_and_the_report_names_the_round(breaks: Non
     assert made.exit_code == 0, made.output
     text = " ".join((tmp_path / "report" / "report.md").read_text().split())
     assert "diverged in round 1: the model's scores are not finite numbers" in text
-    assert "one label only" not in text
+    assert "only positives or only negatives" not in text
 
 
 def test_a_run_whose_updates_are_all_refused_keeps_its_model_and_says_so(tmp_path: Path) -> None:

@@ -117,6 +117,22 @@ def test_coefficients_that_do_not_add_up_and_absent_clients_are_said(tmp_path: P
     assert "C did not count in round 0: refused: NaN." in said
 
 
+def test_a_round_in_which_nobody_counted_changes_nothing_of_the_others(tmp_path: Path) -> None:
+    before = explain_run_weights(read_run(make_run(tmp_path / "whole")))
+    rows = list(csv.DictReader((tmp_path / "whole" / "weights.csv").open()))
+    nobody = {"size": 0, "steps": 0, "weight": 0, "influence": 0, "status": "missing"}
+    known = [{"round": row["round"], "client": row["client"]} | nobody if row["round"] == "2" else row for row in rows]
+    found = explain_run_weights(read_run(ledger(tmp_path / "run", known)))
+    assert not found.rescaled
+    assert found.from_size is not None
+    assert before.from_size is not None
+    assert not found.from_size[2].any()
+    assert np.array_equal(np.delete(found.from_size, 2, 0), np.delete(before.from_size, 2, 0))
+    said = " ".join(weights_in_sentences(found))
+    assert "add up to 1" not in said
+    assert "of all differences between weights" in said
+
+
 def test_spans_of_rounds_as_words() -> None:
     assert spans_of_rounds(np.array([True, False, True, True])) == [(0, 0), (2, 3)]
     assert rounds_in_words([(0, 0), (2, 3)]) == "rounds 0 and 2 to 3"

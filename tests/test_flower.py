@@ -405,7 +405,7 @@ def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path:
     strategy.start(InProcessGrid(site, NODES), model_to_arrays(tiny.initial()), 1)
     (ledger,) = (done.ledger for done in strategy.history)
     assert [entry.counted for entry in ledger] == [True, True, True, False]
-    assert "1 image(s) in batches of 8: too few for a training step" in ledger[3].status
+    assert "1 image(s) at batch size 8: too few for a training step" in ledger[3].status
 
 
 def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
@@ -572,7 +572,7 @@ def test_an_offset_goes_on_with_the_schedule_by_hand(tmp_path: Path) -> None:
 
 def test_a_loop_of_ones_own_must_say_how_many_rounds(tmp_path: Path) -> None:
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0)
-    with pytest.raises(UserError, match=r"Give it to this strategy as rounds=…"):
+    with pytest.raises(UserError, match=r"Pass rounds=… to this strategy"):
         strategy.configure_train(1, model_to_arrays(tiny.initial()), ConfigRecord(), federation(fedavg(), tmp_path))
 
 

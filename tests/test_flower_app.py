@@ -42,7 +42,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def config(**changes: Any) -> dict[str, Any]:
     """The tests' small experiment as Flower passes settings on: flat, by their dotted paths."""
     federation = {
-        name: changes.pop(name) for name in ("out", "resume", "wait", "nodes", "validation") if name in changes
+        name: changes.pop(name)
+        for name in ("out", "resume", "wait", "nodes", "fraction", "validation")
+        if name in changes
     }
     settings = dotted_settings(small(**changes).table())
     return {"nodes": 3} | {key: value for key, value in settings.items() if not isinstance(value, list)} | federation
@@ -63,6 +65,21 @@ def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) 
         assert ours.read_bytes() == theirs.read_bytes(), name
     ours, theirs = (read_jsonl(tmp_path / folder / "rounds.jsonl") for folder in ("run", "flower"))
     assert [line["validation"] for line in ours] == [line["validation"] for line in theirs]
+
+
+def test_the_app_evaluates_holdouts_and_the_test_images_after_every_round_as_run_does(tmp_path: Path) -> None:
+    changes = {"method": "fedavg", "rounds": 2, "test_every_round": True, "holdout": 0.2}
+    list(run(small(**changes), tmp_path / "run"))
+    carry_out(config(out=str(tmp_path / "flower"), **changes))
+    ours, theirs = (read_jsonl(tmp_path / folder / "rounds.jsonl") for folder in ("run", "flower"))
+    assert all("test" in line for line in ours)
+    for name in ("validation", "test", "clients"):
+        assert [line.get(name) for line in ours] == [line.get(name) for line in theirs], name
+    assert [set(line) for line in ours] == [set(line) for line in theirs]
+    found = read_json(tmp_path / "flower" / "metrics.json")
+    assert all("holdout" in own for own in found["clients"].values())
+    assert len(found["clients"]) == 3
+    assert found == read_json(tmp_path / "run" / "metrics.json")
 
 
 def keyed(nodes: Any, names: Any, folder: Path) -> list[dict[str, Any]]:
@@ -127,7 +144,7 @@ def test_a_server_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alo
     assert "scaffold" not in (tmp_path / "run" / "experiment.toml").read_text()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another process is running in"):
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another process is using"):
         MethodStrategy(scaffold(), folder=tmp_path / "run", resume=True).start(
             InProcessGrid(app, NODES, {}), model_to_arrays(prepare(small()).initial)
         )
@@ -144,6 +161,12 @@ def test_settings_are_those_of_an_experiment() -> None:
         read_run_config({"ronds": 3})
     with pytest.raises(UserError, match="nodes must be a whole number"):
         read_run_config({"nodes": "three"})
+
+
+@pytest.mark.parametrize("given", [{"data": "phantom", "data.size": 28}, {"data.size": 28, "data": "phantom"}])
+def test_a_section_may_be_named_before_and_after_its_settings(given: dict[str, Any]) -> None:
+    name, options = read_run_config(given)[0].section("data")
+    assert (name, options["size"]) == ("phantom", 28)
 
 
 def test_code_that_the_settings_name_is_not_imported_unless_a_site_allows_it(tmp_path: Path) -> None:
@@ -218,6 +241,48 @@ def test_sites_with_folders_of_their_own_train_and_are_judged_by_pooled_counts(h
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert found["test"]["auc"]["macro"] > 0.8
     assert {line["client"] for line in read_csv(tmp_path / "run" / "weights.csv")} == {"North", "East", "South"}
+
+
+def lost_evaluations(*groups: str) -> Any:
+    """No site's evaluation of these rounds arrives; they are counted from 1."""
+
+    def arrive(replies: Any) -> Any:
+        about = replies[0].metadata
+        return [] if about.message_type.startswith("evaluate") and about.group_id in groups else replies
+
+    return arrive
+
+
+def test_a_round_without_any_sites_evaluation_has_no_metrics_of_the_round_before(
+    hospitals: Any, tmp_path: Path
+) -> None:
+    settings = folders(tmp_path, rounds=3, **{"training.epochs": 1})
+    carry_out(settings, hospitals, lost_evaluations("2", "3"))
+    found = [line["validation"]["macro"] for line in read_jsonl(tmp_path / "run" / "rounds.jsonl")]
+    assert found[0] > 0
+    assert found[1:] == [None, None]
+    last = read_json(tmp_path / "run" / "metrics.json")
+    assert last["validation"]["auc"]["macro"] is None
+    assert "test" not in last
+
+
+def test_a_server_killed_in_its_last_evaluation_asks_the_sites_for_it_again(hospitals: Any, tmp_path: Path) -> None:
+    settings = folders(tmp_path, rounds=2, **{"training.epochs": 1})
+    carry_out(settings | {"out": str(tmp_path / "whole")}, hospitals)
+
+    def killed(replies: Any) -> Any:
+        if replies[0].metadata.message_type.startswith("evaluate") and replies[0].metadata.group_id == "2":
+            raise RunFailed("the server is gone")
+        return replies
+
+    with pytest.raises(RunFailed, match="gone"):
+        carry_out(settings, hospitals, killed)
+    carry_out(settings | {"resume": True}, hospitals)
+    whole, resumed = (read_json(tmp_path / folder / "metrics.json") for folder in ("whole", "run"))
+    assert whole["test"]["auc"]["macro"] > 0
+    assert resumed == whole
+    lines = [read_jsonl(tmp_path / folder / "rounds.jsonl") for folder in ("whole", "run")]
+    assert [line["validation"] for line in lines[0]] == [line["validation"] for line in lines[1]]
 
 
 def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(hospitals: Any, tmp_path: Path) -> None:
@@ -331,6 +396,12 @@ def test_unless_told_otherwise_a_run_waits_for_every_client_of_the_scenario(tmp_
     with pytest.raises(RunFailed, match=r"only 2 of 3 nodes were connected within 0\.1 s"):
         carry_out(settings, NODES[:2])
     assert len(carry_out(settings).history[0].ledger) == 3
+
+
+@pytest.mark.parametrize("nodes", [0, 3])
+def test_a_fraction_of_the_nodes_trains_in_a_round(nodes: int) -> None:
+    strategy = carry_out(config(method="fedavg", rounds=2, nodes=nodes, fraction=0.34))
+    assert [[entry.status for entry in done.ledger].count("counted") for done in strategy.history] == [1, 1]
 
 
 def test_the_record_counts_the_nodes_that_a_round_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

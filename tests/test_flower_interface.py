@@ -16,6 +16,7 @@ from feddraw.flower import FedDRAW, MethodStrategy
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.policy import Policy
+from feddraw.system.file_reading import read_jsonl
 
 NODES = [{"partition-id": number} for number in range(3)]
 START = {"body.weight": np.zeros((2, 3), np.float32), "head.weight": np.ones((2, 3), np.float32)}
@@ -190,7 +191,7 @@ def test_a_checkpoint_holds_the_model_with_the_wrappers_noise(tmp_path: Path) ->
 
 def test_a_wrappers_own_start_works_with_rounds_and_says_so_without(tmp_path: Path) -> None:
     grid = InProcessGrid(clients(), NODES)
-    with pytest.raises(UserError, match=r"Give it to this strategy as rounds=…, or let it lead: strategy\.start"):
+    with pytest.raises(UserError, match=r"Pass rounds=… to this strategy, or start with strategy\.start"):
         private(FedDRAW(fraction_evaluate=0.0)).start(grid, arrays(), 2)
     strategy = FedDRAW(fraction_evaluate=0.0, rounds=2, folder=tmp_path / "run")
     led = FedDRAW(fraction_evaluate=0.0)
@@ -272,6 +273,12 @@ def test_lists_among_the_metrics_are_averaged_number_by_number() -> None:
     for found in (strategy.result.train_metrics_clientapp[1], strategy.result.evaluate_metrics_clientapp[1]):
         assert (found["acc"], found["curve"]) == (0.75, [2.0, 4.0])
         assert "num-examples" not in found
+
+
+@pytest.mark.parametrize("name", ["loss", "train_loss", "train-loss"])
+def test_the_clients_loss_is_in_the_lines_of_the_rounds_under_any_of_its_names(name: str, tmp_path: Path) -> None:
+    run(with_metrics(*({"num-examples": 10, name: loss} for loss in (1.0, 2.0, 6.0))), folder=tmp_path / "run")
+    assert [line["loss"] for line in read_jsonl(tmp_path / "run" / "rounds.jsonl")] == [3.0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), [float("nan"), 1.0]])

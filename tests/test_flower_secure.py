@@ -27,7 +27,7 @@ from feddraw.flower.array_records import model_to_arrays, unpack_array
 from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
-from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, SecureOrder
+from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, SecureOrder, hash_of_secure_message
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
@@ -555,6 +555,17 @@ def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_
     assert ("counts opening 0" in grid.stages) == summed
 
 
+def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(keys: Path, tmp_path: Path) -> None:
+    def about(message: Message, context: Context, app: Any) -> Message:
+        reply, number = app(message, context), int(context.node_config["partition-id"])
+        reply.content["client"] = ConfigRecord({"name": SITES[number], "labelled": [True] * (2 if number else 3)})
+        return reply
+
+    found = statuses(run(Line(plain_app(secure_mod, about), nodes(keys, tmp_path))))
+    assert "3 labelled findings where the model has 2" in found.pop(SITES[0])
+    assert found == dict.fromkeys(tiny.NAMES[1:], "counted")
+
+
 def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(keys: Path, tmp_path: Path) -> None:
     def about(message: Message, context: Context, app: Any) -> Message:
         reply, number = app(message, context), int(context.node_config["partition-id"])
@@ -661,3 +672,9 @@ def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path:
     assert strategy.model is not None
     after = strategy.model.arrays()
     assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN_NAMES)
+
+
+def test_a_resumed_server_asks_for_the_same_and_one_with_other_settings_does_not() -> None:
+    first = hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1})
+    assert hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1, "resume": True}) == first
+    assert hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.0}) != first

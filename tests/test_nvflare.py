@@ -158,7 +158,7 @@ def test_the_last_layer_is_found_and_told_or_asked_for(caplog: pytest.LogCapture
         numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5})
     assert "classifier: numpy_key, 3 outputs" in caplog.messages
     heads = {"edema.weight": np.ones((2, 4), np.float32), "effusion.weight": np.ones((3, 4), np.float32)}
-    for classifier, says in (("", "the classifier cannot be told: it may be edema, effusion"), ("effusion", "")):
+    for classifier, says in (("", "cannot identify the classifier: it may be edema, effusion"), ("effusion", "")):
         aggregator = FedDRAW(rounds=3, classifier=classifier)
         for client in ("site-1", "site-2"):
             aggregator.accept_model(FLModel(params=heads, meta={"client_name": client, "num_examples": 5}))
@@ -245,6 +245,23 @@ def test_a_site_whose_update_did_not_count_forgets_what_it_learnt() -> None:
     assert not site._memory
     site.train(FLModel(**sent, meta=pack_meta({"counted": {"North": 0}})))
     assert site._memory
+
+
+def test_a_site_that_is_not_asked_for_a_round_keeps_what_it_learnt_before() -> None:
+    aggregator, sites = MethodAggregator("scaffold", rounds=3), sites_of(catalog.find("methods", "scaffold")())
+    model, meta = tiny.initial().arrays(), dict[str, Any]()
+    for round, asked in enumerate((sites, sites[1:])):
+        aggregator.reset_stats()
+        for site in asked:
+            answer = site.train(FLModel(params=model, current_round=round, total_rounds=3, meta=meta))
+            answer.meta["client_name"] = site.name
+            aggregator.accept_model(answer)
+        aggregator.fl_ctx = Context(round, model, meta)
+        found = aggregator.aggregate_model()
+        model, meta = found.params, found.meta
+    assert unpack_meta(meta)["counted"] == {"North": 0, "East": 1, "South": 1, "West": 1}
+    sites[0].train(FLModel(params=model, current_round=2, total_rounds=3, meta=meta))
+    assert sites[0]._memory
 
 
 def test_what_travels_beside_a_model_is_words_and_bytes_and_comes_back_as_it_was() -> None:

@@ -19,6 +19,7 @@ from feddraw.report.blocks import Cell, ReportTable
 from feddraw.report.latex import latex_tables
 from feddraw.report.report_statistics import compute_report
 from feddraw.report.section_order import compose_report
+from feddraw.report.sections.paper_form import paper_weight_caption
 from feddraw.results.run_collection import collect_runs
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from run_folders import make_run
@@ -87,6 +88,22 @@ def test_the_four_panels_of_the_paper_are_drawn(document):
     names = {picture.name for picture in paper_tex.paper_pictures(document)}
     assert names == {"paper-ranks-auc", "paper-ranks-gm", *(f"paper-weights-{one}" for one in "abcd")}
     assert all(f"figures/{name}.pdf" in paper_tex.render_paper_tex(document, "figures") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "panels"),
+    [
+        ((90, 210, 330, 470), "(a) CHM-2, C1 with 90 images, C2 with 210 images"),
+        ((100, 50, 100, 100), "(a), (b) CHM-2, C1, C3 and C4 with 100 images each, C2 with 50 images"),
+        ((50, 100, 100, 100), "(a), (b) CHM-2, C1 with 50 images, C2–C4 with 100 images each"),
+    ],
+)
+def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(sizes, panels, tmp_path):
+    make_run(tmp_path / "run", sizes=sizes)
+    report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=0, command="", say=str)
+    caption = paper_weight_caption(report)
+    assert panels in caption
+    assert ("The panel on the right" in caption) == (len(set(sizes)) < 4)
 
 
 def test_the_preset_has_the_papers_level_and_an_unknown_one_is_refused():

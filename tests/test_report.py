@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import shutil
 import sys
 import tomllib
 from html.parser import HTMLParser
@@ -24,13 +26,16 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import WrittenReport, markdown, write_report
+from feddraw.report.blocks import Bullets, Fold
 from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.differences_over_trainings import differences_over_trainings
 from feddraw.report.report_statistics import Report, compute_report
 from feddraw.report.section_order import compose_report
 from feddraw.report.sections import client_views
+from feddraw.report.sections.aggregation_weights import aggregation_weights_section
 from feddraw.report.sections.first_screen import first_screen_table
-from feddraw.report.sections.summary import summary_sentences
+from feddraw.report.sections.summary import summary_caveats, summary_sentences
+from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_collection import collect_runs
 from run_folders import FINDINGS, make_run, write_predictions
@@ -100,8 +105,8 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     )  # the one with 0.9 alone loses, in each scenario
     assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
     assert "cannot give a p below 0.25 with 3 scenarios" in text
-    assert "So no difference of ranks can be." not in text
-    assert "So no difference of ranks can be." in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
+    assert "So no difference can be significant here." not in text
+    assert "So no difference can be significant here." in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
 
 
 def test_the_tidy_table_is_read_by_stats(whole: WrittenReport) -> None:
@@ -172,6 +177,20 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tm
     assert after.methods["auc"]["ditto"][0] == pytest.approx(np.mean(every))
 
 
+def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", method="ditto", auc=0.85, alone=(0.95, 0.95, 0.75, 0.75), images=80)
+    make_run(tmp_path / "b", method="alone", auc=0.8, alone=(0.8, 0.8, 0.8, 0.8), images=80)
+    report, text = told(tmp_path, replicates=20)
+    assert "| C1 | 0.8000 | +0.1500 [" in text
+    assert "| C4 | 0.8000 | -0.0500 [" in text
+    assert "2 of 4 clients have a higher test AUC" in text
+    (draws,) = report.draws.values()
+    for client, values in draws.clients["auc"].items():
+        own = draws.used_by("auc", "ditto", client)
+        assert draws.gain("auc", "ditto", client) == interval(own - values)
+    assert len({draws.gain("auc", "ditto", client) for client in draws.clients["auc"]}) == 4
+
+
 def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> None:
     """Two clients; by hand for the first one, with unknown labels and a finding that it does not label."""
     truth = np.array([[1, 1, -1], [1, 0, -1], [0, -1, -1], [0, -1, -1], [1, 1, 1]], np.int8)
@@ -212,7 +231,10 @@ def test_a_finding_without_gm_only_and_the_mean_without_findings_of_few_images_a
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.7)):
         make_run(tmp_path / method, method=method, auc=auc, without_gm="Effusion", few="Atelectasis")
     _, text = told(tmp_path)
-    assert "Effusion has no GM in CHM-2: one label only in the validation data, so there is no threshold" in text
+    assert (
+        "Effusion has no GM in CHM-2: only positives or only negatives in the validation data, so there is no threshold"
+        in text
+    )
     assert "Effusion has no AUC" not in text
     assert "| method | mean of 3 | mean of 2, without † | Atelectasis † | Cardiomegaly | Effusion |" in text
     assert "| feddraw | **0.8000** * | **0.8150** * |" in text  # (0.80 + 0.83) / 2
@@ -231,6 +253,14 @@ def test_a_win_needs_patients_and_trainings_and_one_seed_has_none(tmp_path: Path
     report, text = told(tmp_path / "0", replicates=50)
     assert "win" not in " ".join(summary_sentences(report))
     assert "over trainings" not in text
+
+
+def test_the_headline_is_over_the_seeds_that_all_methods_have(tmp_path: Path) -> None:
+    for method, areas in (("feddraw", (0.7, 0.9, 0.9)), ("fedavg", (0.8,))):
+        for seed, auc in enumerate(areas):
+            make_run(tmp_path / f"{method}{seed}", method=method, seed=seed, auc=auc)
+    first, *_ = summary_sentences(told(tmp_path)[0])
+    assert first == "fedavg has the highest test AUC in CHM-2: 0.8000, +0.1000 vs feddraw."
 
 
 def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_path: Path) -> None:
@@ -368,6 +398,31 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
     assert "half: not finished" in plain((tmp_path / "report.md").read_text())
 
 
+def test_a_run_called_by_a_digit_changes_no_number_of_what_is_left_out(in_tmp: Path) -> None:
+    make_run(Path("0"))
+    make_run(Path("1"), seed=1, rounds=10, finished=False)
+    found, here = collect_runs([Path()]), {"folders": [Path()]}
+    report = compute_report(found, alpha=0.05, replicates=0, command="", say=str, **here)
+    _, left_out, *_ = summary_caveats(report)
+    assert left_out == Bullets([f"{in_tmp.name}/1: {found.problems[0].reason}"])
+    assert "10 of 10 rounds" in found.problems[0].reason
+
+
+def test_a_first_seed_in_which_nobody_ever_counted_is_reported(tmp_path: Path) -> None:
+    for method in ("feddraw", "fedavg"):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{method}{seed}", method=method, seed=seed, rounds=2)
+    with (tmp_path / "feddraw0" / "weights.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, LEDGER_COLUMNS, restval="")
+        writer.writeheader()
+        for place in range(8):
+            row = {"round": place // 4, "client": f"C{1 + place % 4}", "size": 0, "steps": 0}
+            writer.writerow(row | {"weight": 0, "influence": 0, "status": "missing"})
+    report, _ = told(tmp_path)
+    folds = [block.title for block in aggregation_weights_section(report, "CHM-2") if isinstance(block, Fold)]
+    assert "The weights of feddraw in words (seed 1)" in folds
+
+
 def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_reported(tmp_path: Path) -> None:
     study(tmp_path)
     make_run(tmp_path / "rare", method="fedprox", scenario="CHM-1")
@@ -433,6 +488,24 @@ def test_several_folders_are_one_report_and_a_run_counts_once(tmp_path: Path) ->
     reasons = {problem.path.name: problem.reason for problem in found.problems}
     assert reasons["again"].startswith("left out: the same run as")
     assert reasons["other"].startswith("left out: the settings, but not the results, of")
+
+
+def test_own_data_of_one_name_in_two_folders_are_two_scenarios_and_a_copied_run_is_one(tmp_path: Path) -> None:
+    for place, few, seed in (("north", "Edema", 0), ("elsewhere", "Edema", 0), ("south", "Effusion", 1)):
+        make_run(tmp_path / place, scenario="iid", few=few, seed=seed, settings={"data.name": f"{place}/x.npz"})
+    found = collect_runs([tmp_path])
+    assert found.scenarios == ["iid (elsewhere/x.npz)", "iid (south/x.npz)"]
+    assert [one.path.name for one in found.problems] == ["north"]
+    shutil.rmtree(tmp_path / "south")
+    found = collect_runs([tmp_path])
+    assert (found.scenarios, len(found.runs)) == (["iid"], 1)
+
+
+def test_an_archive_is_one_wherever_it_lies(tmp_path: Path) -> None:
+    for seed, (place, few) in enumerate((("north", "Edema"), ("south", "Effusion"))):
+        settings = {"data.name": "chexpert", "data.path": f"{place}/archive"}
+        make_run(tmp_path / place, scenario="iid", few=few, seed=seed, settings=settings)
+    assert collect_runs([tmp_path]).scenarios == ["iid"]
 
 
 def test_methods_that_had_other_images_are_named(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def test_stats_says_in_words_who_is_better_and_draws(stats_of: Callable[..., tup
     code, out, _ = stats_of(TIDY, "--plot", "cd.svg")
     assert code == 0
     assert "[/c] has the best average rank. Significantly better than a." in out
-    assert "Not significant: the difference to b." in out
+    assert "No significant difference from b." in out
     assert "auc_std" not in out
     assert "[/c]  1.00" in Path("cd.svg").read_text(encoding="utf-8")
 

@@ -220,7 +220,7 @@ def targets() -> list[Target]:
         "_replies_without_gaps _decode_update _reply_metrics_and_size _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
-    within = "unpack_array _view_array_record _array_record_with_header _check_array_names arrays_to_vectors"
+    within = "unpack_array _view_npy _npy_values _check_array_names arrays_to_vectors"
     tensors = [getattr(array_records, name) for name in within.split()]
     tensors.append(array_records.ArrayRecordReader.read)
     counting = [

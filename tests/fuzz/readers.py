@@ -509,7 +509,7 @@ def reshape_checkpoint(data: bytes, rng: random.Random) -> bytes:
     document[key] = rng.choice(
         (None, -1, "x", [], {}, 1e999, {"a": {"array": "nowhere"}}, {"x": 1}, {"0": [1]}, 2**70, True)
     )
-    document["blake2"] = checkpoint.checkpoint_digest(arrays, document)
+    document["blake2"] = checkpoint.arrays_digest(arrays, document)
     return bytes(save(arrays, {"feddraw": json.dumps(document)}))
 
 
@@ -917,7 +917,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),
-            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint restore_arrays checkpoint_digest")],
+            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint restore_arrays arrays_digest")],
             (), reshape_checkpoint, [odd_log],
         ),
         Target(

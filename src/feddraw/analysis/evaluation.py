@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis import metrics
-from feddraw.core import Method, Model
+from feddraw.core import Local, Method, Model
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 
@@ -99,7 +99,7 @@ class Evaluator:
     def _split_predictions(self, scores: Mapping[Split, Scores], personal: bool) -> Arrays:
         """Scores and truth by image, and which images are of one patient: what paired comparisons need."""
         found: Arrays = {}
-        codes = self._patient_numbers()
+        codes = self.dataset.labels.patient_numbers()
         for split, values in scores.items():
             found[f"{split}.scores"] = values if personal else values[0]
             found[f"{split}.truth"] = self.truth(split)
@@ -118,13 +118,13 @@ class Evaluator:
             "holdout.client": np.repeat(list(kept_back), [len(scores) for scores in kept_back.values()]),
             "holdout.rows": rows.astype(np.int64),
         }
-        codes = self._patient_numbers()
+        codes = self.dataset.labels.patient_numbers()
         return found if codes is None else found | {"holdout.patients": codes[rows]}
 
-    def _patient_numbers(self) -> NDArray[np.int64] | None:
-        """The number of each image's patient."""
-        patients = self.dataset.labels.patients
-        return None if patients is None else np.unique(patients, return_inverse=True)[1].astype(np.int64)
+
+def has_personal_models(method: Method) -> bool:
+    """Whether each client ends with a model of its own."""
+    return type(method.local).personal is not Local.personal
 
 
 def models_to_evaluate(method: Method, engine: Engine, shown: Model, clients: int) -> tuple[list[Model], bool]:
@@ -140,9 +140,9 @@ def _warn_after_evaluation(found: Mapping[str, Any], split: str) -> None:
     alike = [name for name in rest if math.isnan(found["auc"]["per_class"][name])]
     without_threshold = [name for name in rest if name not in alike]
     for what, names, why in (
-        ("AUC or GM", alike, f"one label only in {split} data"),
-        ("GM", without_threshold, "one label only in validation data, so there is no threshold"),
+        ("AUC or GM", alike, f"only positives or only negatives in {split} data"),
+        ("GM", without_threshold, "only positives or only negatives in validation data, so there is no threshold"),
         ("AUC or GM", broken, "the model's scores are not finite numbers"),
     ):
         if names:
-            warnings.warn(f"no {what} for {', '.join(names)}: {why}, left out of the mean", stacklevel=2)
+            warnings.warn(f"no {what} for {', '.join(names)}: {why}; left out of the mean", stacklevel=2)

@@ -105,7 +105,7 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     parts = [_size_and_similarity_parts(ledger, shares[t], t) for t in range(len(shares))]
     known = all(part is not None for part in parts)
     size, similarity = (np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1))
-    rescaled = bool((np.abs(totals - 1) > 1e-6).any())
+    rescaled = bool((np.abs(totals[totals > 0] - 1) > 1e-6).any())
     moved = np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if ledger.has("proposed", "allowed") else None
     return WeightExplanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved)
 
@@ -113,6 +113,8 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
 def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
+    if not counted.any():
+        return np.zeros(len(counted)), np.zeros(len(counted))
     names = ("prior", "similarity", "gamma", "beta", "reputation")
     scores = _explained_scores(*(ledger[name][round, counted] for name in names))
     proposed = ledger["proposed"][round, counted]  # before a policy
@@ -223,10 +225,10 @@ def _explain_size_or_similarity(found: WeightExplanation) -> Iterator[str]:
     size, similarity = (np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity))
     total = size.sum() + similarity.sum()
     if total > EXACTLY_EQUAL:
-        yield f"Size made {percent(size.sum() / total)} of all differences between weights, similarity the rest."
+        yield f"Size caused {percent(size.sum() / total)} of all differences between weights, similarity the rest."
     for more, less, name, other in ((size, similarity, "Size", "similarity"), (similarity, size, "Similarity", "size")):
         if when := spans_of_rounds(more > less + EXACTLY_EQUAL):
-            yield f"{name} made more of the differences than {other} in {rounds_in_words(when)}."
+            yield f"{name} caused more of the differences than {other} in {rounds_in_words(when)}."
 
 
 def _explain_policy_clauses(found: WeightExplanation) -> Iterator[str]:
@@ -250,8 +252,8 @@ def _explain_policy(clause: str, client: str, change: float) -> str:
     if clause == "fixed":
         return f"policy.fixed set the weight of {client}"
     if clause.endswith(EASED):
-        return f"Too few clients were there for policy.{clause.removesuffix(EASED)}, which was eased for {client}"
-    return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
+        return f"With too few clients, policy.{clause.removesuffix(EASED)} was relaxed for {client}"
+    return f"policy.{clause} {'lowered' if change < 0 else 'raised'} the weight of {client}"
 
 
 def _explain_findings_taught(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:

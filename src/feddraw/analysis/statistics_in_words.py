@@ -19,8 +19,8 @@ def comparison_in_words(comparison: Comparison) -> str:
     beaten = comparison.beaten_by(best)
     open_ = [method for method in others if method not in beaten]
     said = f"{best} has the best average rank."
-    said += f" Significantly better than {', '.join(beaten)}." if beaten else " Significantly better than no other."
-    return said + (f" Not significant: the difference to {', '.join(open_)}." if open_ else "")
+    said += f" Significantly better than {', '.join(beaten)}." if beaten else " No other is significantly worse."
+    return said + (f" No significant difference from {', '.join(open_)}." if open_ else "")
 
 
 def rank_tests_in_words(comparison: Comparison) -> list[str]:
@@ -54,7 +54,7 @@ def near_ties_in_words(table: Table, digits: int = 4) -> Iterator[str]:
 def what_tests_can_show(comparison: Comparison) -> list[str]:
     """What so few scenarios can show at all."""
     scenarios, methods = comparison.ranks.shape
-    hopeless = " So no difference of ranks can be." if comparison.difference >= methods - 1 else ""
+    hopeless = " So no difference can be significant here." if comparison.difference >= methods - 1 else ""
     lines = [
         f"{scenarios} scenarios: average ranks of {methods} methods can differ by {methods - 1} at most, and a "
         f"difference must exceed {comparison.difference:.2f} to be called significant.{hopeless}"
@@ -64,9 +64,9 @@ def what_tests_can_show(comparison: Comparison) -> list[str]:
     if min(1.0, smallest * pairs) >= comparison.alpha:
         lines.append(
             f"Wilcoxon's signed-rank test cannot give a p below {smallest:.3g} with {scenarios} scenarios, and after "
-            f"Holm's correction for {pairs} pairs none below {min(1.0, smallest * pairs):.3g}: it cannot reject here."
+            f"Holm's correction for {pairs} pairs none below {min(1.0, smallest * pairs):.3g}: none can be significant."
         )
-    shared = "Scenarios that share images are not independent, so these tests describe the table more than they prove."
+    shared = "Scenarios that share images are not independent: p values describe the table and prove nothing beyond it."
     return [*lines, shared]
 
 
@@ -90,9 +90,9 @@ def differences_in_words(found: Sequence[Difference], alpha: float, folds: int, 
         overall = sum(not one.scenario for one in tested)
         said += f"* Holm p < {alpha:g}, corrected for the {len(tested) - overall} differences by scenario"
         said += f" and, separately, the {overall} over all. " if overall else ". "
-        said += "ahead: repeats in which the "
-        said += "difference is above 0. more: further repeats to find a difference of this size with a power of 80 %, "
-        said += "if it and its spread are as seen (– none, the CI excludes 0; unknown: fewer than three repeats)."
+        said += "ahead: repeats with a difference above 0. "
+        said += "more: additional repeats needed to detect this difference with 80 % power, if its size and spread "
+        said += "stay the same (–: none, the CI excludes 0; unknown: fewer than three repeats)."
     return said + (" last 5: the same difference for the mean of the last five rounds." if last else "")
 
 

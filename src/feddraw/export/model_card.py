@@ -73,7 +73,7 @@ def _data_section(trained: TrainedModel, data: PreparedData | None, sites: dict[
         yield f"Images: {counts}. Training images are split between the sites:"
     sizes, positives = (trained.run.partition.get(key, {}) for key in ("sizes", "positives"))
     if not sizes:
-        yield from ["The sites did not tell their numbers of images and findings.", ""]
+        yield from ["The sites did not report their numbers of images and findings.", ""]
         return
     yield ""
     rows = [[sites.get(c, "site"), f"{n:,}", *(f"{k:,}" for k in positives.get(c, []))] for c, n in sizes.items()]

@@ -33,9 +33,9 @@ class Refused(Exception):
 def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     """An array as Flower carries it, rounded to another type where one is named."""
     name = dtype or str(values.dtype)
-    stored = _array_record_to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
+    stored = _npy_to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
     stored = np.ascontiguousarray(stored).reshape(values.shape)
-    data = b"".join([_written_array_record_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""])
+    data = b"".join([_npy_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""])
     return Array(name, tuple(values.shape), NUMPY_ARRAY, data)
 
 
@@ -44,7 +44,7 @@ def unpack_array(array: Array) -> NDArray[Any]:
     if array.stype != NUMPY_ARRAY:
         raise Refused(f"a tensor of the kind '{array.stype:.40}', not {NUMPY_ARRAY}")
     try:
-        values = _view_array_record(array.data)
+        values = _view_npy(array.data)
     except Exception as error:  # numpy evaluates the header's text, and raises whatever that text provokes
         raise Refused(f"a tensor that cannot be read ({str(error)[:80]})") from None
     if array.dtype == "bfloat16" and values.dtype.itemsize == 2:
@@ -53,31 +53,31 @@ def unpack_array(array: Array) -> NDArray[Any]:
     return values
 
 
-def _view_array_record(data: bytes) -> NDArray[Any]:
+def _view_npy(data: bytes) -> NDArray[Any]:
     """Never `np.load`: it allocates what a header claims, and opens archives."""
     if data[:8] != NPY_PREFIX:
         raise ValueError("not in numpy's format, version 1")
     start = 10 + int.from_bytes(data[8:10], "little")
-    shape, in_columns, dtype = _read_array_record_header(data[8:start])
+    shape, in_columns, dtype = _read_npy_header(data[8:start])
     values = np.frombuffer(data, dtype, math.prod(shape), start)  # objects are refused here
     return values.reshape(shape, order="F" if in_columns else "C")
 
 
 @lru_cache(maxsize=4096)
-def _read_array_record_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether the columns come first, and type; the same few headers come from every client in every round."""
     found: tuple[tuple[int, ...], bool, np.dtype[Any]] = np.lib.format.read_array_header_1_0(BytesIO(header))
     return found
 
 
 @lru_cache(maxsize=4096)
-def _written_array_record_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
     return file.getvalue()
 
 
-def _array_record_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+def _npy_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """The upper half of each float32, rounded to the nearest, to even where two are equally near."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
@@ -105,7 +105,7 @@ class ArrayRecordReader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._expected = [(entry, *_expected_array_record_header(entry)) for entry in layout.entries]
+        self._expected = [(entry, *_expected_npy_header(entry)) for entry in layout.entries]
 
     def read(self, arrays: ArrayRecord, model: Model) -> None:
         """`Refused` if the tensors are those of another network."""
@@ -118,19 +118,19 @@ class ArrayRecordReader:
                 if dtype is not None and data.startswith(header) and len(data) == len(header) + size * dtype.itemsize:
                     values = np.frombuffer(data, dtype, size, len(header))
                 else:
-                    values = _array_record_with_header(tensors[entry.name], entry)
+                    values = _npy_values(tensors[entry.name], entry)
                 vectors[entry.kind][entry.start : entry.start + size] = values
 
 
-def _expected_array_record_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
+def _expected_npy_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
     """The header that a tensor has where the client's numpy writes as ours does, its type, and how many numbers."""
     if entry.dtype == "bfloat16":
         return b"", None, entry.size
     dtype = np.dtype(entry.dtype)
-    return _written_array_record_header(dtype.str, entry.shape), dtype, entry.size
+    return _npy_header(dtype.str, entry.shape), dtype, entry.size
 
 
-def _array_record_with_header(array: Array, entry: Entry) -> NDArray[Any]:
+def _npy_values(array: Array, entry: Entry) -> NDArray[Any]:
     """A tensor with another header, if its shape and type fit the one that was sent."""
     values = unpack_array(array)
     if values.shape != entry.shape:

@@ -17,7 +17,7 @@ from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
 from feddraw.flower.reply_intake import Reply, client_in_reply
 from feddraw.naming import one_line
-from feddraw.results.checkpoint import checkpoint_digest
+from feddraw.results.checkpoint import arrays_digest
 from feddraw.system.file_writing import make_folder, write_whole
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class FrozenLayers:
     def __init__(self, frozen: Arrays) -> None:
         self.arrays, self.holding = dict(frozen), set[int]()
         self._record = vectors_to_arrays(self.arrays)
-        self.order = {FROZEN: checkpoint_digest(self.arrays, None)} if self.arrays else {}
+        self.order = {FROZEN: arrays_digest(self.arrays, None)} if self.arrays else {}
 
     def with_layers(self, content: RecordDict, node: int) -> RecordDict:
         """A message's content, with the layers for a node that does not hold them."""
@@ -51,7 +51,7 @@ class FrozenLayers:
 def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
     """The site's side: give the network the server's frozen layers, and say by their digest that they are here."""
     wanted, here = str(job_orders.read_orders(content).get(FROZEN, "")), trainer.network.layout.frozen
-    if not wanted or checkpoint_digest(here, None) == wanted:
+    if not wanted or arrays_digest(here, None) == wanted:
         return wanted
     file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"
     if FROZEN in content.array_records:
@@ -61,7 +61,7 @@ def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
             raise UserError(f"the server's frozen layers cannot be read: {one_line(error)}") from None
     else:
         sent = _kept_frozen_layers(file)
-    if checkpoint_digest(sent, None) != wanted:
+    if arrays_digest(sent, None) != wanted:
         raise UserError("the server's frozen layers are not here, or damaged: they come again in the next round")
     if {name: a.shape for name, a in sent.items()} != {name: a.shape for name, a in here.items()}:
         raise UserError("the server's frozen layers are not those of this site's network: do the settings agree?")

@@ -54,7 +54,7 @@ class Roster:
         """Read the keys of the connected nodes; a node without a key is identified by its number."""
         if not hasattr(grid, "get_nodes"):
             if keys := [name for who, name in self._listed.items() if NODE_FINGERPRINT.fullmatch(who)]:
-                why = f"sites: {keys[0]} is given by its key, and this Flower does not tell keys"
+                why = f"sites: {keys[0]} is given by its key, but this Flower version does not report keys"
                 raise UserError(f"{why}: pip install 'flwr>=1.38', or give node ids")
             return
         for info in grid.get_nodes():

@@ -18,7 +18,7 @@ from feddraw.analysis.metrics import metrics_table
 from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
-SPLITS = ("validation", "test")
+EVALUATED_SPLITS = ("validation", "test")
 Histograms = NDArray[np.int64]  # (2, findings, bins): negative and positive images
 
 BIN_EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
@@ -47,7 +47,7 @@ def histograms_to_metrics(split: str, counts: Histograms, broken: Sequence[int] 
 def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
     """A site's counts of both splits as one row of whole numbers, which can be added up under masks."""
     rows = []
-    for split in SPLITS:
+    for split in EVALUATED_SPLITS:
         flags = np.zeros(findings, np.int64)
         flags[findings_with_broken_scores([content], split, findings)] = 1
         rows += [add_up_histograms([content], split, findings).ravel(), flags]
@@ -57,7 +57,7 @@ def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64
 def histograms_from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
     """The sum of such rows, as one site with all images would have sent it."""
     found: dict[str, list[int]] = {}
-    for split, row in zip(SPLITS, words.reshape(len(SPLITS), -1).astype(np.int64), strict=True):
+    for split, row in zip(EVALUATED_SPLITS, words.reshape(len(EVALUATED_SPLITS), -1).astype(np.int64), strict=True):
         counts, flags = np.split(row, [2 * findings * BINS])
         found |= histograms_to_metrics(split, counts.reshape(2, findings, BINS), np.flatnonzero(flags).tolist())
     return MetricRecord({name: numbers for name, numbers in found.items() if numbers})

@@ -78,9 +78,11 @@ def fingerprint_of_sent(sent: Model, broadcast: Mapping[str, Vector], frozen: st
 def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
     """All that a site works by, as a hash: a server that sent others a learning rate of 0 would see this move alone.
 
-    Frozen layers are left out, as they are sent once; their digest is among the orders.
+    Frozen layers are left out, as they are sent once; their digest is among the orders. So is whether the server was
+    resumed, which changes nothing at a site.
     """
-    digest = hashlib.sha256(repr(sorted(run_config.items())).encode())
+    settings = sorted(item for item in run_config.items() if item[0] != "resume")
+    digest = hashlib.sha256(repr(settings).encode())
     for name, record in sorted(content.items()):
         if name == frozen_layers.FROZEN and isinstance(record, ArrayRecord):
             continue

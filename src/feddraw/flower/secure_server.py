@@ -127,7 +127,7 @@ class FlowerSecureServer:
         if why := self.method.secure.why_not:
             raise UserError(f"this method cannot run under secure sums: {why} (`feddraw list methods` shows which can)")
         if self.gate.norm == "refuse" or self.gate.clip:
-            raise UserError("a secure sum cannot leave out or clip what it hides: gate norm 'off' or 'warn', no clip")
+            raise UserError("a secure sum cannot leave out or clip single updates: use norm 'off' or 'warn', clip 0")
         method_as_text(self.method)  # an error where its rules cannot travel
 
     @property
@@ -154,7 +154,7 @@ class FlowerSecureServer:
     ) -> tuple[RoundResult, dict[str, str]]:
         """A round whose clients have trained and sent their keys and sizes; by client, why some are left out."""
         messenger = answers.messenger("train", group)
-        parties = self._parties(answers, messenger)
+        parties = self._parties(answers, messenger, sent.layout.outputs)
         received = secure_messages.fingerprint_of_sent(sent, self.method.broadcast(state), frozen)
         told = (received, method_as_text(self.method), round, rounds, parties)
         found = _SecureProgress(Announcement(*told), state, answers.received)
@@ -176,13 +176,17 @@ class FlowerSecureServer:
         result = secure_round_result(*given, refused=left_out, parts=found.parts, gate=self.gate)
         return result, {listed[name]: why for name, why in refused.items()}
 
-    def _parties(self, answers: SecureServerAnswers, messenger: SecureServerMessenger) -> tuple[AnnouncedParty, ...]:
-        """Those that say how many images they have."""
+    def _parties(
+        self, answers: SecureServerAnswers, messenger: SecureServerMessenger, outputs: int
+    ) -> tuple[AnnouncedParty, ...]:
+        """Those that say how many images they have and, where these are not all, which findings they label."""
 
         def read(own: str) -> AnnouncedParty:
             size, labelled = reply_intake.size_and_labels_in_reply(answers.by_name[own].content, self.size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
+            if labelled is not None and len(labelled) != outputs:
+                raise UserError(f"{len(labelled)} labelled findings where the model has {outputs}")
             return announced_party(own, size, labelled)
 
         return tuple(messenger.read_each(read).values())

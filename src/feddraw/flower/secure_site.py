@@ -242,7 +242,7 @@ class SecureSiteRound:
             return self._memory.waiting()[0][COUNTS_SUM]
         before = Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT])
         if replace(self._announcement, proposed={}, weights={}) != before:
-            raise UserError("what the server told about this sum has changed since this site agreed to it")
+            raise UserError("the server's description of this sum has changed since this site agreed to it")
         client = self._round_client()
         return (client.first if self._order.sum == FIRST_SUM else client.words)(self._announcement)
 

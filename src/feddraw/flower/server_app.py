@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from numpy.typing import NDArray
 
 from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Model, Proxy
-from feddraw.data.dataset import Dataset
+from feddraw.data.dataset import Dataset, Split
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import initial_model, make_trainer, network_builder, prepare_server_images
-from feddraw.experiment.running import evaluate_kept_models
+from feddraw.experiment.running import Evaluated, evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
@@ -44,8 +43,6 @@ from feddraw.server.round import RoundRecord
 from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
-
-Scores = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, and the predictions behind them
 
 
 class ServerEvaluation:
@@ -68,6 +65,7 @@ class ServerEvaluation:
             setup = run_preparation.prepare(experiment)
             self.findings, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
             self._evaluate_on(setup.dataset)
+            self._evaluator = setup.evaluator  # with the clients' holdouts
         self.method.weighting.check(self.initial.layout)
 
     def _evaluate_on(self, dataset: Dataset) -> None:
@@ -80,15 +78,17 @@ class ServerEvaluation:
         self.counted_by_sites = score_histograms.merged_histogram_metrics(contents, self.findings)
         return score_histograms.histogram_metrics_for_log(self.counted_by_sites)
 
-    def evaluate(self, model: Model, *, final: bool) -> Scores:
+    def evaluate(self, model: Model, *, final: bool) -> Evaluated:
         if self.dataset is None:
             nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
-            return (self.counted_by_sites or nobody) | {"clients": {}}, {}
+            counted, self.counted_by_sites = self.counted_by_sites, {}  # those of one round only
+            return (counted or nobody) | {"clients": {}}, {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
-        return self._evaluator.after_a_round(self._engine, [model], ("validation",)), {}
+        splits: tuple[Split, ...] = ("validation", "test") if self.experiment.test_every_round else ("validation",)
+        return self._evaluator.after_a_round(self._engine, [model], splits), {}
 
-    def evaluate_kept(self, model: Model) -> Scores:
+    def evaluate_kept(self, model: Model) -> Evaluated:
         """Another model than that of the last round: the server's own images only, the sites are not asked again."""
         return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
 
@@ -155,7 +155,7 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
         method,
         fraction_train=federation.fraction,
         fraction_evaluate=1.0 if counted else 0.0,
-        min_train_nodes=nodes,
+        min_train_nodes=max(FEWEST_SUMMED if experiment.secure else 1, int(nodes * federation.fraction)),
         min_evaluate_nodes=nodes if counted else 0,
         min_available_nodes=nodes,
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
@@ -195,7 +195,7 @@ def _conclude_server_app_round(
     if folder is not None:
         last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())
         if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
-            diverged, loss = replace(last, metrics=scores).diverged, last.metrics.get("loss", math.nan)
+            diverged, loss = replace(last, metrics=scores).diverged, last.loss
             seconds = {**(last.seconds or {"aggregation": 0.0}), "evaluation": took}
             folder.add_line(done, loss, scores, seconds, last.client_seconds, diverged=diverged)
         if final:

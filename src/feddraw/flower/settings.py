@@ -14,7 +14,7 @@ from feddraw.catalog import check_setting_types
 from feddraw.data.corruption import Corruption
 from feddraw.data.finding_names import PAPER_FINDINGS, canonical_finding
 from feddraw.errors import UserError
-from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
+from feddraw.experiment.settings import NAMED_SECTIONS, Experiment, complete, make_method, parse_settings
 from feddraw.participation import Participation
 from feddraw.server.policy import Policy, why_no_policy
 
@@ -69,9 +69,9 @@ def read_run_config(
     experiment = Experiment.of(_run_config_by_section(given)).with_settings(more)
     experiment.trusted(trust, "the run's settings name", permit)
     if experiment.participation != Participation():
-        raise UserError("who takes part is the federation's to say: set fraction, and leave participation as it is")
+        raise UserError("Flower chooses the clients: set fraction, and remove the participation settings")
     if experiment.corruption != Corruption() and own_folders(experiment):
-        raise UserError("sites with folders of their own have the data they have: leave corruption out")
+        raise UserError("corruption does not work for sites with their own folders: remove the corruption settings")
     if not any(name.startswith("policy.") for name in (*given, *more)) and not why_no_policy(make_method(experiment)):
         experiment = replace(experiment, policy=READY_POLICY)
     return complete(experiment), federation
@@ -84,7 +84,9 @@ def _run_config_by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for path, value in settings.items():
         section, _, name = path.partition(".")
-        if not name:
+        if not name and section in NAMED_SECTIONS:
+            table.setdefault(section, {})["name"] = value
+        elif not name:
             table[section] = value
         else:
             several = path == "data.findings" and isinstance(value, str) and "," in value
@@ -102,6 +104,6 @@ def findings_of_own_folders(experiment: Experiment) -> list[str]:
     named = experiment.section("data")[1].get("findings", "all")
     listed = named.split(",") if isinstance(named, str) and named != "all" else named
     if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
-        wanted = "the names of their columns, one or several with commas"
+        wanted = "list the names of the label columns, separated by commas"
         raise UserError(f"sites with folders of their own need data.findings: {wanted}")
     return list(PAPER_FINDINGS) if listed == ["paper"] else [canonical_finding(name) for name in listed]

@@ -65,9 +65,9 @@ LEDGER_PARTS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_exp
 class MethodStrategy(FedAvg):
     """Any of our methods as a Flower Strategy.
 
-    Methods that change local training (all but FedDRAW, FedAvg, FedAdp and uniform) need clients that do so: see
-    `feddraw.flower.client`. `folder` is where `weights.csv` and a checkpoint are written after every round; with it a
-    server that was killed goes on by the same call with `resume=True`.
+    Methods with a local rule of their own, and those that ask clients for more than a model (`method.sends`), need
+    clients that answer: see `feddraw.flower.client`. `folder` is where `weights.csv` and a checkpoint are written after
+    every round; with it a server that was killed goes on by the same call with `resume=True`.
     """
 
     def __init__(
@@ -197,7 +197,10 @@ class MethodStrategy(FedAvg):
         done = self.round_offset
         left = min(num_rounds, self.rounds - done)
         if resumed and left <= 0:
-            log.info("all %d rounds are done: nothing is left to do", self.rounds)
+            log.info("all %d rounds are done: no training is left to do", self.rounds)
+            if not self.logs_rounds and self.fraction_evaluate and not (self.folder and self.folder.metrics.is_file()):
+                asked = self.configure_evaluate(self.rounds, resumed, ConfigRecord(), grid)  # the last one was cut off
+                self.aggregate_evaluate(self.rounds, grid.send_and_receive(asked, timeout=self._timeout))
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
@@ -220,9 +223,9 @@ class MethodStrategy(FedAvg):
     def _lock_for_other_loop(self) -> None:
         """For a loop that is not ours, what `start` does first: know the number of rounds, lock the folder."""
         if not self.rounds:
-            why = "the number of rounds is not known: a wrapper or a loop of your own does not tell it"
+            why = "the number of rounds is unknown, because a wrapper or your own loop starts the rounds"
             lead = "strategy.start(grid, arrays, num_rounds=…, through=wrapper)"
-            raise UserError(f"{why}. Give it to this strategy as rounds=…, or let it lead: {lead}")
+            raise UserError(f"{why}. Pass rounds=… to this strategy, or start with {lead}")
         if self.folder is not None and not self._ready:
             self._other_loops_lock.enter_context(self.folder.locked())
 
@@ -555,7 +558,7 @@ class MethodStrategy(FedAvg):
         self._unsaved = done.round + 1
         if self.folder is not None:
             if self.logs_rounds:
-                loss = done.metrics.get("loss")
+                loss = next((done.metrics[name] for name in reply_intake.LOSSES if name in done.metrics), None)
                 loss = float(loss) if isinstance(loss, int | float) else math.nan
                 self.folder.add_line(done.round, loss, {}, done.seconds, done.client_seconds, rounds=self.rounds)
             self.folder.add_to_ledger(done.ledger, done.pieces)

@@ -154,7 +154,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self.reset_stats()
         carried: dict[str, Any] = {"broadcast": result.broadcast} if result.broadcast else {}
         if self._rule.local.keeps:
-            carried["counted"] = {entry.client: round for entry in ledger if entry.counted}
+            carried["counted"] = {entry.client: entry.round for done in self.history for entry in done if entry.counted}
         if swarm:
             carried |= self._for_next_aggregator()
             time.sleep(SWARM_PAUSE)

@@ -45,8 +45,8 @@ class PatientBootstrap:
         return interval(self.methods[metric][first] - self.methods[metric][second])
 
     def gain(self, metric: str, method: str, client: str) -> Interval:
-        """Of the common model over the one that the client trained alone."""
-        return interval(self.methods[metric][method] - self.clients[metric][client])
+        """Of the model that the client would use over the one that it trained alone."""
+        return interval(self.used_by(metric, method, client) - self.clients[metric][client])
 
 
 def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBootstrap:
@@ -56,7 +56,7 @@ def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBo
     averaged, while a patient tested by all of them is drawn for all.
     """
     if not replicates:
-        return PatientBootstrap.none_because("Not asked for (--replicates 0).")
+        return PatientBootstrap.none_because("No bootstrap intervals were computed (--replicates 0).")
     kept = {run: found for run in runs if (found := run.predictions()) is not None and _usable_predictions(run, found)}
     if not kept:
         why = "These runs kept no scores of single images, so methods cannot be compared on the same patients."

@@ -99,7 +99,7 @@ def compile_pdf(source: Path) -> Path:
         if done.returncode or not found.is_file():
             log = source.with_suffix(".log")
             write_whole(log, done.stdout)
-            raise RunFailed(f"{program} could not make a PDF of {source}: its words are in {log}")
+            raise RunFailed(f"{program} could not make a PDF of {source}: see {log}")
         write_whole(target, found.read_bytes())
     return target
 

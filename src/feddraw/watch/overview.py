@@ -31,7 +31,7 @@ def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
         "counts": Counter(run.state for run in runs) + Counter({"waiting": len(waiting), "failed": len(failed)}),
         "all_left": overview_seconds_left(followed, runs, waiting, lefts),
         "scenarios": len({str(run.summary()["scenario"]) for run in runs}),
-        "share": share_of_rounds_done(runs, len(waiting)),
+        "share": mean_share_done(runs, len(waiting)),
     }
 
 
@@ -59,7 +59,7 @@ def overview_seconds_left(
     return max(free)
 
 
-def share_of_rounds_done(runs: list[FollowedRun], waiting: int) -> float:
-    """Of all rounds of all runs that are begun or planned; a run whose rounds are not known counts as one."""
+def mean_share_done(runs: list[FollowedRun], waiting: int) -> float:
+    """The mean share of its rounds that a run has done, over all begun or waiting; 0 where they are not known."""
     shares = [1.0 if run.state == "finished" else run.done / run.total if run.total else 0.0 for run in runs]
     return sum(shares) / (len(shares) + waiting) if shares or waiting else 0.0

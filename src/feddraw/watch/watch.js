@@ -22,7 +22,8 @@
     const s = Math.max(0, Math.round(seconds));
     if (s < 90) return `${s} s`;
     if (s < 5400) return `${Math.round(s / 60)} min`;
-    return `${Math.floor(s / 3600)} h ${String(Math.round((s % 3600) / 60)).padStart(2, "0")} min`;
+    const minutes = Math.round(s / 60);
+    return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
   }
 
   /** Remaining seconds, counted down since the server said them. */
@@ -165,7 +166,7 @@
     if (!same) list.replaceChildren(...items);
     list.hidden = !items.length;
     byId("no-runs").hidden = Boolean(items.length);
-    write(byId("no-runs"), filter === "all" ? "Nothing yet." : `No run is ${FILTERS[filter]}.`);
+    write(byId("no-runs"), filter === "all" ? "Nothing yet." : `No runs match “${FILTERS[filter]}”.`);
   }
 
   const waitingWords = () => (known.waiting.length ? [`${plural(known.waiting.length, "run")} waiting: ${known.waiting.slice(0, 3).join(", ")}${known.waiting.length > 3 ? ", …" : ""}`] : []);
@@ -328,7 +329,7 @@
     }
     const items = problems.map((words) => element("li", { textContent: words }));
     const more = items.splice(5);
-    const parts = [element("h3", { textContent: grouped.size ? "Refused, missing or noted" : "Attention" }), element("ul", {}, ...items)];
+    const parts = [element("h3", { textContent: grouped.size ? "Problems and notes" : "Attention" }), element("ul", {}, ...items)];
     if (more.length) parts.push(element("details", {}, element("summary", { textContent: `${more.length} more` }), element("ul", {}, ...more)));
     place.replaceChildren(...parts);
   }

@@ -23,7 +23,7 @@ def aggregation_weights_section(report: Report, scenario: str) -> Iterator[Block
     others = {method: runs for method, runs in weighed.items() if method != report.focus}
     note = "Weight of each client in every round; with several seeds the shade runs from the lowest to the highest."
     sums = [run.ledger["weight"].sum(axis=1) for runs in weighed.values() for run in runs]
-    if any((np.abs(total - 1) > 1e-6).any() for total in sums):
+    if any((np.abs(total[total != 0] - 1) > 1e-6).any() for total in sums):  # 0: nobody counted
         note += " Where weights do not sum to 1 they are the coefficients of the clients' updates."
     if others:
         yield Gallery(pictures.weight_pictures(others, slug(scenario)), note)
@@ -40,9 +40,10 @@ def aggregation_weights_section(report: Report, scenario: str) -> Iterator[Block
         more = [picture for draw in kinds for picture in draw(runs, method, slug(scenario))]
         if more:
             yield Gallery(more, f"What the weights of {method} are made of.")
-        if more or method in limited:
-            said = list(weights_in_sentences(explain_run_weights(runs[0])))
-            yield Fold(f"The weights of {method} in words (seed {runs[0].repeat})", [Bullets(said)])
+        weighed_run = next((run for run in runs if np.nan_to_num(run.ledger["weight"]).any()), None)
+        if weighed_run is not None and (more or method in limited):
+            said = list(weights_in_sentences(explain_run_weights(weighed_run)))
+            yield Fold(f"The weights of {method} in words (seed {weighed_run.repeat})", [Bullets(said)])
 
 
 def methods_with_weights(collection: RunCollection, scenario: str) -> dict[str, list[RecordedRun]]:

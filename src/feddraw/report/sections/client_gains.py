@@ -13,6 +13,7 @@ from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, Heading, Paragraph, ReportTable
 from feddraw.report.report_statistics import MeanOverRepeats, Report
 from feddraw.report.table_cells import number_cell
+from feddraw.results.recorded_run import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ def client_gains_section(report: Report, scenario: str, metric: str, label: str)
     if not found:
         return
     name = f"{slug(scenario)}-{metric}"
-    what = "Metric of the common model minus that of the model the client trained alone, on the same test images."
+    what = (
+        "Metric of the model that the client would use minus that of the one it trained alone, on the same test images."
+    )
     yield Heading(f"Does a client gain? {label} in {scenario}", 3)
     yield Paragraph(what)
     yield _gain_table(found, f"Gain in test {label} over training alone, {scenario}", f"gains-{name}")
@@ -64,6 +67,11 @@ def _gain_cell(gain: ClientGain) -> Cell:
     return Cell(text + (f" [{interval_from_to(gain.interval)}]" if gain.interval else ""), gain.gain.value)
 
 
+def _whose_model(run: RecordedRun, client: str, split: str) -> str:
+    """On the common test images the common model, unless the client has one of its own."""
+    return client if split != "test" or "test" in run.metrics["clients"].get(client, {}) else ""
+
+
 def gains_over_alone(report: Report, scenario: str, metric: str, split: str = "test") -> Iterator[ClientGain]:
     """Of every client and method: on the common test images, or (`holdout`) on the client's own."""
     runs, draws = report.collection.of(scenario), report.draws[scenario]
@@ -73,8 +81,7 @@ def gains_over_alone(report: Report, scenario: str, metric: str, split: str = "t
     for client in clients:
         for method, members in methods.items():
             before = [own[run.repeat].test(metric, client=client, split=split) for run in members]
-            used = "" if split == "test" else client  # on the common test images it is the common model
-            after = [run.test(metric, client=used, split=split) for run in members]
+            after = [run.test(metric, client=_whose_model(run, client, split), split=split) for run in members]
             change = MeanOverRepeats.of([a - b for a, b in zip(after, before, strict=True)])
             compared = split == "test" and client in draws.clients[metric] and method in draws.methods[metric]
             if change.count:

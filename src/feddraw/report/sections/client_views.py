@@ -24,7 +24,7 @@ from feddraw.results.recorded_run import RecordedRun
 
 Floats = NDArray[np.float64]
 ALONE, FEDAVG = "alone", "fedavg"
-COMPARED_WITH = {ALONE: "over training alone", FEDAVG: "over FedAvg"}
+COMPARED_WITH = {ALONE: "vs training alone", FEDAVG: "vs FedAvg"}
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _view_in_words(view: ClientView) -> str:
 
 def _view_gain_or_loss(found: Interval, over: str) -> str:
     if math.isnan(found.estimate):
-        return f"no AUC to compare {over} "
+        return f"no comparison {over}, an AUC is undefined"
     what = "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
     return f"{what} {over} ({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
 

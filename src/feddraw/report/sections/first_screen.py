@@ -75,5 +75,5 @@ def _first_screen_note(report: Report, draws: PatientBootstrap, metric: str) -> 
     if draws.left_out:
         said += f" Not compared, because scores of the same images are missing: {join_names(draws.left_out)}."
     if report.margin:
-        said += f" No worse: both intervals lie above -{report.margin:g}; one training cannot show it."
+        said += f" No worse: both intervals lie above -{report.margin:g}; this needs more than one training."
     return said

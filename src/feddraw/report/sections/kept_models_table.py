@@ -33,8 +33,8 @@ def kept_models_section(report: Report, scenario: str) -> Iterator[Block]:
     if rows:
         yield Heading(f"Which model? {scenario}", 3)
         yield Paragraph(
-            "The model of the last round beside those that were kept on request. The test set chose none of them. "
-            "Tables and figures elsewhere are about the last round."
+            "The model of the last round, compared with the models that the run kept (keep.best, keep.tail). None was "
+            "chosen with test data. All other tables and figures show the model of the last round."
         )
         yield Bullets(list(chosen))
         header = ["method", "model", "rounds", "validation AUC", "test AUC", "test AUC − last", "95 % CI", "test GM"]

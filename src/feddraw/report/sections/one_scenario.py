@@ -43,7 +43,7 @@ def _curves_over_rounds(report: Report, scenario: str) -> Iterator[Block]:
     drawn = list(pictures.curve_pictures(report.collection.of(scenario), report.shown, report.focus, slug(scenario)))
     if drawn:
         yield Heading(f"Over the rounds in {scenario}", 3)
-        note = "Mean over seeds; shaded from least to most. "
+        note = "Mean over seeds; shaded from the lowest to the highest seed. "
         if len(report.shown) > MOST_LINES_IN_PANEL:
-            note += f"In panels of many methods the thin line is {report.focus}; first rounds may lie below the frame. "
-        yield Gallery(drawn, note + "Test curves are for reading only: nothing was chosen by them.")
+            note += f"In panels with many methods, the thin line is {report.focus}; low first rounds may be cut off. "
+        yield Gallery(drawn, note + "Test curves are for information only: nothing was chosen by them.")

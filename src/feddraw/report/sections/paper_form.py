@@ -10,6 +10,7 @@ import numpy as np
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
+from feddraw.naming import join_names
 from feddraw.paper import published_tables
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Paragraph, Picture, ReportTable
@@ -168,20 +169,28 @@ def _paper_form_scenarios(report: Report) -> list[str]:
 
 def paper_weight_caption(report: Report) -> str:
     """What the panels show."""
-    said = []
-    for pair, scenario in zip(("(a), (b)", "(c), (d)"), _paper_form_scenarios(report), strict=False):
+    said, compared = [], False
+    for pair, scenario in zip((("(a)", "(b)"), ("(c)", "(d)")), _paper_form_scenarios(report), strict=False):
         ledger = report.collection.of(scenario, report.focus)[0].ledger
-        alike = grouped((int(size), client) for client, size in zip(ledger.clients, ledger.sizes, strict=True))
-        sizes = [f"{_client_range(who)} with {size:,} images{' each' * (len(who) > 1)}" for size, who in alike.items()]
-        said.append(f"{pair} {scenario}, {', '.join(sizes)}")
+        alike = grouped((int(size), place) for place, size in enumerate(ledger.sizes))
+        several = any(len(who) > 1 for who in alike.values())  # else there is no panel on the right
+        sizes = [
+            f"{_client_range(ledger.clients, who)} with {size:,} images{' each' * (len(who) > 1)}"
+            for size, who in alike.items()
+        ]
+        said.append(f"{', '.join(pair[: 1 + several])} {scenario}, {', '.join(sizes)}")
+        compared |= several
+    right = " The panel on the right has the deviation from the mean weight of clients of one size." if compared else ""
     return (
         f"Evolution of {name_in_paper(report.focus)} aggregation weights across communication rounds, mean over runs: "
-        f"{'; '.join(said)}. The panel on the right has the deviation from the mean weight of clients of one size."
+        f"{'; '.join(said)}.{right}"
     )
 
 
-def _client_range(names: Sequence[str]) -> str:
-    return f"{names[0]}–{names[-1]}" if len(names) > 2 else " and ".join(names)
+def _client_range(names: Sequence[str], places: Sequence[int]) -> str:
+    if len(places) > 2 and places[-1] - places[0] == len(places) - 1:
+        return f"{names[places[0]]}–{names[places[-1]]}"
+    return join_names([names[place] for place in places])
 
 
 def _paper_form_comparison(report: Report) -> Iterator[Block]:

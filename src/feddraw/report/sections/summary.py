@@ -12,11 +12,12 @@ from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics_in_words import interval_from_to
+from feddraw.grouping import grouped
 from feddraw.naming import join_names
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.bootstrap_over_patients import patients_interval_name
 from feddraw.report.differences_over_trainings import differences_over_trainings
-from feddraw.report.report_statistics import Report
+from feddraw.report.report_statistics import Report, mean_over_repeats
 from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
@@ -29,7 +30,7 @@ def summary_sentences(report: Report) -> Iterator[str]:
     yield _metric_headline(report, "auc")
     yield _metric_headline(report, "gm")
     runs, seeds = len(collection.runs), len({run.repeat for run in collection.runs})
-    chance = "one seed only, so no difference here can be told from the noise between trainings"
+    chance = "one seed only, so a difference may be noise between trainings"
     of_seeds = chance if seeds == 1 else f"{seeds} seeds"
     what = f"{join_names(report.shown)}; in {join_names(collection.scenarios)}; {of_seeds}"
     yield f"{runs} finished run{'s' * (runs > 1)}: {what}."
@@ -48,8 +49,11 @@ def _metric_headline(report: Report, metric: str) -> str:
 
 
 def _summary_headline(report: Report, scenario: str, metric: str) -> str:
-    means = {m: report.mean(scenario, m, metric).value for m in report.collection.methods}
-    means = {method: value for method, value in means.items() if math.isfinite(value)}
+    runs = [run for run in report.collection.of(scenario) if not run.reference and math.isfinite(run.test(metric))]
+    seeds = [set(repeats) for repeats in grouped((run.method, run.repeat) for run in runs).values()]
+    shared = set.intersection(*seeds) if seeds else set()  # the interval is over these, so the means are, too
+    compared = grouped((run.method, run) for run in runs if run.repeat in shared or not shared)
+    means = {method: mean_over_repeats(own, metric).value for method, own in compared.items()}
     if not means:
         return f"Test {METRICS[metric]} is undefined in every run."
     best = max(means, key=lambda method: means[method])
@@ -71,7 +75,7 @@ def _summary_headline(report: Report, scenario: str, metric: str) -> str:
     if any(one.low <= 0 <= one.high for one in found.values()):
         which = "An" if len(found) > 1 else "The"
         return f"{said} {which} interval includes 0: no difference between the two is shown."
-    return said if len(found) > 1 else f"{said} One training each: noise between trainings is not in the interval."
+    return said if len(found) > 1 else f"{said} One seed that all have: noise between trainings is not in the interval."
 
 
 BothIntervals = tuple[Interval, Difference]  # over patients, over trainings
@@ -91,7 +95,7 @@ def _summary_of_pairs(report: Report) -> Iterator[str]:
             lost = sum(all(one.high < 0 for one in pair) for pair in pairs)
             decided = f"{won} win{'s' * (won != 1)}, {lost} loss{'es' * (lost != 1)}"
             said.append(f"vs {other}: {decided}, {len(pairs) - won - lost} undecided")
-        how = f"both 95 % CIs, {both}, exclude 0; without correction"
+        how = f"win or loss: both 95 % CIs, {both}, exclude 0; no correction for multiple tests"
         yield f"AUC of {report.focus} by scenario ({how}): {'; '.join(said)}."
     if report.margin:
         said = [
@@ -144,8 +148,14 @@ def summary_caveats(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
         yield Heading("Left out", 3)
-        places = {str(one): shown_path(one, report.folders) for one in _summary_paths(collection)}
-        yield Bullets([_summary_with_paths(places, f"{one.path}: {one.reason}") for one in collection.problems])
+        telling = [one for one in _summary_paths(collection) if one.is_absolute() or ".." in one.parts]
+        places = {str(one): shown_path(one, report.folders) for one in telling}
+        yield Bullets(
+            [
+                f"{shown_path(one.path, report.folders)}: {_summary_with_paths(places, one.reason)}"
+                for one in collection.problems
+            ]
+        )
     undefined = sorted(
         {
             f"{finding} has no {_summary_of_undefined(run, finding)}, left out of the mean."
@@ -174,8 +184,8 @@ def summary_caveats(report: Report) -> Iterator[Block]:
 def _summary_of_undefined(run: RecordedRun, finding: str) -> str:
     """Which metrics a finding does not have in a run, and why."""
     if math.isnan(run.test("auc", finding)):
-        return f"AUC or GM in {run.scenario}: one label only in the test data"
-    return f"GM in {run.scenario}: one label only in the validation data, so there is no threshold"
+        return f"AUC or GM in {run.scenario}: only positives or only negatives in the test data"
+    return f"GM in {run.scenario}: only positives or only negatives in the validation data, so there is no threshold"
 
 
 def _summary_paths(collection: RunCollection) -> list[Path]:

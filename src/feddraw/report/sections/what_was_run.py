@@ -20,7 +20,7 @@ def what_was_run_section(collection: RunCollection, command: str, folders: Seque
     yield Heading("What was run", anchor="record")
     yield Paragraph(f"This report was made by the command below from {len(collection.runs)} runs.")
     yield CodeBlock(command)
-    how = "Each run is in a file of settings in its folder; where its data lie is for each machine to say:"
+    how = "Each run's folder holds its settings. If your data are elsewhere, change data.path there first:"
     again = _commands_to_run_again(collection.runs, folders)
     yield Fold("How to run it again", [Paragraph(how), CodeBlock(again)])
     yield Fold("Settings", [_settings_table(collection.runs)])
@@ -69,7 +69,7 @@ def _value_with_methods(value: str, methods: Sequence[str], values: int) -> str:
 def _partition_table(runs: Sequence[RecordedRun]) -> ReportTable:
     hashes = {(run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None for run in runs}
     rows = [[Cell(scenario), Cell(repeat), Cell(sha)] for scenario, repeat, sha in hashes]
-    return ReportTable("SHA-256 of who was dealt which images", ["scenario", "seed", "partition"], rows)
+    return ReportTable("SHA-256 of each partition (images of each client)", ["scenario", "seed", "partition"], rows)
 
 
 def _version_table(runs: Sequence[RecordedRun]) -> ReportTable:
