@@ -53,7 +53,7 @@ ONLY = {
     "participation": {"errors"},
     "standing_shares": {"core"},
     "models": {"errors"},
-    "classifier_layer": {"core", "errors"},
+    "classifier_layer": {"core", "errors", "flat_model"},
     "methods": {"errors", "core", "flat_model", "sums", "schedules", "standing_shares"},
     "analysis.metrics": {"errors"},
     "analysis.statistics": {"errors", "old_names"},

@@ -17,7 +17,7 @@ import pytest
 from bad_updates import BAD, BAD_EXTRAS
 from feddraw import catalog, federation
 from feddraw.core import ASKED, Cohort, Job, Server
-from feddraw.experiment.method_by_name import brings_training, brings_weighting
+from feddraw.experiment.method_by_name import why_no_training, why_no_weighting
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import client_seed
 from feddraw.results.checkpoint import Checkpoint
@@ -351,8 +351,8 @@ def answers():
     return {update.client: copied(update).extra for update in engine.train(jobs)}
 
 
-FIRST = [name for name in METHODS if not brings_weighting(method_of(name))]
-SECOND = [name for name in METHODS if not brings_training(method_of(name))]
+FIRST = [name for name in METHODS if not why_no_weighting(method_of(name))]
+SECOND = [name for name in METHODS if not why_no_training(method_of(name))]
 
 
 @pytest.mark.parametrize(("weighting", "training"), list(itertools.product(FIRST, SECOND)))

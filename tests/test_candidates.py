@@ -13,7 +13,7 @@ from feddraw.methods.effects_then_uniform import effects_then_uniform
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.move_effects import move_effects, move_effects_rho, variance_equations
 from feddraw.methods.power_by_validation import power_by_validation
-from feddraw.methods.random_effects import weights_by_rho
+from feddraw.methods.random_effects import LARGEST_RHO, weights_by_rho
 from feddraw.methods.size_until_slow import size_until_slow
 from test_random_effects import RHO, SIZES, three_sites
 from tiny import cohort_of, same, train
@@ -82,6 +82,15 @@ def test_moves_are_taken_per_step_and_only_before_until():
     assert weights.values == pytest.approx([4 / 7, 1 / 7, 2 / 7])
     apart = cohort_of(-rows, [4, 1, 2], sent=[0, 0], steps=[1, 1, 1])
     assert rule.weigh(apart, state)[1] is state
+
+
+def test_without_end_rho_is_a_number_that_a_ledger_can_hold():
+    cohort = cohort_of([[5.0], [0.0], [0.1]], [30, 1, 2])
+    assert math.isinf(move_effects_rho(variance_equations(cohort.sizes, gram(cohort.params, np.zeros(1)))))
+    rule = move_effects().weighting
+    weights, _ = rule.weigh(cohort, rule.init())
+    assert weights.parts["rho"] == LARGEST_RHO
+    assert weights.values == pytest.approx([1 / 3] * 3)
 
 
 class NearestTo:

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 import tomli_w
+from typer.testing import CliRunner
 
+from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import estimate_run_time
@@ -46,7 +48,7 @@ def test_folds_are_as_many_repeats():
     assert {run.experiment.folds for run in comparison_runs(small(), folds=3)} == {3}
     assert len(comparison_runs(small(folds=4))) == 4 * 4
     assert len(comparison_runs(small())) == 5 * 4
-    with pytest.raises(UserError, match="more than once"):
+    with pytest.raises(UserError, match="at most one seed per fold"):
         comparison_runs(small(folds=2), seeds=3)
     with pytest.raises(UserError, match="positive"):
         comparison_runs(small(), seeds=-1)
@@ -85,6 +87,20 @@ def test_a_run_is_estimated_from_timed_steps_of_its_own():
     assert short.whole < long.whole
     alone = estimate_run_time(prepare(small(method="alone", rounds=2)))
     assert alone.whole > 0
+
+
+def test_runs_that_others_failures_kept_from_starting_are_not_said_to_be_late(tmp_path, monkeypatch):
+    def fail(runs, *_, **__):
+        yield from (StudyEvent("failed", planned.name, "no memory") for planned in runs[:3])
+        yield StudyEvent("left out", runs[3].name)
+
+    (tmp_path / "mine.toml").write_text('data = "phantom"\nscenario = "iid"\n')
+    monkeypatch.setattr("feddraw.study.run_study.run_study", fail)
+    monkeypatch.setattr("feddraw.cli.compare._estimate_comparison", lambda runs, _: {one.name: 1.0 for one in runs})
+    words = ["compare", str(tmp_path / "mine.toml"), "--seeds", "1", "--workers", "1", "--out", str(tmp_path / "out")]
+    said = CliRunner().invoke(app, words).output
+    assert "not started, because several runs in a row failed: alone with seed 0" in said
+    assert " 0 min" not in said
 
 
 def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tmp_path):

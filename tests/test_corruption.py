@@ -155,5 +155,5 @@ def test_sites_with_folders_of_their_own_are_not_altered():
     pytest.importorskip("flwr")
     from feddraw.flower.settings import read_run_config
 
-    with pytest.raises(UserError, match="leave corruption out"):
+    with pytest.raises(UserError, match="remove the corruption settings"):
         read_run_config({"data.name": "folder", "data.findings": "Edema", "corruption.blur": "C1=1"})

@@ -192,8 +192,8 @@ def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., MachineExamination]) -
     found = gpu(ready=slow)
     assert not found.broken
     assert not found.speeds
-    assert MachineCheck("paper", "note", "its network was not timed: --seconds gives more") in found.checks
-    assert "--seconds gives more" in next(check.said for check in found.checks if check.what == "cpu speed")
+    assert MachineCheck("paper", "note", "its network was not timed: increase --seconds") in found.checks
+    assert "increase --seconds" in next(check.said for check in found.checks if check.what == "cpu speed")
 
 
 def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(

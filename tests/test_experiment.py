@@ -70,6 +70,14 @@ def test_other_scenarios_than_the_papers_are_not_scaled_down() -> None:
     assert Experiment().with_settings({"scenario": "iid"}).scenario == {"name": "iid", "scale": 1.0}
 
 
+def test_settings_of_a_name_may_come_before_it() -> None:
+    changed = Experiment().with_settings(
+        {"method.mu": 0.5, "scenario.scale": 0.3, "method": "fedprox", "scenario": "iid"}
+    )
+    assert changed.section("method") == ("fedprox", {"mu": 0.5})
+    assert changed.section("scenario") == ("iid", {"scale": 0.3})
+
+
 def test_a_mixture_takes_the_weighting_of_one_and_the_training_of_the_other() -> None:
     method = make_method(Experiment(method={"name": "feddraw+fedprox", "beta_max": 2.0, "mu": 0.5}))
     assert isinstance(method.weighting, DualReputationAnnealing)
@@ -120,7 +128,7 @@ MISTAKES = [
     ({"rounds": True}, "rounds must be a whole number, not True"),
     ({"seed": -1}, "seed must be zero or more"),
     ({"workers": -1}, "workers must be zero or more"),
-    ({"engine": "ray"}, "no 'ray' among the engines: there are flower, processes, serial"),
+    ({"engine": "ray"}, "no 'ray' among the engines: choose from flower, processes, serial"),
     ({"holdout": 1.0}, "holdout must be a share"),
     ({"training.lr": 0.0}, "training.lr must be a positive number, not 0.0"),
     ({"training.lr": math.inf}, "training.lr must be a positive number"),
@@ -232,6 +240,6 @@ def test_equal_steps_give_every_client_the_same_number_of_steps() -> None:
 
 
 def test_a_class_with_one_label_only_is_undefined_and_warned_of() -> None:
-    with pytest.warns(UserWarning, match="one label only in test data"):
+    with pytest.warns(UserWarning, match="only positives or only negatives in test data"):
         *_, last = run(small(rounds=1, **{"data.test": 3}))
     assert last.metrics["test"]["undefined"]

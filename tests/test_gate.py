@@ -247,8 +247,8 @@ def test_no_bad_reply_over_flower_is_averaged(name):
     ("settings", "says"),
     [
         ({"gate.norm": "ignore"}, "gate.norm must be one of off, warn, refuse, not ignore"),
-        ({"gate.factor": 0.5}, "gate.factor must be at least 1 median, not 0.5"),
-        ({"gate.factor": math.nan}, "gate.factor must be at least 1 median"),
+        ({"gate.factor": 0.5}, "gate.factor must be at least 1, not 0.5"),
+        ({"gate.factor": math.nan}, "gate.factor must be at least 1"),
         ({"gate.clip": -1.0}, "gate.clip must be zero or more"),
         ({"gate.max_size": 0}, "gate.max_size must be at least 1 image"),
         ({"gate.nrm": "warn"}, "gate has no setting 'nrm': it has norm, factor, clip, max_size"),

@@ -21,7 +21,7 @@ from feddraw.analysis.site_heterogeneity import (
 from feddraw.cli import app
 from feddraw.core import Measurement
 from feddraw.errors import UserError
-from feddraw.experiment.heterogeneity import HeterogeneityOptions, heterogeneity_parameters, measure_heterogeneity
+from feddraw.experiment.heterogeneity import HeterogeneityOptions, measure_heterogeneity, parameter_groups
 from feddraw.experiment.running import run
 from feddraw.methods.random_effects import EffectSums, distances_by_variance, estimate_effects, random_effects
 from feddraw.report import write_report
@@ -86,7 +86,7 @@ def test_weights_of_each_rule():
 
 
 def test_groups_cover_all_parameters_once():
-    layers, findings = heterogeneity_parameters(initial().layout, ("a", "b"))
+    layers, findings = parameter_groups(initial().layout, ("a", "b"))
     assert list(layers) == ["all", "first third", "middle third", "last third", "classifier"]
     parts = np.concatenate([places for name, places in layers.items() if name != "all"])
     assert sorted(parts.tolist()) == layers["all"].tolist() == list(range(len(initial().params)))

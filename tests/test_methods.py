@@ -13,7 +13,7 @@ import torch
 from feddraw import catalog
 from feddraw.core import Job, Method, Model, Server
 from feddraw.errors import UserError
-from feddraw.experiment.method_by_name import brings_weighting
+from feddraw.experiment.method_by_name import why_no_weighting
 from feddraw.experiment.settings import make_method
 from feddraw.federation import client_seed, federate
 from feddraw.methods.fedadp import FedAdpWeighting, fedadp, gompertz
@@ -362,7 +362,7 @@ COHORTS = {
 
 def weightings():
     methods = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
-    return {name: method.weighting for name, method in methods.items() if not brings_weighting(method)}
+    return {name: method.weighting for name, method in methods.items() if not why_no_weighting(method)}
 
 
 def mixed(weighting, training):

@@ -62,14 +62,16 @@ def test_a_device_is_no_part_of_a_studys_keys_and_no_reason_to_run_twice(tmp_pat
     keys = [[planned.key for planned in read_study(file, {"training.device": d})] for d in ("cuda:0", "cuda:1", "cpu")]
     assert keys[0] == keys[1] == keys[2]
     file.write_text("training.device = ['cuda:0', 'cuda:1']")
-    with pytest.raises(UserError, match=r"differ only in how they are carried out"):
+    with pytest.raises(UserError, match=r"differ only in how they are computed"):
         read_study(file)
 
 
 def test_runs_that_a_change_from_outside_makes_equal_are_told_as_such(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text('[scenario]\nname = "CHM-2"\nscale = [0.01, 0.02]')
-    with pytest.raises(UserError, match=r"are the same run: --set has replaced the settings that told them apart"):
+    with pytest.raises(
+        UserError, match=r"are the same run, because --set replaced the settings in which they differed"
+    ):
         read_study(file, {"scenario": "iid"})
 
 

@@ -243,14 +243,14 @@ def test_a_fixed_share_of_an_absent_client_goes_to_the_others():
     [
         ({"cap": 1.5}, "policy.cap must be a share from 0 to 1"),
         ({"floor": -0.1}, "policy.floor must be a share from 0 to 1"),
-        ({"floor_times": 1.2}, "policy.floor_times must be from 0 to 1 equal share"),
-        ({"cap_times": 0.5}, "policy.cap_times must be at least 1 equal share"),
+        ({"floor_times": 1.2}, "policy.floor_times must be from 0 to 1, not"),
+        ({"cap_times": 0.5}, "policy.cap_times must be 0 .no cap. or at least 1"),
         ({"floor": 0.4, "cap": 0.3}, "policy.floor = 0.4 is above policy.cap = 0.3"),
-        ({"fixed": "C1=0.7, C2=0.7"}, "policy.fixed gives away 1.4, more than 1"),
+        ({"fixed": "C1=0.7, C2=0.7"}, "policy.fixed adds up to 1.4: it must be at most 1"),
         ({"fixed": "C1"}, "policy.fixed must read like"),
         ({"fixed": "C1=0.1, C1=0.2"}, "each client once"),
         ({"max_size": -1}, "policy.max_size must be a number of images"),
-        ({"max_size_times": 0.5}, "policy.max_size_times must be at least 1 median"),
+        ({"max_size_times": 0.5}, "policy.max_size_times must be 0 .no limit. or at least 1"),
         ({"cap": float("nan")}, "policy.cap must be a share"),
         ({"caps": 0.5}, "policy has no setting 'caps'"),
         ({"cap": "high"}, "policy.cap must be a number"),
@@ -267,10 +267,17 @@ def test_a_policy_that_no_federation_can_keep_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy.floor": 0.4}, r"cannot be kept by 3 clients: the least that they must have is 1.2 in all"),
-        ({"policy.cap": 0.3}, r"cannot be kept by 3 clients: the most that they may have is 0.9 in all"),
-        ({"policy.fixed": "C1=0.9", "policy.floor": 0.1}, "the least that they must have is 1.1 in all"),
-        ({"policy.floor": 0.3, "policy.fixed": "C1=0.4, C2=0.4", "policy.cap": 0.3}, "the least that they must"),
+        (
+            {"policy.floor": 0.4},
+            r"impossible with 3 clients: their minimum weights add up to 1.2, more than 1: lower policy.floor",
+        ),
+        (
+            {"policy.cap": 0.3},
+            r"impossible with 3 clients: their maximum weights add up to 0.9, less than 1: raise policy.cap",
+        ),
+        ({"policy.fixed": "C1=0.9", "policy.floor": 0.1}, "their minimum weights add up to 1.1"),
+        ({"policy.floor": 0.3, "policy.fixed": "C1=0.4, C2=0.4", "policy.cap": 0.3}, "their minimum weights"),
+        ({"policy.fixed": "C1=0.3, C2=0.3, C3=0.3"}, r"0\.9.*policy\.fixed"),
         ({"policy.fixed": "C9=0.4"}, "no 'C9' among the clients"),
     ],
 )
@@ -308,7 +315,7 @@ def test_the_ledger_explain_and_the_report_tell_where_a_policy_decided(tmp_path)
     assert float(first["proposed"]) > 0.5
     found = explain_run_weights(read_run(tmp_path / "run"))
     said = " ".join(weights_in_sentences(found))
-    assert "policy.cap_times held C1 down in round 0: from 54.6 % to 40.0 %." in said
+    assert "policy.cap_times lowered the weight of C1 in round 0: from 54.6 % to 40.0 %." in said
     assert found.from_policy is not None
     total = found.from_size + found.from_similarity + found.from_policy
     assert total == pytest.approx(found.shares - 1 / 3, abs=1e-9)

@@ -162,12 +162,20 @@ def test_every_obstacle_is_told_at_once(file, archives, own_cache, tmp_path):
     assert not own_cache.exists()
 
 
+def test_a_site_that_is_not_there_is_told_also_where_the_first_run_alters_none(file, tmp_path):
+    text = 'method = "uniform"\ndata = {name = "phantom", size = 28, train = 120, validation = 60, test = 60}\n'
+    text += 'scenario = {name = "quantity", clients = 3}\n[corruption]\nblur = ["", "C9=1"]\n'
+    (said,) = survey_study(read_study(file(text)), tmp_path / "out").said()
+    assert "C9" in said
+    assert said.endswith("(1 run: quantity_uniform_blur=C9=1_seed=0)")
+
+
 def test_the_command_refuses_a_study_with_obstacles_and_goes_on_when_told_to(file, archives, own_cache, tmp_path):
     words = ["study", str(file(MATRIX)), "--out", str(tmp_path / "out"), "--data-chexpert", str(archives[0])]
     words += ["--data-chestmnist", str(tmp_path / "no.npz"), "--set", "CHX-*.data.carve_test=0.2"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code != 0
-    assert "2 things are in the way" in str(done.exception) + done.output
+    assert "cannot start, 2 problems" in str(done.exception) + done.output
     assert not own_cache.exists()
 
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from feddraw.cli import study_progress
 from feddraw.cli.progress_bars import as_clock, duration_in_words, elapsed_and_left
 from feddraw.core import Update
 from feddraw.engines.serial import Serial
@@ -99,6 +100,13 @@ def test_measured_times_say_what_one_run_costs_beside_another():
     assert tally.seconds_left() == pytest.approx(180)  # this machine takes twice as long as measured
     assert tally.seconds_left([]) == 0
     assert tally.share == pytest.approx(0.1)
+
+
+def test_a_run_that_was_finished_before_is_told_as_the_study_stands_in_a_long_silence(monkeypatch, capsys):
+    monkeypatch.setattr(study_progress, "SILENT_SECONDS", -1.0)
+    skipped = StudyEvent("skipped", "a", row={"auc": "0.8", "gm": ""})  # as a table has it
+    study_progress.follow_study(lambda _: iter([skipped]), StudyProgress("ab", 1))
+    assert capsys.readouterr().out.startswith("1 done, 0 running, 1 left; ")
 
 
 def test_times_are_readable():

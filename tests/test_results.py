@@ -204,7 +204,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = iterate(small(), folder)
     next(first)
-    with pytest.raises(UserError, match="another process is running in"):
+    with pytest.raises(UserError, match="another process is using"):
         list(run(small(), folder, resume=True))
     first.close()  # type: ignore[attr-defined]
 

@@ -111,11 +111,24 @@ def test_the_studies_that_come_with_the_package_can_be_read(request):
     assert {planned.experiment.training.lr for planned in found["paper"]} == {1e-5}
 
 
-def test_the_key_of_a_run_does_not_depend_on_where_its_data_lie(file):
-    (one,) = read_study(file(""), {"data": "phantom", "data.path": "/here/a.npz"})
-    (same,) = read_study(file(""), {"data": "phantom", "data.path": "elsewhere/a.npz", "engine": "serial"})
-    (other,) = read_study(file("seed = 1"), {"data": "phantom", "data.path": "/here/a.npz"})
+def test_the_key_of_a_run_does_not_depend_on_where_its_archive_lies(file):
+    (one,) = read_study(file(""), {"data": "chestmnist", "data.path": "/here/a.npz"})
+    (same,) = read_study(file(""), {"data": "chestmnist", "data.path": "elsewhere/b.npz", "engine": "serial"})
+    (other,) = read_study(file("seed = 1"), {"data": "chestmnist", "data.path": "/here/a.npz"})
     assert one.key == same.key != other.key
+
+
+def test_own_data_of_one_name_in_two_folders_have_two_keys(file):
+    north, south = read_study(file('data = ["north/x.npz", "south/x.npz"]'))
+    assert north.key != south.key
+
+
+def test_two_settings_with_one_last_word_are_named_in_full(file):
+    varied = "[training]\nclip = [0.0, 1.0]\n"
+    assert names(file(varied)) == ["CHM-2_feddraw_clip=0.0_seed=0", "CHM-2_feddraw_clip=1.0_seed=0"]
+    assert names(file(varied + "[gate]\nclip = [0.0, 2.0]")) == [
+        f"CHM-2_feddraw_training.clip={one}_gate.clip={two}_seed=0" for one in (0.0, 1.0) for two in (0.0, 2.0)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -435,7 +435,7 @@ def test_a_finding_that_nobody_labels_is_named_and_the_explanation_says_who_taug
     assert data.labels.known is not None
     known = data.labels.known.copy()
     known[data.rows["train"], 4] = False
-    with pytest.warns(UserWarning, match="no client labels Consolidation"):
+    with pytest.warns(UserWarning, match="no client has labels for Consolidation"):
         run(small(rounds=1, scenario="by_site"), tmp_path / "run", dataset=with_known(data, known))
     said = "\n".join(weights_in_sentences(explain_run_weights(read_run(tmp_path / "run"))))
     assert "Atelectasis was learnt from the labels of S1 and S2." in said

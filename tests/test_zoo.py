@@ -178,6 +178,13 @@ def test_krum_where_two_tie_takes_both():
     assert values("krum", cohort_of([[0.0], [1.0], [9.0], [20.0]], [1] * 4)) == pytest.approx([0.5, 0.5, 0, 0])
 
 
+def test_krum_of_many_clients_that_are_all_the_same_is_what_they_are():
+    row = np.random.default_rng(1).normal(size=100)
+    for count in (12, 13):
+        weights = values("krum", cohort_of([row] * count, [100] * count))
+        assert (weights.min() >= 0, weights.sum()) == (True, pytest.approx(1))
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_median_and_trimmed_mean_are_those_of_numpy_and_scipy(count):
     from scipy.stats import trim_mean

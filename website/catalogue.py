@@ -7,11 +7,11 @@ from pathlib import Path
 
 from feddraw import catalog
 from feddraw.experiment.method_by_name import (
-    brings_training,
-    brings_weighting,
     method_defaults,
     needs_of_method,
     place_in_mixture,
+    why_no_training,
+    why_no_weighting,
     without_required,
 )
 
@@ -113,7 +113,7 @@ def mixtures() -> str:
         for title, half in rows.items()
     ]
     alone = {name: method for name, method in made.items() if place_in_mixture(method) == "neither"}
-    why = [f"`{name}` as A {brings_weighting(one)}; as B it {brings_training(one)}" for name, one in alone.items()]
+    why = [f"`{name}` as A {why_no_weighting(one)}; as B it {why_no_training(one)}" for name, one in alone.items()]
     return "\n".join([*lines, *(f"| neither | {reason} |" for reason in why)])
 
 

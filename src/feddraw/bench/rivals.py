@@ -154,7 +154,7 @@ class RivalProcess:
         """What went wrong, from what it printed: the last line that names an error."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
-        return (errors or lines or ["it ended without a word"])[-1][:200]
+        return (errors or lines or ["it ended without a message"])[-1][:200]
 
     def close(self) -> None:
         """It has nothing to save: end it and all that it has started."""

@@ -95,7 +95,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as trouble:
         if not isinstance(trouble, MemoryError) and "can't allocate memory" not in str(trouble):
             raise
-        code = _print_error("out of memory: try smaller settings or fewer workers", 1)
+        code = _print_error("out of memory: use fewer workers, a smaller training.batch_size or a smaller data.size", 1)
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
         _print_error(f"stopped{AFTER_CTRL_C.get(_typed_command(sys.argv[1:]), '')}", INTERRUPTED)
     sys.exit(_exit_code_when_flushed(code if isinstance(code, int) else 0))

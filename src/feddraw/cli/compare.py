@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def compare(
     file: Annotated[Path, Argument(help="Experiment file (TOML), such as feddraw init writes.")],
     minutes: Annotated[float, Option(help="Time budget; what does not fit is left out and named. 0: no limit.")] = 0.0,
-    seeds: Annotated[int, Option(help="Repetitions with different seeds (default: 5, or one per fold).")] = 0,
-    folds: Annotated[int, Option(help="Split all images again, by patient, into so many folds; one run per fold.")] = 0,
+    seeds: Annotated[int, Option(help="Repetitions with different seeds; 0: 5, or one per fold.")] = 0,
+    folds: Annotated[int, Option(help="Number of cross-validation folds, by patient; 0: keep the data's split.")] = 0,
     out: Annotated[Path | None, Option(help="Folder for runs and report (default: runs/<file name>).")] = None,
     workers: Annotated[int, RunsAtOnceOption] = 0,
     devices: Annotated[str, DevicesOption] = "",
@@ -71,13 +71,20 @@ def compare(
     tally = StudyProgress([planned.name for planned in chosen], at_once, expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
-    admit = partial(budget.admits, tally=tally)
+    late: set[str] = set()
+
+    def admit(planned: PlannedRun) -> bool:
+        fits = budget.admits(planned, tally)
+        late.update(() if fits else {planned.name})
+        return fits
+
     follow_study(partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
     say.print(study_summary(tally))
-    if late := [planned for planned in rest if planned.name in tally.left_out]:
-        say.print(
-            f"left out, {minutes:g} min were not enough: {comparison_seeds_in_words(late)}; start again to continue"
-        )
+    again = "type the command again to continue"
+    if slow := [planned for planned in rest if planned.name in late]:
+        say.print(f"not run within {minutes:g} min: {comparison_seeds_in_words(slow)}; {again}")
+    if given_up := [planned for planned in rest if planned.name in {*tally.left_out} - late]:
+        say.print(f"not started, because several runs in a row failed: {comparison_seeds_in_words(given_up)}; {again}")
     if tally.finished + tally.skipped:
         command = f"feddraw compare {quote(str(file))}"
         write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
@@ -129,11 +136,9 @@ def _announce_comparison(budget: ComparisonBudget, minutes: float) -> list[Plann
     out = [one for one in budget.runs if one not in chosen]
     if out:
         everything_takes = f"all would take {duration_in_words(whole)}"
-        say.print(
-            f"left out, {minutes:g} min have no room for it: {comparison_seeds_in_words(out)} ({everything_takes})"
-        )
+        say.print(f"left out, does not fit into {minutes:g} min: {comparison_seeds_in_words(out)} ({everything_takes})")
     if minutes:
         say.print("order: seed by seed, the methods as listed; times are estimated again before each run")
     elif planned > 3600:
-        say.print("--minutes 60 carries out what fits into an hour")
+        say.print("to limit the time, add --minutes 60: only runs that fit into an hour start")
     return chosen

@@ -20,7 +20,7 @@ CHECK_MARKS = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 
 def doctor(
     study: Annotated[
-        Path | None, Argument(help="Study or experiment file (TOML) whose cost here is reckoned.", show_default=False)
+        Path | None, Argument(help="Study or experiment file (TOML) to estimate the cost of.", show_default=False)
     ] = None,
     devices: Annotated[
         str, Option(help="Devices to try beside the processor: cuda:0,cuda:1 or all (default: every GPU).")
@@ -73,7 +73,7 @@ def _show_examination(found: MachineExamination) -> None:
             of_them = "" if not one.uncounted else f" for {counted} of them"
             text += f"; about {_hours_or_days(one.seconds)}{of_them}, the longest run {_hours_or_days(one.longest)}"
         if one.uncounted:
-            text += "; how many images they train on, only their data tell: feddraw compare times your own"
+            text += "; the rest depends on data that are not here: feddraw compare estimates it for your data"
         say.print(text)
     say.print(f"examined in {found.seconds:.0f} s")
 

@@ -52,8 +52,8 @@ def show_explanation(found: WeightExplanation) -> None:
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
     out.print(table(columns, [_explained_client(client) for client in clients]))
-    out.print("Share: of all images. First, mean, last, largest: aggregation weight over the rounds.")
-    out.print("Influence: mean share of the length of all weighted updates.\n")
+    out.print("Share: part of all images. First, mean, last, largest: aggregation weight over the rounds.")
+    out.print("Influence: client's part of the total length of the weighted updates, mean over rounds.\n")
     if found.from_size is None:
         out.print(explain_weights.WHY_NO_SPLIT)
         return

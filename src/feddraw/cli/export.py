@@ -17,11 +17,11 @@ def export(
     out: Annotated[
         Path | None, Option(help="The folder to write (default: export in RUN).", show_default=False)
     ] = None,
-    formats: Annotated[str, Option(help="Which of onnx, monai, safetensors, with commas.")] = "onnx,monai,safetensors",
+    formats: Annotated[str, Option(help="Formats, separated by commas.")] = "onnx,monai,safetensors",
     model: Annotated[str, KeptModelOption] = "last",
-    names: Annotated[bool, Option("--names", help="Name the sites in the model card; else they have numbers.")] = False,
+    names: Annotated[bool, Option("--names", help="Show site names in the model card (default: numbers).")] = False,
     licence: Annotated[str, Option("--licence", "--license", help="The model's licence, for the model card.")] = "",
-    trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
 ) -> None:
     """Write a run's model as ONNX, MONAI bundle and safetensors, with a model card.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def heterogeneity(
     source: Annotated[
-        Path | None, Argument(help="An experiment file, or the folder of a run that measured.", show_default=False)
+        Path | None, Argument(help="Experiment file, or folder of a run of method random_effects.", show_default=False)
     ] = None,
     data: Annotated[str | None, DataOption] = None,
     scenario: Annotated[str | None, ScenarioOption] = None,
@@ -32,20 +32,18 @@ def heterogeneity(
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
     scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
     seed: Annotated[int | None, Option(help="Seed of the initial model, the partition and the batches.")] = None,
-    rounds: Annotated[int, Option(help="Measure again after so many rounds of FedAvg.")] = 0,
-    batches: Annotated[int, Option(help="At most so many batches per site.")] = 16,
+    rounds: Annotated[int, Option(help="Measure again after this many rounds of FedAvg.")] = 0,
+    batches: Annotated[int, Option(help="Maximum number of batches per site.")] = 16,
     batch_size: Annotated[int, Option(help="Images in a batch; a site needs two batches.")] = 16,
-    layer: Annotated[
-        str, Option(help="classifier or all: whose gradient decides distances and weights.")
-    ] = "classifier",
+    layer: Annotated[str, Option(help="Gradients to use: of the classifier, or of all layers.")] = "classifier",
     mode: Annotated[str, Option(help="Batch normalisation: train, or eval as a sensitivity check.")] = "train",
     permutations: Annotated[int, Option(help="Permutations of batches between sites, for p; 0 for none.")] = 999,
     replicates: Annotated[int, Option(help="Bootstrap replicates for intervals; 0 for none.")] = 1000,
     out: Annotated[
         Path | None, Option(help="Folder (default: runs/heterogeneity-SCENARIO-SEED; none with --json).")
     ] = None,
-    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
-    trust: Annotated[bool, Option("--trust", help="Import code that a file names.")] = False,
+    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE: change any setting (repeatable).")] = None,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the experiment file names.")] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that follow."""

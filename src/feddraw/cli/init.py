@@ -67,7 +67,7 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     for guess in found.guesses:
         out.print(f"note: {guess}")
     if any(counts[code] for counts in found.marks().values() for code in (-2, -1)):
-        out.print("note: an unknown label is not a negative; data.blank and data.uncertain can say otherwise")
+        out.print("note: blank and uncertain labels count as unknown; data.blank and data.uncertain change this")
     rows = [["all images", *(f"{count:,}" for count in found.sizes())]]
     rows += [[name, *(f"{count:,}" for count in counts)] for name, counts in found.positives().items()]
     out.print(table(["images with", "train", "validation", "test"], rows))

@@ -26,8 +26,8 @@ def make_operator_key(
     secret = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if passphrase else ""
     line = new_signing_key(path, secret)
     typer.echo(f"{path} is your private key: keep it, and keep it off the server")
-    typer.echo(f"{path}.pub goes to every site, not by way of the server; ", nl=False)
-    typer.echo(f"let them compare its fingerprint by telephone:\n{key_fingerprint(line)}")
+    typer.echo(f"send {path}.pub to every site, but not through the server; ", nl=False)
+    typer.echo(f"ask them to check its fingerprint by telephone:\n{key_fingerprint(line)}")
 
 
 @app.command("sign")

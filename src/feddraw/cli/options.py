@@ -29,9 +29,9 @@ def name_option(kind: str, help: str) -> Any:
 DataOption = name_option("data", "Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")
 ScenarioOption = name_option("scenarios", "Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …")
 MethodOption = name_option("methods", "A method, or A+B: the weighting of A with the training of B.")
-KeptModelOption = Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
+KeptModelOption = Option(help="Model: last (last round); best or tail, if the run kept it (keep.best, keep.tail).")
 RunsAtOnceOption = Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
 DevicesOption = Option(
-    help="Where workers train: cuda:0,cuda:1 or all (GPUs); several share a GPU as its memory allows. "
-    "cpu:0,cpu:1 plays two devices. (default: training.device)"
+    help="Devices for the workers: cuda:0,cuda:1, or all (every GPU). Workers share a GPU if its memory allows. "
+    "cpu:0,cpu:1 simulates two devices on the CPU. (default: training.device)"
 )

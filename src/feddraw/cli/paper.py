@@ -114,7 +114,7 @@ def _show_published_ranks(out: Console, found: Comparisons) -> None:
         rows.append([scenario, *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True))])
     for name, one in (("avg AUC", auc), ("avg GM", gm)):
         rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
-    out.print("Table 6: ranks from the printed means, AUC/GM (printed otherwise: in brackets)")
+    out.print("Table 6: ranks from the printed means, AUC/GM (in brackets: a printed rank that differs)")
     out.print(table(["", *auc.table.methods], rows, compact=True), "", sep="\n")
 
 
@@ -178,10 +178,10 @@ def _printed_claim(claim: WeightClaim) -> str:
 
 CLAIM_WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
 VERDICTS_EXPLAINED = (
-    "always: whatever the similarities are; never, not in: for no similarities, with what comes instead",
-    "gap: if the client's similarity exceeds (+) or misses (-) that of the others by this much",
-    "range: if the similarities within the clients differ by about this much",
-    "by chance: only if similarities undo the sizes exactly",
+    "always: for any similarities; never: for none, the number is the weight that results; not in: not in these rounds",
+    "gap: if the client's similarity is this much above (+) or below (-) that of the others",
+    "range: if the similarities of these clients differ by about this much",
+    "by chance: only if the similarities exactly cancel the effect of size",
 )
 
 

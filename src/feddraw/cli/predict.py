@@ -28,7 +28,7 @@ def predict(
     root: Annotated[Path | None, Option(help="The folder that a table's paths start from (default: its own).")] = None,
     column: Annotated[str, Option(help="The table's column of paths (default: found by name or content).")] = "",
     workers: Annotated[int, Option(help="Processes that decode and score; 0 is one per core.")] = 0,
-    trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
 ) -> None:
     """Score new images with a run's model, prepared as in its training.
 

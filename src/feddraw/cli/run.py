@@ -183,7 +183,7 @@ def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
     from feddraw.data.finding_counts import few_in_words, too_few_for_auc
-    from feddraw.system.file_reading import number_or_nan as undefined_as_nan
+    from feddraw.system.file_reading import number_or_nan
 
     found, kinds = read_json(folder / "metrics.json"), ("auc", "gm")
     test = found["test"]
@@ -197,7 +197,7 @@ def show_test_metrics(folder: Path) -> None:
     defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
     rows.append([f"mean of {defined}", *(metric_text(test[kind]["macro"]) for kind in kinds)])
     if marked and (sound := [name for name in findings if name not in marked]):
-        means = [macro(undefined_as_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds]
+        means = [macro(number_or_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds]
         rows.append([f"mean of {len(sound)} without †", *map(metric_text, means)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))

@@ -18,23 +18,23 @@ app = typer.Typer(
 @app.command("key")
 def make_site_key(
     path: Annotated[Path, Argument(help="Private key to write; PATH.pub beside it is for all other sites.")],
-    name: Annotated[str, Option(help="The site's name in the federation, for the line of the directory.")] = "NAME",
+    name: Annotated[str, Option(help="The site's name in the federation and in the directory of sites.")] = "NAME",
 ) -> None:
     """Make the key with which this site signs its part of secure sums. The private key stays at the site."""
     from feddraw.secure_sums.signing_keys import key_fingerprint, new_signing_key, site_directory_line
 
     line = new_signing_key(path)
     typer.echo(f"{path} is this site's private key: name it in the node's settings, --node-config 'key=\"{path}\"'")
-    typer.echo("every site's file of all sites has this line; send it to them, but not by way of the server:")
+    typer.echo("send this line to all sites, but not through the server; each adds it to its directory of sites:")
     typer.echo(site_directory_line(name, line))
-    typer.echo(f"let them compare its fingerprint by telephone: {key_fingerprint(line)}")
+    typer.echo(f"ask them to check its fingerprint by telephone: {key_fingerprint(line)}")
 
 
 @app.command("start")
 def start_site(
     superlink: Annotated[str, Option(help="The server's address, NAME:PORT.")],
     key: Annotated[Path, Option(help="This site's private key; the operator has registered its public half.")],
-    operator: Annotated[Path, Option(help="The operator's public key, which did not come by way of the server.")],
+    operator: Annotated[Path, Option(help="The operator's public key; do not take it from the server.")],
     signatures: Annotated[Path, Option(help="A signature from the operator, or a folder of them (*.signature).")],
     root_certificates: Annotated[
         Path | None, Option(help="The authority that signed the server's certificate (default: the system's).")

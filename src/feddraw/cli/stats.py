@@ -26,7 +26,7 @@ def stats(
     scenario: Annotated[str, Option(help="Column that names the scenario or data set.")] = "scenario",
     method: Annotated[str, Option(help="Column that names the method.")] = "method",
     value: Annotated[
-        list[str] | None, Option(help="Column to compare; may be given again. Left out: all others but spreads.")
+        list[str] | None, Option(help="Column to compare (repeatable). Default: all but standard deviations.")
     ] = None,
     over: Annotated[str, Option(help="Column of repeats, such as seed, to take the mean over first.")] = "",
     alpha: Annotated[float, Option(help="Significance level.")] = 0.05,
@@ -35,10 +35,10 @@ def stats(
         str, Option(help="Instead of ranks: each method minus this one, paired by --over, with intervals.")
     ] = "",
     folds: Annotated[
-        int, Option(help="With --against: repeats are folds of so many, which share training images; 0: they are not.")
+        int, Option(help="With --against: number of folds, if repeats are folds that share training images; 0: none.")
     ] = 0,
     digits: Annotated[
-        int | None, Option(help="Decimals that count in ranks: means equal after rounding are ties. Left out: all.")
+        int | None, Option(help="Round means to this many decimals before ranking. Default: no rounding.")
     ] = None,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     plot: Annotated[

@@ -42,22 +42,22 @@ def study(
         ),
     ] = None,
     data_chexpert: Annotated[
-        Path | None, Option(help="CheXpert's folder (else [paths] of the file, or FEDDRAW_CHEXPERT).")
+        Path | None, Option(help="CheXpert's folder (default: paths.chexpert in the file, or FEDDRAW_CHEXPERT).")
     ] = None,
     data_chestmnist: Annotated[
-        Path | None, Option(help="ChestMNIST's .npz (else [paths] of the file, or FEDDRAW_CHESTMNIST).")
+        Path | None, Option(help="ChestMNIST's .npz (default: paths.chestmnist in the file, or FEDDRAW_CHESTMNIST).")
     ] = None,
     dry_run: Annotated[
         bool,
         Option(
             "--dry-run",
-            help="Open the data, deal the scenarios, build the network, time a few steps; print the cost or every "
-            "obstacle. Nothing is prepared or written.",
+            help="Check the study without running it: open the data, split it between clients, build the network, time "
+            "a few steps. Prints the cost, or every problem. Writes nothing.",
         ),
     ] = False,
     json: Annotated[bool, Option("--json", help="With --dry-run: print one JSON document.")] = False,
     keep_going: Annotated[
-        bool, Option("--keep-going", help="Begin runs despite obstacles, and go on when run after run fails.")
+        bool, Option("--keep-going", help="Start despite problems, and continue when several runs in a row fail.")
     ] = False,
     report: Annotated[bool, Option("--report", help="Write the report when all runs have ended.")] = False,
     pdf: Annotated[bool, Option("--pdf", help="Also the PDF of its tables in the paper's form; needs TeX.")] = False,
@@ -112,8 +112,8 @@ def study(
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
-            f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same cause, {len(tally.left_out)} were not "
-            f"begun (--keep-going begins them): {cause}"
+            f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same reason: {cause}. "
+            f"{len(tally.left_out)} runs were not started; correct the cause, or start them with --keep-going"
         )
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
@@ -147,8 +147,8 @@ def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
 
 def _study_obstacles(found: Sequence[str]) -> str:
     if len(found) == 1:
-        return f"in the way: {found[0]}"
-    return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.safe_line(one)}" for one in found)])
+        return f"cannot start: {found[0]}"
+    return "\n".join([f"cannot start, {len(found)} problems:", *(f"- {naming.safe_line(one)}" for one in found)])
 
 
 def show_study_preflight(heading: str, found: Preflight) -> None:
@@ -168,7 +168,7 @@ def show_study_preflight(heading: str, found: Preflight) -> None:
     if sizes:
         out.print(table(["scenario", "clients", "images", "by client"], sizes))
     times = [
-        [name, f"{one.step:.2f} s", f"{one.batch}" if one.batch else "reckoned", f"{1000 * one.evaluated_image:.1f} ms"]
+        [name, f"{one.step:.2f} s", f"{one.batch}" if one.batch else "estimate", f"{1000 * one.evaluated_image:.1f} ms"]
         for name, one in found.timed.items()
     ]
     if times:
@@ -183,7 +183,7 @@ def show_study_preflight(heading: str, found: Preflight) -> None:
         out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
     out.print(f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f} GB of runs")
     if not found.obstacles:
-        out.print("nothing is in the way")
+        out.print("no problems found")
 
 
 def _client_sizes_in_words(sizes: Sequence[int]) -> str:

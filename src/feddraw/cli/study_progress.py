@@ -53,7 +53,8 @@ def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: S
             silent = not out.is_terminal and time.monotonic() - spoken > SILENT_SECONDS
             if event.kind in ("finished", "failed") or silent:
                 spoken = time.monotonic()
-                said = study_heading(tally) if event.kind == "progress" else _ended_run_line(event, tally)
+                ended = event.kind in ("finished", "failed")
+                said = _ended_run_line(event, tally) if ended else study_heading(tally)
                 out.print(said, markup=False)
 
 

@@ -108,7 +108,7 @@ class _Examiner:
         report.checks += self._survey()
         busy = os.getloadavg()[0]
         if busy > cores() / 2:
-            said = f"load {busy:.1f} on {cores()} cores: the processor's speeds are as if it were idle, a GPU's are not"
+            said = f"load {busy:.1f} on {cores()} cores: GPU speeds may be too low; CPU speeds are measured in CPU time"
             report.checks.append(MachineCheck("other work", "note", said, {"load": round(busy, 2)}))
         own = dict.fromkeys(trial_task_of(run) for runs in studies.values() for run in runs)
         tasks = [*[task for task in own if task not in self._tasks and network_installed(task)][:2], *self._tasks]
@@ -121,7 +121,7 @@ class _Examiner:
         costs = {name: study_cost.study_cost(runs, usable, self._factors) for name, runs in studies.items()}
         report.costs = {name: found for name, found in costs.items() if found}
         for name in studies.keys() - report.costs.keys():
-            report.checks.append(MachineCheck(name, "note", "its network was not timed: --seconds gives more"))
+            report.checks.append(MachineCheck(name, "note", "its network was not timed: increase --seconds"))
         report.seconds = time.monotonic() - report.began
         return report
 
@@ -162,12 +162,12 @@ class _Examiner:
                 with TrialProcesses([WorkerPlace(name)] * several) as team:
                     answers = team.ask("training", SMALL_TASK, *COMPARED_STEPS, patience=self._patience(name))
                     same = len({answer["digests"][0] for answer in answers} | self._digests) == 1
-                    words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
+                    words = f"{several} processes at once: {'identical to' if same else 'different from'} one process"
                     yield MachineCheck(f"{name} processes", "ok" if same else "note", words)
                     yield from self._time_networks(name, team, tasks, until)
         except TrialTooSlow as late:
             hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
-            yield MachineCheck(f"{name} at work", "broken" if hangs else "note", f"{late}: --seconds gives more time")
+            yield MachineCheck(f"{name} at work", "broken" if hangs else "note", f"{late}: increase --seconds")
         except RunFailed as failure:
             yield MachineCheck(f"{name} at work", "broken", str(failure))
 
@@ -195,7 +195,7 @@ class _Examiner:
         same = all(len(set(one["digests"])) == 1 for one in here.values())
         inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
         named = f" (torch cannot repeat {', '.join(inexact)})" if inexact else ""
-        words = "twice the same bits" if same else f"not the same bits twice{named}: results vary in the last digits"
+        words = "identical when repeated" if same else f"not identical when repeated{named}: last digits vary"
         yield MachineCheck(f"{name} repeats", "ok" if same else "note", words, {"inexact": inexact})
         if name == "cpu":
             self._reference = here
@@ -226,7 +226,7 @@ class _Examiner:
                 yield MachineCheck(f"{name}, {task.title}", "broken", str(failure))
                 return
         if missed:
-            said = f"no time for {', '.join(missed)} with {len(team.places)} worker(s): --seconds gives more"
+            said = f"no time for {', '.join(missed)} with {len(team.places)} worker(s): increase --seconds"
             yield MachineCheck(f"{name} speed", "note", said)
 
     def _expected(self, name: str, task: TrialTask) -> float:

@@ -86,8 +86,8 @@ def place_workers(names: Sequence[str], workers: int, need: int, surveyed: Surve
     usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
     if workers > sum(fit.values()):
         free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
-        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
-        warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
+        said = f"{workers} workers need {need / 1e9:.1f} GB each, but free memory is {free}"
+        warnings.warn(f"{said}: starting {sum(fit.values())}", stacklevel=2)
     limits = fit if workers else usual
     counts = dict.fromkeys(names, 0)
     for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):

@@ -49,13 +49,13 @@ def measure_heterogeneity(
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
     method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
     prepared = prepare(replace(experiment, method=method, stream=False), progress=progress)
-    yield _heterogeneity_at(prepared, prepared.initial, 0, how, experiment.rounds, progress)
+    yield _heterogeneity_of_model(prepared, prepared.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
-        model = _heterogeneity_after_warm_up(prepared, how.rounds, progress)
-        yield _heterogeneity_at(prepared, model, how.rounds, how, experiment.rounds, progress)
+        model = _model_after_warm_up(prepared, how.rounds, progress)
+        yield _heterogeneity_of_model(prepared, model, how.rounds, how, experiment.rounds, progress)
 
 
-def _heterogeneity_after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None) -> Model:
+def _model_after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None) -> Model:
     experiment, model = prepared.experiment, prepared.initial
     done, jobs = 0, sum(len(prepared.efforts(round)) for round in range(rounds))
 
@@ -73,11 +73,11 @@ def _heterogeneity_after_warm_up(prepared: PreparedRun, rounds: int, progress: P
     return model
 
 
-def _heterogeneity_at(
+def _heterogeneity_of_model(
     prepared: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
 ) -> site_heterogeneity.Heterogeneity:
     seed, compare = prepared.experiment.seed, site_heterogeneity.compare_sites
-    layers, findings = heterogeneity_parameters(model.layout, prepared.dataset.findings)
+    layers, findings = parameter_groups(model.layout, prepared.dataset.findings)
     batches, measured = _gathered_gradients(prepared, model, round, how.measurement, layers | findings, progress)
     overall = compare(batches, how.layer, how.permutations, seed)
     found = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
@@ -124,7 +124,7 @@ def _require_gradient_memory(batches: int, parameters: int) -> None:
         )
 
 
-def heterogeneity_parameters(layout: Layout, findings: tuple[str, ...]) -> tuple[Groups, Groups]:
+def parameter_groups(layout: Layout, findings: tuple[str, ...]) -> tuple[Groups, Groups]:
     """Which parameters are compared together: all, the body in three parts, the classifier; and each finding's row."""
     every = np.arange(layout.length("param"))
     classifier = every[layout.find("classifier")]

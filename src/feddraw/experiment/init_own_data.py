@@ -54,8 +54,8 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
     lines = [
         f"# Written by `{comment_text(command)}`. To run it, from the folder where that was typed:",
         f"#     feddraw run {comment_text(name)}",
-        f"# About {max(1, round(chosen.minutes))} min on this machine. What is not here has its default. Change a",
-        "# setting here, or for one run with --set, as in --set method.beta_max=2.",
+        f"# About {max(1, round(chosen.minutes))} min on this machine. All other settings have their defaults. Change",
+        "# a setting here, or for one run with --set, as in --set method.beta_max=2.",
         "",
         toml_line("rounds", ROUNDS, "rounds of training, T; FedDRAW's schedules run over all of them"),
         toml_line("seed", 0, "initial model, batches and partition; give several runs several seeds"),
@@ -73,7 +73,7 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
         toml_line("name", "compact", "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')"),
         "",
         "[method]",
-        toml_line("name", "feddraw", "run fedavg and uniform beside it: feddraw list methods"),
+        toml_line("name", "feddraw", "compare with fedavg and uniform; all methods: feddraw list methods"),
         "",
         "[training]",
         toml_line("epochs", FIRST_RUN_EPOCHS, "local epochs per round"),
@@ -85,7 +85,7 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
 
 
 def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
-    names = {"split": "training, validation, test", "site": "who owns the image", "patient": "kept in one split"}
+    names = {"split": "training, validation, test", "site": "hospital of the image", "patient": "kept in one split"}
     yield toml_line("name", "folder", "a table and image files")
     tables = [path_in_toml(sheet) for sheet in found.sheets]
     one = "the table; relative paths start where the command is typed"
@@ -115,7 +115,7 @@ def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
         yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
     yield toml_line("clahe", False, "equalise contrast, as the paper does")
-    yield toml_line("normalize", "measured", "mean and spread of the training images; paper takes its own")
+    yield toml_line("normalize", "measured", "mean and spread of the training images; or paper, for the paper's values")
 
 
 def init_scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
@@ -123,7 +123,7 @@ def init_scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[st
     if chosen.scenario == "by_site":
         yield toml_line("minimum", MIN_SITE_IMAGES, "training images below which a site is left out")
         return
-    yield toml_line("clients", chosen.clients, "iid and dirichlet are others: feddraw list scenarios")
+    yield toml_line("clients", chosen.clients, "other scenarios are iid and dirichlet: feddraw list scenarios")
     if found.columns["patient"]:
         yield toml_line("patient_disjoint", True, "all images of a patient at one client")
 
@@ -135,8 +135,8 @@ def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
         small = {site: count for site, count in found.sites.items() if site not in found.large_sites}
         return said + (f"; left out, under {MIN_SITE_IMAGES} training images: {sites_in_words(small)}" if small else "")
     few = f"fewer than two sites have {MIN_SITE_IMAGES} training images ({sites_in_words(found.sites)})"
-    why = few if found.sites else "no column names sites"
-    return f"{why}, so {chosen.clients} clients of unequal size are invented"
+    why = few if found.sites else "no column with sites was found"
+    return f"{why}, so the images are split into {chosen.clients} simulated clients of unequal size"
 
 
 def sites_in_words(sites: Mapping[str, int]) -> str:

@@ -178,8 +178,8 @@ def no_image_found(named: Path, root: Path, table: LabelTable, images: str) -> s
     first = table.paths[0]
     folders = [root] if images else list(image_folder_candidates(root, [first]))
     tried = ", ".join(str(folder / first) for folder in folders[:4])
-    where = "say where they are with `feddraw init --images FOLDER`"
-    return f"{named}: none of its {len(table.paths):,} images is there; tried {tried}: {where}"
+    where = "give their folder with `feddraw init --images FOLDER`"
+    return f"{named}: none of its {len(table.paths):,} images was found; tried {tried}: {where}"
 
 
 def first_image_side(folder: Path, paths: Iterable[str]) -> int:
@@ -229,7 +229,7 @@ def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     classes = sorted(name for name in every - blank if name.lower() not in NORMAL_CLASSES)
     if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
         raise UserError(
-            f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
+            f"found {len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
             "(0 or 1), a column of class names, or a folder with one subfolder per class"
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]

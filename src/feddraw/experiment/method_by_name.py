@@ -99,33 +99,33 @@ def _require_effect_in_mixture(half: MethodHalf, share: Section, kept: Callable[
 
 def _mixed_method(names: Sequence[str], first: Method, second: Method) -> Method:
     """The weighting of one with the local and server rules of the other, unless that loses what either is named for."""
-    for name, reason in zip(names, (brings_weighting(first), brings_training(second)), strict=True):
+    for name, reason in zip(names, (why_no_weighting(first), why_no_training(second)), strict=True):
         if reason:
             raise UserError(f"{'+'.join(names)}: {name} {reason} (`feddraw list methods` shows what combines)")
     return Method(second.local, first.weighting, second.server)
 
 
-def brings_weighting(method: Method) -> str:
+def why_no_weighting(method: Method) -> str:
     """Why a method cannot be the first half of a mixture, which gives its weighting; empty if it can."""
     if method.centralised:
         return "trains in one place, so there are no clients to weigh"
     if method.weighting.common and not method.only_weighs:
-        return "has no weighting of its own, and the first half gives nothing else: take fedavg or uniform for it"
+        return "has no weighting of its own, so it cannot come first: use fedavg or uniform instead"
     if method.weighting.made_for is not None:
-        return "has weights that only fit its own server rule, and the server rule comes from the second half"
+        return "has weights that only fit its own server rule, so it cannot come first"
     return ""
 
 
-def brings_training(method: Method) -> str:
+def why_no_training(method: Method) -> str:
     """Why a method cannot be the second half of a mixture, which gives its local and server rules; empty if it can."""
     if method.centralised:
         return "trains in one place, so there are no clients to weigh"
     if not method.local.starts_from_sent:
-        return "never trains on the common model, so weights would change nothing"
+        return "never trains on the common model, so it cannot come second"
     if not method.server.takes_weights:
-        return "has a server rule that takes no weights, so the first half would change nothing"
+        return "has a server rule that takes no weights, so it cannot come second"
     if method.only_weighs:
-        return "is a weighting only, and the second half gives everything else: nothing of it would be left"
+        return "is a weighting only, so it cannot come second"
     return ""
 
 
@@ -146,7 +146,7 @@ def without_required(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 def place_in_mixture(method: Method) -> str:
     """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
-    return "A" if not brings_weighting(method) else "B" if not brings_training(method) else "neither"
+    return "A" if not why_no_weighting(method) else "B" if not why_no_training(method) else "neither"
 
 
 ASKED_OF_CLIENTS = {

@@ -159,7 +159,7 @@ def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
     counts = sum(dataset.labels.known_counts(own) for own in rows)
     names = [name for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True) if not count]
     if names:
-        warnings.warn(f"no client labels {', '.join(names)}: its scores are those of the initial model", stacklevel=2)
+        warnings.warn(f"no client has labels for {', '.join(names)}: leave it out of data.findings", stacklevel=2)
 
 
 def prepare_server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Local
+from feddraw.analysis.evaluation import has_personal_models
 from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
 from feddraw.experiment.run_preparation import PreparedRun, PreparedTask
@@ -34,7 +34,7 @@ def images_to_evaluate(task: PreparedTask, *, final: bool) -> int:
     """Images that the models of a round are evaluated on, counted once per model."""
     rows, every_round = task.dataset.rows, task.experiment.test_every_round
     images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
-    personal = type(task.method.local).personal is not Local.personal
+    personal = has_personal_models(task.method)
     return images * (len(task.clients) if personal else 1)
 
 

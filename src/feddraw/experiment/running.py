@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.analysis.evaluation import models_to_evaluate
-from feddraw.core import Local, Model, Update
+from feddraw.analysis.evaluation import has_personal_models, models_to_evaluate
+from feddraw.core import Model, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
@@ -23,7 +23,7 @@ from feddraw.experiment.device_placement import devices_record
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
-from feddraw.federation import federate
+from feddraw.federation import OnUpdate, federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
 from feddraw.results.run_folder import RunFolder
@@ -36,8 +36,7 @@ from feddraw.training.device_memory import memory_shortage_told
 if TYPE_CHECKING:
     from feddraw.secure_rounds.in_process import InProcessSecureRounds
 
-OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
-Evaluated = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # metrics, and every image's scores
+Evaluated = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, and the scores of every image
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,8 +210,8 @@ def _secure_rounds(setup: PreparedRun, sizes: list[int]) -> InProcessSecureRound
 
 def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:
     """What keeps other models than the last; nothing where each client has a model of its own."""
-    keep, local = setup.experiment.keep, setup.method.local
-    if keep != Keep() and type(local).personal is not Local.personal:
+    keep = setup.experiment.keep
+    if keep != Keep() and has_personal_models(setup.method):
         name = setup.experiment.section("method")[0]
         warnings.warn(f"{name} has one model per client: only those of the last round are kept", stacklevel=2)
         keep = Keep()

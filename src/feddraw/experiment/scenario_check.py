@@ -14,9 +14,9 @@ import numpy as np
 from feddraw.analysis import metrics
 from feddraw.core import Job, Local
 from feddraw.experiment.run_preparation import PreparedRun, pooled_rows, prepare
-from feddraw.experiment.running import OnUpdate, opened_engine
+from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import client_seed
+from feddraw.federation import OnUpdate, client_seed
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 ALL_TOGETHER = "all together"

@@ -82,7 +82,7 @@ class Experiment:
     def with_settings(self, changes: Mapping[str, Any]) -> Experiment:
         """The same with some settings changed, by their dotted path in `experiment.toml`: {"method.mu": 0.1}."""
         table = self.table()
-        for path, value in changes.items():
+        for path, value in sorted(changes.items(), key=lambda change: "." in change[0]):  # names, then their settings
             head, _, rest = path.partition(".")
             if head not in table:
                 raise unknown("settings", path, [f.name for f in fields(Experiment)])
@@ -252,12 +252,12 @@ def _check_secure_settings(experiment: Experiment, method: Method) -> None:
     if why := method.secure.why_not:
         raise UserError(f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)")
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
-        instead = "gate.norm = off or warn, and no gate.clip"
-        raise UserError(f"a secure sum cannot leave out or clip what it hides: {instead}")
+        instead = "set gate.norm to off or warn, and gate.clip to 0"
+        raise UserError(f"a secure sum cannot leave out or clip single updates: {instead}")
     if experiment.engine == "flower":
         raise UserError("secure = true is for engine serial or processes; over Flower, give the strategy secure=True")
     if experiment.stream and (method.secure.sums > 1 or experiment.policy.limits_weights):
-        raise UserError(f"{name} needs more than one exchange here, so that moves must wait: set stream = false")
+        raise UserError(f"{name} needs more than one exchange per round here: set stream = false")
 
 
 def data_name(experiment: Experiment) -> str:

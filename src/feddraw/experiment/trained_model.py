@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from feddraw.core import Heads, Local
+from feddraw.analysis.evaluation import has_personal_models
+from feddraw.core import Heads
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, one_of
@@ -80,7 +81,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
             raise UserError(f"the model '{model}' of {path} {why}: use --model last")
     experiment = Experiment.read(RunFolder(path).settings, trust=trust)
     name = experiment.section("method")[0]
-    if type(make_method(experiment).local).personal is not Local.personal:
+    if has_personal_models(make_method(experiment)):
         raise UserError(f"{name} has one model per client, and a run's folder keeps none of them: choose another run")
     with damage_told(RunFolder(path).metrics):
         findings, thresholds = _findings_and_thresholds(run.metrics)

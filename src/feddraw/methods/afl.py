@@ -72,6 +72,6 @@ class AgnosticMeanServer(Server):
 
 
 def afl(rate: float = 0.1, show: Shown = "last") -> Method:
-    """Weights climb towards the worst-off clients."""
+    """Weights rise for the clients with the highest loss."""
     server = AgnosticMeanServer() if one_of("show", show, ("last", "mean")) == "mean" else Server()
     return Method(Local(), AgnosticWeighting(positive("rate", rate)), server)

@@ -8,5 +8,5 @@ from feddraw.methods.uniform import Uniform
 
 
 def centralised() -> Method:
-    """All images in one place: the reference that hospitals cannot have."""
+    """All images in one place: the centralised reference."""
     return Method(Local(), Uniform(), Server(), centralised=True)

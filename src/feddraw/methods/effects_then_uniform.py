@@ -63,7 +63,7 @@ class EffectsThenUniform(RandomEffects):
 
 
 def effects_then_uniform(until: int = 3, lam: float = LAM, batches: int = 16, batch_size: int = 16) -> Method:
-    """Size as far as clients are alike at first, then equal weights."""
+    """As random_effects in the first rounds, then equal weights."""
     measurement = Measurement(at_least("batches", batches, 2), at_least("batch_size", batch_size, 2))
     rule = EffectsThenUniform(measurement, until=at_least("until", until, 1), lam=positive("lam", lam))
     return Method(Local(), rule, Server())

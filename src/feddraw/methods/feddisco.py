@@ -71,6 +71,6 @@ class FedDiscoWeighting(Weighting):
 
 
 def feddisco(a: float = 0.5, b: float = 0.1, metric: Metric = "kl") -> Method:
-    """Size less the discrepancy of the label mix."""
+    """Size minus the discrepancy of the label distribution."""
     rule = FedDiscoWeighting(not_negative("a", a), not_negative("b", b), one_of("metric", metric, DISCREPANCIES))
     return Method(Local(), rule, Server())

@@ -34,7 +34,7 @@ class AnnealingVariant(DualReputationAnnealing):
     clock: Clock = "rounds"
     signal: Signal = "model"
 
-    needs = "sizes, classifier, steps"
+    needs = "sizes, classifier"
     streams = False
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
@@ -92,6 +92,7 @@ class MeanMoveVariant(AnnealingVariant):
 class PacedVariant(AnnealingVariant):
     """The signal that needs the mean number of steps."""
 
+    needs = "sizes, classifier, steps"
     secure = TWO_SUMS
 
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:

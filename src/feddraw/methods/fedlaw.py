@@ -74,6 +74,6 @@ class FedLawWithoutShrinking(FedLawWeighting):
 
 
 def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
-    """Weights and shrinking learnt on images at the server."""
+    """Weights and a shrinking factor learnt on images at the server."""
     rule = FedLawWeighting if shrink else FedLawWithoutShrinking
     return Method(Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), LdawaServer())

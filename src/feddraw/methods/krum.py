@@ -27,11 +27,12 @@ class KrumWeighting(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         products = gram(cohort.params, cohort.model.params)
-        squares = np.diag(products)[:, None] - 2 * products + np.diag(products)
+        squares = np.maximum(0, np.diag(products)[:, None] - 2 * products + np.diag(products))  # but for rounding
         near = np.sort(squares, axis=1)[:, 1 : 1 + max(1, len(squares) - self.false - 2)]
         scores = near.sum(axis=1)
         limit = np.sort(scores)[min(self.keep, len(scores)) - 1]
-        return normalize((scores <= limit * (1 + 1e-9)).astype(np.float64)), state
+        rounding = 1e-9 * limit + 1e-12 * float(np.diag(products).max(initial=0))
+        return normalize((scores <= limit + rounding).astype(np.float64)), state
 
 
 def krum(false: int = 1, keep: int = 1) -> Method:

@@ -16,7 +16,7 @@ import numpy as np
 
 from feddraw.core import Cohort, Layout, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import at_least
-from feddraw.methods.random_effects import weights_by_rho
+from feddraw.methods.random_effects import LARGEST_RHO, weights_by_rho
 from feddraw.schedules import Floats, size_prior
 
 SINGULAR = 1e-6  # of the determinant, as a part of the products that it is the difference of
@@ -65,9 +65,9 @@ class EffectsOfMoves(Weighting):
             now = variance_equations(sizes, gram(moves, np.zeros(moves.shape[1])))
             state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
         rho = move_effects_rho(state["equations"])
-        return Weights(weights_by_rho(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
+        return Weights(weights_by_rho(sizes, rho), {"prior": size_prior(sizes), "rho": min(rho, LARGEST_RHO)}), state
 
 
 def move_effects(until: int = 3) -> Method:
-    """Size as far as clients are alike, by how their moves differ."""
+    """Between size and equal weights: the more the clients' moves differ, the more equal."""
     return Method(Local(), EffectsOfMoves(at_least("until", until, 1)), Server())

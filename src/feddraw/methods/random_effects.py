@@ -202,7 +202,7 @@ def random_effects(
     mode: Mode = "train",
     rho: float = -1.0,  # below zero: as measured
 ) -> Method:
-    """Size as far as clients are alike, by how their gradients differ."""
+    """Between size and equal weights: the more the clients' gradients differ, the more equal."""
     for name, value, least in (("batches", batches, 2), ("batch_size", batch_size, 2), ("every", every, 1)):
         at_least(name, value, least)
     if math.isnan(rho):

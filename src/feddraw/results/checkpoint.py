@@ -62,7 +62,7 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
 
 def _checkpoint_file(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
     """A safetensors file of the arrays, with the document and a digest of all as its metadata."""
-    document["blake2"] = checkpoint_digest(arrays, document)
+    document["blake2"] = arrays_digest(arrays, document)
     return save(arrays, {"feddraw": json.dumps(document)})
 
 
@@ -73,7 +73,7 @@ def _read_checkpoint_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray
     with safe_open(path, "np") as file:
         document = json.loads(file.metadata()["feddraw"])
         arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    if document.pop("blake2") != checkpoint_digest(arrays, document):
+    if document.pop("blake2") != arrays_digest(arrays, document):
         raise ValueError("it was changed after it was written")
     return document, arrays
 
@@ -126,10 +126,10 @@ def restore_arrays(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 def model_digest(model: Model) -> str:
     """The same for the same bits."""
-    return checkpoint_digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
+    return arrays_digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
 
 
-def checkpoint_digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:
+def arrays_digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:
     digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         digest.update(name.encode())

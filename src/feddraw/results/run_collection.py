@@ -15,7 +15,14 @@ from typing import Any
 
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
-from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, outcome_device_kind
+from feddraw.results.outcome_settings import (
+    ARCHIVES,
+    CONDITIONS,
+    NOT_COMPARED,
+    PRECISION_SETTINGS,
+    REPEATS,
+    outcome_device_kind,
+)
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import find_run_folders
 
@@ -111,16 +118,52 @@ def _labelled_runs(runs: Runs) -> list[RecordedRun]:
     a scenario were run with the same several values they are conditions, too. Precision tells runs apart only where
     somebody compares it.
     """
-    same = _collection_precision(runs)
+    same = _uncompared_precision(runs)
     named = [replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name) for run in runs]
     conditions = _differing_settings(named, attrgetter("scenario"), _describes_scenario, same)
     for scenario, keys in _differing_settings(named, attrgetter("scenario"), _describes_method, same).items():
         here = [run for run in named if run.scenario == scenario]
         conditions[scenario] |= {key for key in keys if _is_crossed_setting(key, here)}
     named = [replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run)) for run in named]
+    named = _with_data_told_apart(named)
     own = _differing_settings(named, attrgetter("scenario", "method"), _describes_method, same)
     settings = grouped((method, key) for (_, method), keys in own.items() for key in keys)
     return [replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run)) for run in named]
+
+
+def _with_data_told_apart(runs: Runs) -> list[RecordedRun]:
+    """Own data of one name in several folders are several scenarios, unless the numbers of their images are equal."""
+    first: dict[tuple[str, str], str] = {}  # by scenario and content, where the data lay first
+    for run in runs:
+        if _is_own_data(run):
+            first.setdefault((run.scenario, _data_content(run)), _place_of_data(run))
+    places = grouped((scenario, place) for (scenario, _), place in first.items())
+
+    def name(run: RecordedRun) -> str:
+        several = _is_own_data(run) and len(set(places[run.scenario])) > 1
+        return f"{run.scenario} ({first[run.scenario, _data_content(run)]})" if several else run.scenario
+
+    return [replace(run, scenario=name(run)) for run in runs]
+
+
+def _is_own_data(run: RecordedRun) -> bool:
+    return run.flat.get("data.name") not in (*ARCHIVES, "phantom")
+
+
+def _place_of_data(run: RecordedRun) -> str:
+    return str(run.flat.get("data.path") or run.flat.get("data.name"))
+
+
+def _data_content(run: RecordedRun) -> str:
+    """How many images there are of each finding in all splits together, which depends on no seed and no fold."""
+    splits = run.partition.get("splits")
+    parts = list(splits.values()) if isinstance(splits, dict) else []
+    try:
+        return repr(
+            [sum(one["images"] for one in parts), *map(sum, zip(*(one["positives"] for one in parts), strict=True))]
+        )
+    except (KeyError, TypeError, ValueError):  # not as a run writes it
+        return ""
 
 
 def _describes_scenario(key: str) -> bool:
@@ -131,7 +174,7 @@ def _describes_method(key: str) -> bool:
     return not _describes_scenario(key)
 
 
-def _collection_precision(runs: Runs) -> tuple[str, ...]:
+def _uncompared_precision(runs: Runs) -> tuple[str, ...]:
     """The settings of precision that no two runs, alike in all else, differ in."""
 
     def rest(run: RecordedRun) -> str:

@@ -46,6 +46,7 @@ from feddraw.system.file_writing import (
     refuse_link,
     toml_values,
     write_errors_told,
+    write_json,
     write_whole,
 )
 from feddraw.system.locks import lock_folder
@@ -150,7 +151,7 @@ class RunFolder:
             | dict(devices or {})
             | {"sums": summed_by(parameters), "network": _network_in_run_folder(layout)}
         )
-        write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
+        write_json(self.environment, about)
 
     def forget_from(self, round: int) -> None:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
@@ -238,7 +239,7 @@ class RunFolder:
         if dataset is not None:
             self._write_predictions(predictions, dataset)
         document = _scores_in_run_folder({**scores, "diverged": first_divergence(read_jsonl(self.rounds))})
-        write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
+        write_json(self.metrics, json_values(document))
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])

@@ -39,7 +39,7 @@ class Gate:
         """Refuse settings that no update could pass."""
         one_of("gate.norm", self.norm, ("off", "warn", "refuse"))
         if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise UserError(f"gate.factor must be at least 1 median, not {self.factor}")
+            raise UserError(f"gate.factor must be at least 1, not {self.factor}")
         not_negative("gate.clip", self.clip)
         if self.max_size < 1:
             raise UserError(f"gate.max_size must be at least 1 image, not {self.max_size}")

@@ -45,7 +45,7 @@ def _pieces_with_row(
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
             source = piece
-            left = [part for span in piece.spans for part in _span_without_labelled_row(span, row)]
+            left = [part for span in piece.spans for part in _span_without_row(span, row)]
             found += [replace(piece, spans=left)] if left else []
         else:
             found.append(piece)
@@ -57,7 +57,7 @@ def _pieces_with_row(
     return [*found, Piece(name, [row], own, source.parts, source.limited)]
 
 
-def _span_without_labelled_row(span: slice, row: slice) -> list[slice]:
+def _span_without_row(span: slice, row: slice) -> list[slice]:
     """What is left of a span without a row in it."""
     if row.start < span.start or span.stop < row.stop:
         return [span]

@@ -78,17 +78,17 @@ class Policy:
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"policy.{name} must be a share from 0 to 1, not {getattr(self, name)}")
         if not 0 <= self.floor_times <= 1:
-            raise UserError(f"policy.floor_times must be from 0 to 1 equal share, not {self.floor_times}")
+            raise UserError(f"policy.floor_times must be from 0 to 1, not {self.floor_times}")
         if self.cap_times and not (math.isfinite(self.cap_times) and self.cap_times >= 1):
-            raise UserError(f"policy.cap_times must be at least 1 equal share, or 0 for none, not {self.cap_times}")
+            raise UserError(f"policy.cap_times must be 0 (no cap) or at least 1, not {self.cap_times}")
         if self.floor > self.cap:
             raise UserError(f"policy.floor = {self.floor} is above policy.cap = {self.cap}")
         if self.max_size < 0:
             raise UserError(f"policy.max_size must be a number of images, or 0 for no limit, not {self.max_size}")
         if 0 < not_negative("policy.max_size_times", self.max_size_times) < 1:
-            raise UserError(f"policy.max_size_times must be at least 1 median, or 0, not {self.max_size_times}")
+            raise UserError(f"policy.max_size_times must be 0 (no limit) or at least 1, not {self.max_size_times}")
         if sum(self.fixed_shares.values()) > 1 + SUM_ROUNDING:
-            raise UserError(f"policy.fixed gives away {sum(self.fixed_shares.values()):g}, more than 1")
+            raise UserError(f"policy.fixed adds up to {sum(self.fixed_shares.values()):g}: it must be at most 1")
 
     def check_clients(self, clients: Sequence[str]) -> None:
         """Refuse limits that these clients cannot keep even if all of them count, and names that none of them has."""
@@ -96,7 +96,7 @@ class Policy:
             if name not in clients:
                 raise unknown("clients", name, clients)
         if impossible := self.limits(clients).impossible:
-            raise UserError(f"the policy cannot be kept by {len(clients)} clients: {impossible}")
+            raise UserError(f"the policy is impossible with {len(clients)} clients: {impossible}")
 
     def check_method(self, method: Method) -> None:
         """Refuse a method whose clients' influence the limits would not limit."""
@@ -160,9 +160,10 @@ class WeightLimits:
         """Why no weights keep the limits; empty where some do."""
         least, most = float(self.lower.sum()), float(self.upper.sum())
         if least > 1 + SUM_ROUNDING:
-            return f"the least that they must have is {least:.4g} in all (policy.{self.low})"
+            return f"their minimum weights add up to {least:.4g}, more than 1: lower policy.{self.low}"
         if most < 1 - SUM_ROUNDING:
-            return f"the most that they may have is {most:.4g} in all (policy.{self.high})"
+            setting = "fixed" if self.fixed.all() else self.high
+            return f"their maximum weights add up to {most:.4g}, less than 1: raise policy.{setting}"
         return "" if (self.lower <= self.upper).all() else f"policy.{self.low} is above policy.{self.high}"
 
     def apply(self, values: Floats) -> tuple[Floats, LimitedWeights]:

@@ -145,7 +145,7 @@ def aggregate_stream(
 def check_stream_limits(gate: Gate, policy: Policy) -> None:
     """Refuse a gate and a policy that need all updates at once."""
     if gate.norm == "refuse" or gate.clip:
-        raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
+        raise UserError("stream = true cannot wait for the median: set gate.norm to off or warn, and gate.clip to 0")
     if policy.limits_weights:
         remedy = "set stream = false, or leave only policy.max_size and policy.max_size_times"
         raise UserError(

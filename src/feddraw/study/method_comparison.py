@@ -31,7 +31,7 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
     if min(seeds, folds) < 0:
         raise UserError("the number of seeds or folds must be positive")
     if experiment.folds and seeds > experiment.folds:
-        raise UserError(f"{seeds} seeds test the images of {experiment.folds} folds more than once: ask for fewer")
+        raise UserError(f"{seeds} seeds for {experiment.folds} folds: give at most one seed per fold")
     own = experiment.section("method")[0]
     methods = COMPARED_METHODS if own in COMPARED_METHODS else (own, *COMPARED_METHODS)
     found = []

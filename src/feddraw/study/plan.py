@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -48,14 +49,11 @@ class PlannedRun:
     def key(self) -> str:
         """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
 
-        Where the data lie on this machine and how the run is carried out are no part of it.
+        Where an archive lies on this machine and how the run is carried out are no part of it.
         """
         usual, own = (dotted_settings(one.table()) for one in (Experiment(), self.experiment))
         chosen = {name: value for name, value in own.items() if usual.get(name) != value}
         table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
-        for name in ("data.name", "data.path"):
-            if isinstance(table.get(name), str):
-                table[name] = Path(table[name]).name
         return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -81,7 +79,7 @@ def read_study(
     archives are; `changes` and `paths` are the same from the command line.
     """
     table = read_toml(path)
-    places, only = study_archive_paths(table.pop("paths", {}), path), read_family_settings(table.pop("only", {}), path)
+    places, only = read_archive_paths(table.pop("paths", {}), path), read_family_settings(table.pop("only", {}), path)
     for_all, families = changes_by_family(changes or {})
     preset = table.pop("preset", "laptop")
     cases = table.pop("case", [{}])
@@ -98,7 +96,7 @@ def read_study(
         written = with_family_settings(base.with_settings(_dotted_study_settings(settings)), only)
         written.trusted(trust, f"{path} names")
         meant = with_family_settings(written.with_settings(for_all), families)
-        found.append(planned_run(study_with_archive_path(meant, paths or {}, places), label))
+        found.append(planned_run(with_archive_path(meant, paths or {}, places), label))
     found.sort(key=lambda planned: planned.experiment.seed)
     require_family_members([*only, *families], [planned.experiment for planned in found], path)
     _require_different_names(found, path)
@@ -148,7 +146,9 @@ def _dotted_study_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def planned_run(experiment: Experiment, label: dict[str, str]) -> PlannedRun:
     """A run with the name of its folder; `label` is what tells it from others."""
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
-    others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
+    own = {key: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
+    ends = Counter(key.rpartition(".")[2] for key in own)
+    others = {key if ends[end := key.rpartition(".")[2]] > 1 else end: value for key, value in own.items()}
     words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
     name = "_".join([*words, f"seed={experiment.seed}"])
     return PlannedRun(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
@@ -162,8 +162,8 @@ def _require_different_names(runs: Sequence[PlannedRun], path: Path) -> None:
         seen.add(planned.name)
         first = firsts.setdefault(planned.key, planned)
         if first is not planned:
-            how = "differ only in how they are carried out, not in what comes out: give one of them"
-            replaced = "are the same run: --set has replaced the settings that told them apart. Change the file instead"
+            how = "give the same results, they differ only in how they are computed: keep one of them"
+            replaced = "are the same run, because --set replaced the settings in which they differed: change the file"
             why = replaced if first.experiment == planned.experiment else how
             raise UserError(f"{path}: {first.name} and {planned.name} {why}")
 
@@ -205,7 +205,7 @@ def read_family_settings(table: Any, path: Path) -> dict[str, dict[str, Any]]:
     return {family: dotted_settings(own) for family, own in table.items()}
 
 
-def study_archive_paths(table: Any, path: Path) -> dict[str, str]:
+def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
     """The table `[paths]` of a study's file: data sets and where their archives are."""
     if not isinstance(table, dict) or not all(isinstance(place, str) for place in table.values()):
         raise UserError(f"{path}: [paths] has a line for each archive, such as chexpert = 'FOLDER'")
@@ -222,7 +222,7 @@ def with_family_settings(experiment: Experiment, families: Mapping[str, Settings
     return experiment
 
 
-def study_with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
+def with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
     """With the path of its archive: as typed; else its own setting; else the file's."""
     name, own = data_name(experiment), experiment.section("data")[1].get("path", "")
     place = typed.get(name) or own or usual.get(name, "")
@@ -233,7 +233,7 @@ def require_family_members(families: Sequence[str], experiments: Sequence[Experi
     """Refuse a family that no run is of: a setting that is quietly lost would be found out days later."""
     for family in families:
         if not any(run_belongs_to_family(experiment, family) for experiment in experiments):
-            raise UserError(f"{path} has no run with a scenario or data set '{family}': its settings would be lost")
+            raise UserError(f"{path} has no run with a scenario or data set '{family}': correct or remove it")
 
 
 def unfinished_runs(runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:

@@ -125,7 +125,7 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
 def _dealing_key(planned: PlannedRun) -> str:
     one = planned.complete
     own = [one.scenario, one.partition_seed, one.folds and one.seed % one.folds, one.folds]
-    return json.dumps([data_key(one), own, one.holdout, one.training.batch_size])
+    return json.dumps([data_key(one), own, one.holdout, one.training.batch_size, vars(one.corruption)])
 
 
 def _folder_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
