@@ -7,7 +7,7 @@ import pytest
 
 from feddraw.data.contact_sheet import contact_sheet, varied_examples
 from feddraw.data.finding_names import PAPER_FINDINGS
-from feddraw.data.phantom_anatomy import draw_chests
+from feddraw.datasets._phantom_anatomy import draw_chests
 from feddraw.datasets.phantom import PHANTOM_BLOCK, PHANTOM_MEAN, PHANTOM_STD, draw_phantom_findings, phantom
 from feddraw.errors import UserError
 

@@ -15,7 +15,8 @@ from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.run import starting_experiment
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
-from feddraw.system.file_reading import damage_told, read_csv, read_toml
+from feddraw.results.recorded_run import damage_told
+from feddraw.system.file_reading import read_csv, read_toml
 
 if TYPE_CHECKING:
     from feddraw.analysis.site_heterogeneity import GroupHeterogeneity, Heterogeneity, SiteDistance

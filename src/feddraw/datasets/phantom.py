@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.finding_names import PAPER_FINDINGS
-from feddraw.data.phantom_anatomy import draw_chests
+from feddraw.datasets._phantom_anatomy import draw_chests
 from feddraw.errors import UserError, unknown
 
 SMALLEST_PHANTOM, LARGEST_PHANTOM = 28, 224  # pixels

@@ -25,9 +25,9 @@ from feddraw.errors import UserError, is_list_of_numbers, one_of
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.kept_models import KEPT_MODELS
-from feddraw.results.recorded_run import RecordedRun, finished_run
+from feddraw.results.recorded_run import RecordedRun, damage_told, finished_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import damage_told, number_or_nan
+from feddraw.system.file_reading import number_or_nan
 from feddraw.training.loop import Examples, predict
 from feddraw.training.network import Network
 from feddraw.training.reproducibility import one_thread

@@ -15,9 +15,10 @@ from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
 from feddraw.results.kept_models import KEPT_MODELS
+from feddraw.results.recorded_run import damage_told
 from feddraw.results.run_folder import CLOCK_FIELDS, RunFolder
 from feddraw.server.round import RoundResult
-from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml, sha256_of
+from feddraw.system.file_reading import read_csv, read_json, read_jsonl, read_toml, sha256_of
 
 COMPARED_FILES = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 

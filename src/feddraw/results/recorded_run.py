@@ -6,7 +6,8 @@ Nothing that a file names is imported, and nothing is unpickled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from feddraw.results.ledger_table import MOST_LEDGER_CELLS, LedgerTable
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.predictions import Predictions, read_predictions
 from feddraw.results.run_folder import RunFolder, first_divergence, require_run
-from feddraw.system.file_reading import damage_told, number_or_nan, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_reading import number_or_nan, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 
@@ -181,3 +182,13 @@ def finished_run(path: Path) -> RecordedRun:
         command = f"feddraw run {path}/experiment.toml --out {path} --resume"
         raise UserError(f"{path} is not finished: go on with `{command}`")
     return run
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with what a file holds is said in one line."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+        detail = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None

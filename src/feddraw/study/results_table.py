@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
+from feddraw.results.recorded_run import damage_told
 from feddraw.results.run_folder import RunFolder
 from feddraw.study.plan import PlannedRun
 from feddraw.system.csv_cells import csv_text
-from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_reading import read_csv, read_json, read_jsonl, read_toml
 from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 from feddraw.system.locks import lock_file
 

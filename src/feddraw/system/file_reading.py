@@ -9,8 +9,6 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -90,16 +88,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-@contextmanager
-def damage_told(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with what a file holds is said in one line."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
-        detail = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
