@@ -304,3 +304,14 @@ def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -
     (tmp_path / "table.csv").write_text("file,Edema\n")
     with pytest.raises(UserError, match="has a header but no rows"):
         inspect_data(tmp_path / "table.csv", tmp_path / "x.toml")
+
+
+def test_init_and_run_call_the_sites_of_several_tables_alike(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (images / "b").mkdir()
+    for folder, name in ((images, "one.csv"), (images / "b", "one.csv")):
+        write(folder, {"file": [str(images / path) for path in PATHS], "Edema": EDEMA}, name)
+    monkeypatch.chdir(images)
+    found = inspect_data([Path("one.csv"), images / "b" / "one.csv"], Path("x.toml"), images=str(images))
+    opened = read_own_tables(find_own_tables(["one.csv", "b/one.csv"]), root=images, images=str(images))
+    assert opened.labels.sites is not None
+    assert set(found.sites) <= set(opened.labels.sites.tolist())

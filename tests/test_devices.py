@@ -444,7 +444,7 @@ def test_a_gpu_without_memory_is_one_line_that_says_what_to_lower(monkeypatch):
     assert not out_of_memory(RuntimeError("shapes differ"))
 
 
-def test_a_worker_that_died_between_two_runs_fails_one_run_and_another_worker_does_the_rest(tmp_path):
+def test_a_run_whose_worker_died_before_it_began_is_done_by_another(tmp_path):
     pool = WorkerPool(tmp_path, [WorkerPlace()])
     try:
         (process,) = pool._processes.values()
@@ -454,5 +454,4 @@ def test_a_worker_that_died_between_two_runs_fails_one_run_and_another_worker_do
         ended = [event for event in pool.run(runs, admit=bool) if event.kind in ("finished", "failed")]
     finally:
         pool.stop()
-    assert [event.kind for event in ended] == ["failed", "finished"]
-    assert ended[0].text.startswith("its worker was killed (SIGKILL)")
+    assert [event.kind for event in ended] == ["finished", "finished"]

@@ -259,7 +259,7 @@ assert not list(folder.rglob("*.lock")) + list(folder.rglob("*.part"))
 with locks.lock_folder(folder), pytest.raises(UserError, match=r"another process is using .* delete .*\\.lock"):
     with locks.lock_folder(folder):
         pass
-locks.LONGEST = 0.1
+locks.LONGEST_WAIT = 0.1
 with locks.lock_file(folder / "plan.json"), pytest.raises(UserError, match=r"another process is writing .*plan\\.json"):
     with locks.lock_file(folder / "plan.json"):
         pass

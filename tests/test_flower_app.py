@@ -266,12 +266,15 @@ def test_a_round_without_any_sites_evaluation_has_no_metrics_of_the_round_before
     assert "test" not in last
 
 
-def test_a_server_killed_in_its_last_evaluation_asks_the_sites_for_it_again(hospitals: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("round", ["1", "2"])
+def test_a_server_killed_in_an_evaluation_asks_the_sites_for_it_again(
+    round: str, hospitals: Any, tmp_path: Path
+) -> None:
     settings = folders(tmp_path, rounds=2, **{"training.epochs": 1})
     carry_out(settings | {"out": str(tmp_path / "whole")}, hospitals)
 
     def killed(replies: Any) -> Any:
-        if replies[0].metadata.message_type.startswith("evaluate") and replies[0].metadata.group_id == "2":
+        if replies[0].metadata.message_type.startswith("evaluate") and replies[0].metadata.group_id == round:
             raise RunFailed("the server is gone")
         return replies
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import feddraw
 from feddraw import catalog
 from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
@@ -939,3 +940,18 @@ def test_the_page_of_methods_is_up_to_date():
     spec.loader.exec_module(catalogue)
     assert sorted(name for names in catalogue.KINDS.values() for name in names) == list(catalog.names("methods"))
     assert catalogue.PAGE.read_text(encoding="utf-8") == catalogue.page()
+
+
+def test_a_long_update_does_not_make_krum_take_the_others_for_equal() -> None:
+    sent = {"fc.weight": np.zeros((5, 20), np.float32), "fc.bias": np.zeros(5, np.float32)}
+    rng = np.random.default_rng(0)
+
+    def moved(by: float) -> dict[str, np.ndarray]:
+        return {
+            name: (array + by + 0.1 * rng.normal(size=array.shape)).astype(np.float32) for name, array in sent.items()
+        }
+
+    updates = [(moved(1.0), 100) for _ in range(5)] + [(moved(20.0), 100), (moved(2e8), 100)]
+    method = {"name": "krum", "false": 2, "keep": 1}
+    found = feddraw.aggregate(sent, updates, round=0, rounds=3, method=method, classifier="fc")
+    assert sorted(found.weights.values()) == [0, 0, 0, 0, 0, 0, 1]

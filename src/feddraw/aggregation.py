@@ -108,15 +108,17 @@ def aggregate(
     outputs: int = 0,
     gate: Gate | None = None,
     policy: Policy | Mapping[str, Any] | Path | str | None = None,
+    everyone: bool = True,
 ) -> AggregationResult:
     """Aggregate one round of a training loop of your own.
 
     `sent` is the state dict that the clients started from, `updates` are their trained state dicts with their numbers
     of images. Rounds count from 0. Pass `state` of the result to the next round. `method` is a name, a table with a
     name and settings, or a `Method`. `clients` names all clients, in the order of the ledger; left out, they are those
-    that have answered so far. `classifier` names the layer that gives the scores, or several in the order of the
-    findings; left out, it is found by its shape and by `outputs`, the number of findings, and asked for where that does
-    not decide. An update that is broken is refused by name in the ledger, and the others count.
+    that have answered so far. Where more may come, `everyone` is False, and the policy is not checked against them.
+    `classifier` names the layer that gives the scores, or several in the order of the findings; left out, it is found
+    by its shape and by `outputs`, the number of findings, and asked for where that does not decide. An update that is
+    broken is refused by name in the ledger, and the others count.
     """
     rule, name = method_to_aggregate(method)
     limits = policy_of(policy)
@@ -126,7 +128,7 @@ def aggregate(
     check_aggregation_suffices(rule, name, given)
     _check_round_to_aggregate(round, rounds, name, state)
     names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
-    if clients is not None:
+    if clients is not None and everyone:
         limits.check_clients(names)
     arrays = state_dict.plain_arrays(sent)
     looked_at = any(one.labelled is not None for one in given) or looks_at_classifier(rule)

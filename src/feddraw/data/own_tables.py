@@ -30,8 +30,6 @@ def find_own_tables(path: str | Sequence[str]) -> list[Path]:
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, str) and one for one in listed):
         raise UserError(f"data.path must be a CSV, a folder, or a list of CSVs, not {path!r}")
     found = [find_own_table(expanded_path(one)) for one in listed]
-    if len(found) > 1:  # their common folder is looked for
-        found = [Path(os.path.abspath(one)) for one in found]  # noqa: PTH100 - Path.absolute() keeps the dots
     files = [one.resolve() for one in found]
     if twice := [one for one, file in zip(found, files, strict=True) if files.count(file) > 1]:
         raise UserError(f"data.path names {twice[0]} twice")
@@ -57,7 +55,13 @@ def own_image_root(sheets: Paths, images: str = "") -> Path:
     """The folder that all images are in."""
     if images:
         return expanded_path(images)
-    return sheets[0].parent if len(sheets) == 1 else Path(os.path.commonpath([str(sheet.parent) for sheet in sheets]))
+    if len(sheets) == 1:
+        return sheets[0].parent
+    return Path(os.path.commonpath([_absolute_path(sheet.parent) for sheet in sheets]))
+
+
+def _absolute_path(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute() keeps the dots
 
 
 def table_file_stem(sheet: Path) -> str:
@@ -129,6 +133,8 @@ def open_own_tables(
 ) -> list[OwnTable]:
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
+    if several:  # they are found from their common folder
+        paths, root = [_absolute_path(path) for path in paths], None if root is None else _absolute_path(root)
     sheets = [CsvSheet.of(path) for path in paths]
     layouts = [guess_columns(sheet, named, findings, may_lack or several) for sheet in sheets]
     for kind in ("split", "patient"):

@@ -101,9 +101,8 @@ class Processes(EngineWithMemory):
         for name, (shape, dtype) in EngineInbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
         for name, extent in client_memory_extents(self.trainer.local, self.trainer.training).items():
-            shape = (clients, self.layout.extent(extent))
-            self._make(f"memory.{name}", shape, np.float32)  # before the round under way
-            self._make(f"learnt.{name}", shape, np.float32, sparse=True)  # after it
+            for when in ("memory", "learnt"):  # before the round under way, and after it
+                self._make(f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32, sparse=True)
         self._make("steps_taken", (clients,), np.int64)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
@@ -137,7 +136,7 @@ class Processes(EngineWithMemory):
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
             memory = self.memory.get(job.client, {})
             for name, vector in memory.items():  # already there, except in the first round after a resume
-                self._arrays[f"memory.{name}"][job.client] = vector
+                self._memory_row(name, job.client)[...] = vector
             numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests, self._rows if in_turn else 0):
@@ -151,9 +150,14 @@ class Processes(EngineWithMemory):
         super().commit(clients)
         for client in clients:  # out of the rows that the next round writes to
             for name, vector in self.memory.get(client, {}).items():
-                row = self._arrays[f"memory.{name}"][client]
+                row = self._memory_row(name, client)
                 row[...] = vector
                 self.memory[client][name] = row
+
+    def _memory_row(self, name: str, client: int) -> NDArray[Any]:
+        """Where workers find what a client remembers; taken from the system when it is first written to."""
+        self._shared.reserve(self._handles[f"memory.{name}"], client)
+        return np.asarray(self._arrays[f"memory.{name}"][client])
 
     def _broadcast(self, job: Job) -> dict[str, Any]:
         """Where workers find the vectors that are sent beside the model; each gets its memory when it first appears."""

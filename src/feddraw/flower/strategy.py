@@ -49,6 +49,7 @@ from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, ledger_pieces_by_
 from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
 from feddraw.server.state_dict import layout_of_arrays
+from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -198,18 +199,26 @@ class MethodStrategy(FedAvg):
         left = min(num_rounds, self.rounds - done)
         if resumed and left <= 0:
             log.info("all %d rounds are done: no training is left to do", self.rounds)
-            if not self.logs_rounds and self.fraction_evaluate and not (self.folder and self.folder.metrics.is_file()):
-                asked = self.configure_evaluate(self.rounds, resumed, ConfigRecord(), grid)  # the last one was cut off
-                self.aggregate_evaluate(self.rounds, grid.send_and_receive(asked, timeout=self._timeout))
+            if self.folder is not None and not self.folder.metrics.is_file():
+                self._evaluate_again(grid, resumed, self.rounds)
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
+            logged = [] if self.folder is None else [line["round"] for line in read_jsonl(self.folder.rounds)]
+            if done - 1 not in logged:
+                self._evaluate_again(grid, first, done)
             result = RenumberedStrategy(self._through or self, done).go_on(grid, first, left, *arguments)
         elif self._through is not None:
             result = self._through.start(grid, first, left, *arguments)
         else:
             result = super().start(grid, first, left, *arguments)
         return result if result.arrays else replace(result, arrays=first)
+
+    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, done: int) -> None:
+        """The evaluation after a round, which was cut off with the server; only for whoever writes it down."""
+        if self.fraction_evaluate and not self.logs_rounds:
+            asked = self.configure_evaluate(done, arrays, ConfigRecord(), grid)
+            self.aggregate_evaluate(done, grid.send_and_receive(asked, timeout=self._timeout))
 
     def restore(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """For a loop of one's own: what to begin with. `round_offset` rounds of `rounds` are done; count on from 1.

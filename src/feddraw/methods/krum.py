@@ -27,11 +27,12 @@ class KrumWeighting(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         products = gram(cohort.params, cohort.model.params)
-        squares = np.maximum(0, np.diag(products)[:, None] - 2 * products + np.diag(products))  # but for rounding
+        lengths = np.diag(products)
+        squares = np.maximum(0, lengths[:, None] - 2 * products + lengths)  # but for rounding
         near = np.sort(squares, axis=1)[:, 1 : 1 + max(1, len(squares) - self.false - 2)]
         scores = near.sum(axis=1)
         limit = np.sort(scores)[min(self.keep, len(scores)) - 1]
-        rounding = 1e-9 * limit + 1e-12 * float(np.diag(products).max(initial=0))
+        rounding = 1e-9 * limit + 1e-12 * lengths  # each client's own, or a long update would hide the others'
         return normalize((scores <= limit + rounding).astype(np.float64)), state
 
 

@@ -142,8 +142,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         sound = sorted(self._models.keys() - self._refused.keys())
         updates = [one for name in sound if (one := self._client_update(name, sent)) is not None]
         given: dict[str, Any] = {"method": self._method_table, "state": self._state, "clients": self._clients}
-        limits: dict[str, Any] = {"gate": self._gate, "policy": self._policy}
-        result = aggregate(sent, updates, round=round, rounds=self.rounds, classifier=classifier, **given, **limits)
+        given |= {"classifier": classifier, "everyone": False, "gate": self._gate, "policy": self._policy}
+        result = aggregate(sent, updates, round=round, rounds=self.rounds, **given)
         self._state = result.state
         statuses = {name: f"refused: {why}" for name, why in self._refused.items()}
         ledger = tuple(replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger)

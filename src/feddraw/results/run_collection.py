@@ -139,9 +139,12 @@ def _with_data_told_apart(runs: Runs) -> list[RecordedRun]:
             first.setdefault((run.scenario, _data_content(run)), _place_of_data(run))
     places = grouped((scenario, place) for (scenario, _), place in first.items())
 
+    short = {scenario: _shortest_distinct(own) for scenario, own in places.items()}
+
     def name(run: RecordedRun) -> str:
-        several = _is_own_data(run) and len(set(places[run.scenario])) > 1
-        return f"{run.scenario} ({first[run.scenario, _data_content(run)]})" if several else run.scenario
+        if not _is_own_data(run) or len(short[run.scenario]) == 1:
+            return run.scenario
+        return f"{run.scenario} ({short[run.scenario][first[run.scenario, _data_content(run)]]})"
 
     return [replace(run, scenario=name(run)) for run in runs]
 
@@ -152,6 +155,16 @@ def _is_own_data(run: RecordedRun) -> bool:
 
 def _place_of_data(run: RecordedRun) -> str:
     return str(run.flat.get("data.path") or run.flat.get("data.name"))
+
+
+def _shortest_distinct(places: Sequence[str]) -> dict[str, str]:
+    """The ends of paths, as long as it takes to tell them apart."""
+    parts = {place: Path(place).parts for place in places}
+    for depth in range(1, max(map(len, parts.values())) + 1):
+        ends = {place: "/".join(own[-depth:]) for place, own in parts.items()}
+        if len(set(ends.values())) == len(ends):
+            return ends
+    return {place: place for place in places}
 
 
 def _data_content(run: RecordedRun) -> str:

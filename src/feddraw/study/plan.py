@@ -54,6 +54,9 @@ class PlannedRun:
         usual, own = (dotted_settings(one.table()) for one in (Experiment(), self.experiment))
         chosen = {name: value for name, value in own.items() if usual.get(name) != value}
         table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
+        for name in ("data.name", "data.path"):
+            if isinstance(table.get(name), str):
+                table[name] = Path(table[name]).as_posix()  # ./x is x
         return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -66,8 +66,11 @@ class ResultTable:
         with write_errors_told(self.path):
             make_folder(self.path.parent)
         with lock_file(self.path):
-            self.rows = _results_by_key(self.path)
-            self.rows |= {row["key"]: dict(row) for row in rows if row["key"] not in self.rows}
+            again = {(row["run"], row.get("partition")) for row in rows}  # under the key of an earlier version
+            before = _results_by_key(self.path)
+            new = {row["key"]: dict(row) for row in rows if row["key"] not in before}
+            kept = {k: row for k, row in before.items() if not new or (row["run"], row.get("partition")) not in again}
+            self.rows = kept | new
             columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
             lines = [[_result_cell(row.get(name)) for name in columns] for row in self.rows.values()]
             write_whole(self.path, csv_text([columns, *lines]).encode())

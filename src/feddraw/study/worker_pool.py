@@ -70,7 +70,9 @@ class WorkerPool:
         try:
             pipe.send_bytes(json.dumps(request).encode())
         except OSError:  # it has died since its last run
-            return self._replace(pipe)
+            self._replace(pipe)
+            self._waiting.append(planned)
+            return StudyEvent("progress", planned.name, "waits: its worker had died")
         return StudyEvent("started", planned.name)
 
     def _receive(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:

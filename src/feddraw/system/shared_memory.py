@@ -39,12 +39,27 @@ class SharedArrays:
         length = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         try:
             block = SharedMemory(create=True, size=length)
-            self._blocks.append(block)
-            if not sparse and hasattr(os, "posix_fallocate"):  # or the first write would kill the process
-                os.posix_fallocate(block._fd, 0, length)  # type: ignore[attr-defined]
         except OSError as error:
             raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
+        self._blocks.append(block)
+        if not sparse:
+            self._take(block, 0, length)
         return np.ndarray(shape, dtype, buffer=block.buf), SharedHandle(shape, np.dtype(dtype).str, block=block.name)
+
+    def reserve(self, handle: SharedHandle, row: int) -> None:
+        """Take the memory of one row of a sparse array before it is written to."""
+        length = math.prod(handle.shape[1:]) * np.dtype(handle.dtype).itemsize
+        block = next(one for one in self._blocks if one.name == handle.block)
+        self._take(block, row * length, length)
+
+    @staticmethod
+    def _take(block: SharedMemory, start: int, length: int) -> None:
+        """From the system, which else would kill the process at the first write if there is no more."""
+        try:
+            if length and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(block._fd, start, length)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
 
     def publish(self, array: NDArray[Any]) -> SharedHandle:
         """A copy for others to read; a whole file that is mapped to memory needs none."""

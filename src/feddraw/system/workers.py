@@ -95,7 +95,8 @@ def send_piece(pipe: Connection, process: SpawnProcess, piece: int | None, doing
     try:
         pipe.send(piece)
     except OSError:
-        raise _worker_died(process, doing, then) from None
+        if piece is not None:  # else its work is done
+            raise _worker_died(process, doing, then) from None
 
 
 def receive_result(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:

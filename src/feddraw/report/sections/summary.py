@@ -51,7 +51,9 @@ def _metric_headline(report: Report, metric: str) -> str:
 def _summary_headline(report: Report, scenario: str, metric: str) -> str:
     runs = [run for run in report.collection.of(scenario) if not run.reference and math.isfinite(run.test(metric))]
     seeds = [set(repeats) for repeats in grouped((run.method, run.repeat) for run in runs).values()]
-    shared = set.intersection(*seeds) if seeds else set()  # the interval is over these, so the means are, too
+    draws = report.draws[scenario]
+    drawn = [set(draws.repeats)] if draws.repeats else []
+    shared = set.intersection(*seeds, *drawn) if seeds else set()  # the intervals are over these, so the means are, too
     compared = grouped((run.method, run) for run in runs if run.repeat in shared or not shared)
     means = {method: mean_over_repeats(own, metric).value for method, own in compared.items()}
     if not means:
@@ -63,11 +65,10 @@ def _summary_headline(report: Report, scenario: str, metric: str) -> str:
         return f"{best} has a test {METRICS[metric]} of {means[best]:.4f} in {scenario}."
     second = max(others, key=lambda method: means[method])
     said += f", {means[best] - means[second]:+.4f} vs {second}"
-    draws = report.draws[scenario]
     if not {best, second} <= draws.methods[metric].keys():
         return f"{said}."
     found: dict[str, Interval | Difference] = {patients_interval_name(draws): draws.difference(metric, best, second)}
-    trainings = differences_over_trainings(report.collection.of(scenario), metric, best)
+    trainings = differences_over_trainings([run for own in compared.values() for run in own], metric, best)
     repeated = trainings.found.get((scenario, second))
     if repeated is not None and repeated.repeats > 1:
         found[f"over {repeated.repeats} trainings"] = repeated
