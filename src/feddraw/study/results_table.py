@@ -66,14 +66,17 @@ class ResultTable:
         with write_errors_told(self.path):
             make_folder(self.path.parent)
         with lock_file(self.path):
-            again = {(row["run"], row.get("partition")) for row in rows}  # under the key of an earlier version
             before = _results_by_key(self.path)
             new = {row["key"]: dict(row) for row in rows if row["key"] not in before}
-            kept = {k: row for k, row in before.items() if not new or (row["run"], row.get("partition")) not in again}
-            self.rows = kept | new
+            again = {_dealt_run(row) for row in new.values()}  # an earlier version may have given them other keys
+            self.rows = {key: row for key, row in before.items() if _dealt_run(row) not in again} | new
             columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
             lines = [[_result_cell(row.get(name)) for name in columns] for row in self.rows.values()]
             write_whole(self.path, csv_text([columns, *lines]).encode())
+
+
+def _dealt_run(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row.get("run", row["key"]), row.get("partition")
 
 
 def _results_by_key(path: Path) -> dict[str, dict[str, Any]]:
