@@ -90,6 +90,7 @@ def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(new_page: A
     with serving(study, port) as server:
         page.wait_for_selector("#connection.live")
         assert page.inner_text("#run-heading") == "feddraw"
+        page.close()
         new_page.problems[:] = [problem for problem in new_page.problems if "net::ERR_" not in problem]
 
 
@@ -104,6 +105,7 @@ def test_nothing_scrolls_sideways_and_axe_finds_no_fault(new_page: Any, study: P
             page.evaluate(axe.read_text(encoding="utf-8"))
             found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
             assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in found["violations"]]
+        page.close()  # before the server that it asks is gone
 
 
 def test_without_the_key_it_says_what_to_do(new_page: Any, study: Path) -> None:
@@ -113,4 +115,5 @@ def test_without_the_key_it_says_what_to_do(new_page: Any, study: Path) -> None:
         page.goto(bare)
         page.wait_for_selector("#connection:has-text('feddraw watch printed')")
         assert page.is_hidden("#detail")
+        page.close()
         new_page.problems[:] = [problem for problem in new_page.problems if "403" not in problem]
