@@ -1,11 +1,13 @@
-"""When does it pay to weigh? Everything that docs/atlas.md says in numbers, from the tables in docs/data.
+"""When does it pay to weigh? Everything that docs/atlas.md says in numbers, from the tables in
+docs/data.
 
-The registrations (studies/atlas.md, atlas-2.md, atlas-3.md, atlas-4.md) say what is tested and how; what judges the
-later stages is in atlas_later_stages.py. An unfinished table can be analysed too: what needs runs that are not there
-is "not decided".
+The registrations (studies/atlas.md, atlas-2.md, atlas-3.md, atlas-4.md) say what is tested and how;
+what judges the later stages is in atlas_later_stages.py. An unfinished table can be analysed too:
+what needs runs that are not there is "not decided".
 
-python benchmarks/atlas.py collect RUNS…   # from the run folders: what was measured, and intervals over patients
-python benchmarks/atlas.py                 # tables, figures, and the tables inside docs/atlas.md and which-weights.md
+python benchmarks/atlas.py collect RUNS…   # from the run folders: what was measured, and intervals
+over patients python benchmarks/atlas.py                 # tables, figures, and the tables inside
+docs/atlas.md and which-weights.md
 """
 
 from __future__ import annotations
@@ -68,9 +70,20 @@ DIFFERENCES = DATA / "atlas-differences.csv"
 CONSTANT = "feddraw_variant,signal=constant"
 RULES = ("fedavg", "uniform", "feddraw", CONSTANT, "afl", "random_effects")
 REGIMES = (
-    "alike", "enriched", "dirichlet", "labels, large", "labels, small", "blur, large", "blur, small", "scanner", "many",
-)  # fmt: skip
-NIH_REGIMES, NIH_RULES = ("alike", "enriched", "blur, large"), ("fedavg", "uniform", "feddraw", "random_effects")
+    "alike",
+    "enriched",
+    "dirichlet",
+    "labels, large",
+    "labels, small",
+    "blur, large",
+    "blur, small",
+    "scanner",
+    "many",
+)
+NIH_REGIMES, NIH_RULES = (
+    ("alike", "enriched", "blur, large"),
+    ("fedavg", "uniform", "feddraw", "random_effects"),
+)
 TRIED = ("alike", "enriched", "labels, large", "labels, small")  # with the candidates
 CANDIDATES = ("effects_then_uniform", "move_effects", "power_by_validation", "size_until_slow")
 POWERS = {"size_power,power=-0.5": -0.5, "uniform": 0.0, "size_power,power=0.5": 0.5, "fedavg": 1.0}
@@ -83,17 +96,21 @@ DRAWS, PATIENT_DRAWS = 2000, 200
 TARGETS: dict[str, Callable[[Run], float]] = {
     "clean patients": lambda run: run.late,
     "last round": lambda run: run.curve[-1],
-    "pooled patients": lambda run: float(np.average(list(run.by_site().values()), weights=list(SIZES.values()))),
+    "pooled patients": lambda run: float(
+        np.average(list(run.by_site().values()), weights=list(SIZES.values()))
+    ),
     "mean site": lambda run: float(np.mean(list(run.by_site().values()))),
     "worst site": lambda run: min(run.by_site().values()),
 }
 
 
-# ---------------------------------------------------------------------------------------------------- collecting
+# --------------------------------------------------------------------------------------- collecting
 
 
 def collect(folders: Sequence[Path]) -> None:
-    """What the tables do not have: rho of the first rounds and the sites' mean size, and intervals over patients."""
+    """What the tables do not have: rho of the first rounds and the sites' mean size, and intervals
+    over patients.
+    """
     runs = sorted(path.parent for folder in folders for path in folder.glob("*/metrics.json"))
     _write(MEASURED, [_measured(run) for run in runs if "_random_effects_" in run.name])
     for kind in ("phantom", "nih"):
@@ -109,9 +126,17 @@ def _kind(run: Path) -> str:
 def _measured(run: Path) -> dict[str, object]:
     regime, _, seed = _named(run)
     ledger = read_csv(run / "weights.csv")
-    rho = [next(float(row["rho"]) for row in ledger if row["round"] == str(t) and row["rho"]) for t in range(3)]
+    rho = [
+        next(float(row["rho"]) for row in ledger if row["round"] == str(t) and row["rho"])
+        for t in range(3)
+    ]
     sizes = read_toml(run / "experiment.toml")["partition"]["sizes"].values()
-    row: dict[str, object] = {"data": _kind(run), "regime": regime, "seed": seed, "mean_size": np.mean(list(sizes))}
+    row: dict[str, object] = {
+        "data": _kind(run),
+        "regime": regime,
+        "seed": seed,
+        "mean_size": np.mean(list(sizes)),
+    }
     return row | {f"rho_{t}": f"{value:.6g}" for t, value in enumerate(rho)}
 
 
@@ -123,7 +148,9 @@ def _named(run: Path) -> tuple[str, str, str]:
 
 
 def over_patients(runs: Sequence[Path]) -> Iterator[dict[str, object]]:
-    """Each rule minus uniform averaging in the last round, replicates averaged, patients drawn anew."""
+    """Each rule minus uniform averaging in the last round, replicates averaged, patients drawn
+    anew.
+    """
     by_regime: dict[str, dict[str, dict[str, Path]]] = {}
     for run in runs:
         regime, rule, seed = _named(run)
@@ -134,23 +161,44 @@ def over_patients(runs: Sequence[Path]) -> Iterator[dict[str, object]]:
         seeds = sorted(set.intersection(*(set(by_seed) for by_seed in rules.values())))
         if not seeds:
             continue
-        found = {rule: [read_run(by_seed[seed]).predictions() for seed in seeds] for rule, by_seed in rules.items()}
+        found = {
+            rule: [read_run(by_seed[seed]).predictions() for seed in seeds]
+            for rule, by_seed in rules.items()
+        }
         first = found["uniform"]
-        truth, folds = np.concatenate([one.truth for one in first]), np.repeat(seeds, [len(one.truth) for one in first])
-        known = [one.patients if one.patients is not None else np.arange(len(one.truth)) for one in first]
-        shift = 0 if first[0].patients is not None else 1_000_000  # phantoms of two replicates are two patients
+        truth, folds = (
+            np.concatenate([one.truth for one in first]),
+            np.repeat(seeds, [len(one.truth) for one in first]),
+        )
+        known = [
+            one.patients if one.patients is not None else np.arange(len(one.truth)) for one in first
+        ]
+        shift = (
+            0 if first[0].patients is not None else 1_000_000
+        )  # phantoms of two replicates are two patients
         patients = np.concatenate([own + place * shift for place, own in enumerate(known)])
         outputs = [np.concatenate([one.scores for one in of]) for of in found.values()]
         drawn = bootstrap(
-            outputs, truth, np.random.default_rng(0), patients=patients, folds=folds, replicates=PATIENT_DRAWS
+            outputs,
+            truth,
+            np.random.default_rng(0),
+            patients=patients,
+            folds=folds,
+            replicates=PATIENT_DRAWS,
         )
         uniform = drawn[list(found).index("uniform")]
         for rule, output, row in zip(found, outputs, drawn, strict=True):
             one = interval(row - uniform)
-            digest = hashlib.sha256(np.ascontiguousarray(output, np.float32).tobytes()).hexdigest()[:16]
+            digest = hashlib.sha256(np.ascontiguousarray(output, np.float32).tobytes()).hexdigest()[
+                :16
+            ]
             numbers = {"difference": one.estimate, "low": one.low, "high": one.high}
             about = {"regime": regime, "rule": rule, "replicates": len(seeds)}
-            yield about | {name: f"{value:.5f}" for name, value in numbers.items()} | {"scores_sha256": digest}
+            yield (
+                about
+                | {name: f"{value:.5f}" for name, value in numbers.items()}
+                | {"scores_sha256": digest}
+            )
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -162,34 +210,47 @@ def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         writer.writerows(rows)
 
 
-# ---------------------------------------------------------------------------------------------------- regret
+# ------------------------------------------------------------------------------------------- regret
 
 
 def regrets(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str]) -> dict[str, Floats]:
-    """By rule, (regimes, replicates): the better of FedAvg and uniform, chosen on the others, minus the rule."""
-    table = values(runs, regimes, tuple(dict.fromkeys((*rules, "fedavg", "uniform"))), lambda run: run.late)
+    """By rule, (regimes, replicates): the better of FedAvg and uniform, chosen on the others, minus
+    the rule.
+    """
+    table = values(
+        runs, regimes, tuple(dict.fromkeys((*rules, "fedavg", "uniform"))), lambda run: run.late
+    )
     count = min(len(cell) for cell in table.values())
     if count < 2:
         return {}
     cells = {place: np.array(list(cell.values())[:count]) for place, cell in table.items()}
-    best = {regime: _chosen(np.stack([cells[regime, rule] for rule in ("fedavg", "uniform")])) for regime in regimes}
-    return {rule: np.stack([best[regime] - cells[regime, rule] for regime in regimes]) for rule in rules}
+    best = {
+        regime: _chosen(np.stack([cells[regime, rule] for rule in ("fedavg", "uniform")]))
+        for regime in regimes
+    }
+    return {
+        rule: np.stack([best[regime] - cells[regime, rule] for regime in regimes]) for rule in rules
+    }
 
 
 def _chosen(options: Floats) -> Floats:
-    """(options, replicates): per replicate the value of the option that is best on the mean of the others."""
+    """(options, replicates): per replicate the value of the option that is best on the mean of the
+    others.
+    """
     return np.asarray(options[best_elsewhere(options), np.arange(options.shape[1])])
 
 
 def worst_regret(regret: Floats) -> tuple[float, float, int]:
-    """The worst mean over regimes, its one-sided 95 % bound over replicates, and which regime it is."""
+    """The worst mean over regimes, its one-sided 95 % bound over replicates, and which regime it
+    is.
+    """
     means = regret.mean(axis=1)
     drawn = np.random.default_rng(0).integers(regret.shape[1], size=(DRAWS, regret.shape[1]))
     bound = np.quantile(regret[:, drawn].mean(axis=2).max(axis=0), 0.95)
     return float(means.max()), float(bound), int(means.argmax())
 
 
-# ---------------------------------------------------------------------------------------------------- hypotheses
+# --------------------------------------------------------------------------------------- hypotheses
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,15 +260,24 @@ class Evidence:
     phantom: Sequence[Run]
     nih: Sequence[Run]
     measured: Sequence[Mapping[str, str]]
-    later: Mapping[str, Sequence[Run]] = field(default_factory=dict)  # of the second and third stage, by study
+    later: Mapping[str, Sequence[Run]] = field(
+        default_factory=dict
+    )  # of the second and third stage, by study
 
     def gaps(self, data: str = "phantom") -> dict[str, Found]:
         """Uniform minus FedAvg by regime: mean, interval, Holm's p."""
         runs, regimes, overlap = (
-            (self.phantom, REGIMES, 0.0) if data == "phantom" else (self.nih, NIH_REGIMES, 1 / (FOLDS - 1))
+            (self.phantom, REGIMES, 0.0)
+            if data == "phantom"
+            else (self.nih, NIH_REGIMES, 1 / (FOLDS - 1))
         )
         table = values(runs, regimes, ("fedavg", "uniform"), lambda run: run.late)
-        return with_holm({regime: student(paired(table, regime, "uniform", "fedavg"), overlap) for regime in regimes})
+        return with_holm(
+            {
+                regime: student(paired(table, regime, "uniform", "fedavg"), overlap)
+                for regime in regimes
+            }
+        )
 
     def predictions(self, data: str = "phantom") -> dict[str, float]:
         """rho times the mean size of a site, by regime."""
@@ -228,7 +298,9 @@ def told_in_advance(known: Evidence) -> Verdict:
     sure = [regime for regime in REGIMES if decided(gaps[regime]) and regime in scale]
     right = [regime for regime in sure if (scale[regime] > 1) == (gaps[regime][0] > 0)]
     wrong = [regime for regime in sure if regime not in right]
-    said = f"right in {len(right)} of {len(sure)} decided regimes" + (f", wrong in {', '.join(wrong)}" if wrong else "")
+    said = f"right in {len(right)} of {len(sure)} decided regimes" + (
+        f", wrong in {', '.join(wrong)}" if wrong else ""
+    )
     signs = {scale[regime] > 1 for regime in sure} | {gaps[regime][0] > 0 for regime in sure}
     if wrong:
         return Verdict("H1, told in advance by ρ n̄ > 1", FAILED, said)
@@ -239,7 +311,9 @@ def told_in_advance(known: Evidence) -> Verdict:
 def nothing_lost(known: Evidence) -> Verdict:
     gap = known.gaps()["alike"]
     outcome = HELD if gap[1] > -MARGIN else FAILED if gap[2] < 0 else OPEN
-    return Verdict("H2, nothing is lost by equal weights where sites are alike", outcome, f"D = {text(gap)}")
+    return Verdict(
+        "H2, nothing is lost by equal weights where sites are alike", outcome, f"D = {text(gap)}"
+    )
 
 
 def speed(known: Evidence) -> Verdict:
@@ -247,10 +321,14 @@ def speed(known: Evidence) -> Verdict:
     one = student(paired(table, "alike", "fedavg", "uniform"))
     small = one[1] > -0.005 and one[2] < 0.005
     outcome = HELD if one[1] > 0 else FAILED if one[2] < 0 or small else OPEN
-    return Verdict("H3, size buys speed", outcome, f"FedAvg − uniform over rounds 1 to 5: {text(one)}")
+    return Verdict(
+        "H3, size buys speed", outcome, f"FedAvg − uniform over rounds 1 to 5: {text(one)}"
+    )
 
 
-def bad_site(known: Evidence, name: str, regimes: Sequence[str], sign: int, data: str = "phantom") -> Verdict:
+def bad_site(
+    known: Evidence, name: str, regimes: Sequence[str], sign: int, data: str = "phantom"
+) -> Verdict:
     gaps = known.gaps(data)
     words = "; ".join(f"{regime} {text(gaps[regime])}" for regime in regimes)
     held = [decided(gaps[regime]) and sign * gaps[regime][0] > 0 for regime in regimes]
@@ -258,11 +336,19 @@ def bad_site(known: Evidence, name: str, regimes: Sequence[str], sign: int, data
     ends = [gaps[regime][2] if sign > 0 else -gaps[regime][1] for regime in regimes]
     if all(held):
         return Verdict(name, HELD, f"D: {words}")
-    return Verdict(name, FAILED if any(against_it) or any(end < MARGIN for end in ends) else OPEN, f"D: {words}")
+    return Verdict(
+        name,
+        FAILED if any(against_it) or any(end < MARGIN for end in ends) else OPEN,
+        f"D: {words}",
+    )
 
 
 def without_regret(
-    name: str, runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str], least: float = math.inf
+    name: str,
+    runs: Sequence[Run],
+    regimes: Sequence[str],
+    rules: Sequence[str],
+    least: float = math.inf,
 ) -> Verdict:
     by_rule = regrets(runs, regimes, rules)
     if any(regret.shape[1] < REPLICATES for regret in by_rule.values()) or not by_rule:
@@ -274,7 +360,9 @@ def without_regret(
     )
     if any(bound < MARGIN and worst < least for worst, bound, _ in found.values()):
         return Verdict(name, HELD, words)
-    return Verdict(name, FAILED if all(worst > MARGIN for worst, *_ in found.values()) else OPEN, words)
+    return Verdict(
+        name, FAILED if all(worst > MARGIN for worst, *_ in found.values()) else OPEN, words
+    )
 
 
 def similarity_adds(known: Evidence) -> Verdict:
@@ -287,7 +375,11 @@ def similarity_adds(known: Evidence) -> Verdict:
         outcome = HELD
     elif abs(one[0]) > 0.01 and (one[1] > 0 or one[2] < 0):
         outcome = FAILED
-    return Verdict("H7, similarity adds nothing", outcome, f"FedDRAW − FedDRAW with constant similarity: {text(one)}")
+    return Verdict(
+        "H7, similarity adds nothing",
+        outcome,
+        f"FedDRAW − FedDRAW with constant similarity: {text(one)}",
+    )
 
 
 def on_radiographs(known: Evidence) -> list[Verdict]:
@@ -297,7 +389,10 @@ def on_radiographs(known: Evidence) -> list[Verdict]:
     gap = known.gaps("nih")["alike"]
     outcome = HELD if gap[1] > -MARGIN else FAILED if gap[2] < 0 else OPEN
     level = Verdict(f"{name}: nothing is lost where sites are alike", outcome, f"D = {text(gap)}")
-    return [level, bad_site(known, f"{name}: a worse large site", ("blur, large", "enriched"), 1, "nih")]
+    return [
+        level,
+        bad_site(known, f"{name}: a worse large site", ("blur, large", "enriched"), 1, "nih"),
+    ]
 
 
 def powers(known: Evidence) -> Verdict:
@@ -308,7 +403,9 @@ def powers(known: Evidence) -> Verdict:
     gains = {}
     for regime in POWERED:
         every = np.stack([np.array(list(table[regime, rule].values())) for rule in POWERS])
-        two = np.stack([np.array(list(table[regime, rule].values())) for rule in ("fedavg", "uniform")])
+        two = np.stack(
+            [np.array(list(table[regime, rule].values())) for rule in ("fedavg", "uniform")]
+        )
         gains[regime] = student(_chosen(every) - _chosen(two))
     words = "; ".join(f"{regime} {text(one)}" for regime, one in gains.items())
     if all(one[2] < MARGIN for one in gains.values()):
@@ -326,14 +423,19 @@ def left_alone(known: Evidence) -> Verdict:
             for (place, seed), late in found.items()
             if place == regime and (f"{regime}, without it", seed) in found
         ]
-        gains[regime], counts[regime] = student(np.array([one - other for one, other in pairs])), len(pairs)
+        gains[regime], counts[regime] = (
+            student(np.array([one - other for one, other in pairs])),
+            len(pairs),
+        )
     if any(counts[regime] < REPLICATES for regime in WITHOUT):
         return Verdict(name, OPEN, "the runs are not complete")
     corrected = holm([one[3] for one in gains.values()])
     words = "; ".join(f"{regime} {text(one)}" for regime, one in gains.items())
     sure = [p < 0.05 and one[0] > 0 for p, one in zip(corrected, gains.values(), strict=True)]
     wrong = [p < 0.05 and one[0] < 0 for p, one in zip(corrected, gains.values(), strict=True)]
-    return Verdict(name, HELD if all(sure) else FAILED if any(wrong) else OPEN, f"without − with: {words}")
+    return Verdict(
+        name, HELD if all(sure) else FAILED if any(wrong) else OPEN, f"without − with: {words}"
+    )
 
 
 def tail(known: Evidence) -> Verdict:
@@ -372,18 +474,21 @@ def verdicts(known: Evidence) -> list[Verdict]:
     return [Verdict(one.name, OPEN, waits) if one.name.startswith(early) else one for one in found]
 
 
-# ---------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def shown(rule: str) -> str:
-    return {CONSTANT: "feddraw, constant", "size_power,power=-0.5": "n^−0.5", "size_power,power=0.5": "n^0.5"}.get(
-        rule, rule
-    )
+    return {
+        CONSTANT: "feddraw, constant",
+        "size_power,power=-0.5": "n^−0.5",
+        "size_power,power=0.5": "n^0.5",
+    }.get(rule, rule)
 
 
 def verdict_table(known: Evidence) -> str:
     return markdown(
-        ("hypothesis", "outcome", "numbers"), [(v.name, f"**{v.outcome}**", v.words) for v in verdicts(known)]
+        ("hypothesis", "outcome", "numbers"),
+        [(v.name, f"**{v.outcome}**", v.words) for v in verdicts(known)],
     )
 
 
@@ -394,26 +499,45 @@ def gap_table(known: Evidence, data: str) -> str:
     rows = []
     for regime, gap in known.gaps(data).items():
         mean = {
-            rule: np.mean([run.late for run in runs if (run.regime, run.rule) == (regime, rule)] or [math.nan])
+            rule: np.mean(
+                [run.late for run in runs if (run.regime, run.rule) == (regime, rule)] or [math.nan]
+            )
             for rule in ("fedavg", "uniform")
         }
         told = scale.get(regime, math.nan)
         ahead = "—" if math.isnan(told) else "uniform" if told > 1 else "FedAvg"
         rows.append(
-            (regime, f"{mean['fedavg']:.3f}", f"{mean['uniform']:.3f}", cell(gap), p_text(gap[3]), f"{told:.2f}", ahead)
+            (
+                regime,
+                f"{mean['fedavg']:.3f}",
+                f"{mean['uniform']:.3f}",
+                cell(gap),
+                p_text(gap[3]),
+                f"{told:.2f}",
+                ahead,
+            )
         )
-    return markdown(("regime", "FedAvg", "uniform", "D = uniform − FedAvg", "Holm p", "ρ n̄", "so ahead"), rows)
+    return markdown(
+        ("regime", "FedAvg", "uniform", "D = uniform − FedAvg", "Holm p", "ρ n̄", "so ahead"), rows
+    )
 
 
-def rule_table(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str], folds: int = 0) -> str:
+def rule_table(
+    runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str], folds: int = 0
+) -> str:
     """Every other rule minus uniform averaging, Holm over the whole table."""
-    rows = [(run.regime, run.rule, run.seed, run.late) for run in runs if run.regime in regimes and run.rule in rules]
+    rows = [
+        (run.regime, run.rule, run.seed, run.late)
+        for run in runs
+        if run.regime in regimes and run.rule in rules
+    ]
     found: dict[tuple[str, str], Difference] = {}
     if {"uniform"} < {rule for _, rule, *_ in rows}:
         found = {(one.scenario, one.method): one for one in against(rows, "uniform", folds=folds)}
     others = [rule for rule in rules if rule != "uniform"]
     lines = [
-        [name, *(cell(_tested(found.get((regime, rule)))) for rule in others)] for name, regime in _places(regimes)
+        [name, *(cell(_tested(found.get((regime, rule)))) for rule in others)]
+        for name, regime in _places(regimes)
     ]
     return markdown(("regime", *map(shown, others)), lines)
 
@@ -432,7 +556,9 @@ def regret_table(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[st
     lines = []
     for rule, regret in sorted(found.items(), key=lambda item: worst_regret(item[1])[0]):
         worst, bound, _ = worst_regret(regret)
-        lines.append([shown(rule), *map(plain, regret.mean(axis=1)), f"**{plain(worst)}**", plain(bound)])
+        lines.append(
+            [shown(rule), *map(plain, regret.mean(axis=1)), f"**{plain(worst)}**", plain(bound)]
+        )
     return markdown(("rule", *regimes, "worst", "95 % bound"), lines)
 
 
@@ -441,7 +567,9 @@ def target_table(runs: Sequence[Run]) -> str:
     lines = []
     for target, value in TARGETS.items():
         table = values(runs, REGIMES, ("fedavg", "uniform"), value)
-        gaps = [text(student(paired(table, regime, "uniform", "fedavg"))) for regime in SEEN_OTHERWISE]
+        gaps = [
+            text(student(paired(table, regime, "uniform", "fedavg"))) for regime in SEEN_OTHERWISE
+        ]
         lines.append([target, *gaps])
     return markdown(("target", *SEEN_OTHERWISE), lines)
 
@@ -449,8 +577,13 @@ def target_table(runs: Sequence[Run]) -> str:
 def patient_table(path: Path) -> str:
     """Rules minus uniform averaging in the last round, with intervals over patients."""
     rows = [row for row in (read_csv(path) if path.is_file() else []) if row["rule"] in RULES]
-    rules = [rule for rule in RULES if rule != "uniform" and any(row["rule"] == rule for row in rows)]
-    cells = {(row["regime"], row["rule"]): [float(row[name]) for name in ("difference", "low", "high")] for row in rows}
+    rules = [
+        rule for rule in RULES if rule != "uniform" and any(row["rule"] == rule for row in rows)
+    ]
+    cells = {
+        (row["regime"], row["rule"]): [float(row[name]) for name in ("difference", "low", "high")]
+        for row in rows
+    }
     regimes = [regime for regime in REGIMES if any(place == regime for place, _ in cells)]
     lines = [[regime, *(text(cells[regime, rule]) for rule in rules)] for regime in regimes]
     return markdown(("regime", *map(shown, rules)), lines)
@@ -463,20 +596,31 @@ def written_differences(known: Evidence) -> list[dict[str, object]]:
         ("phantom", known.phantom, (*RULES, *CANDIDATES, *POWERS), 0.0),
         ("nih", known.nih, NIH_RULES, 1 / (FOLDS - 1)),
     ):
-        for (target, value), regime, rule in product(TARGETS.items(), REGIMES, dict.fromkeys(rules)):
+        for (target, value), regime, rule in product(
+            TARGETS.items(), REGIMES, dict.fromkeys(rules)
+        ):
             table = values(runs, (regime,), (rule, "uniform"), value)
             differences = paired(table, regime, rule, "uniform")
             if rule == "uniform" or not len(differences):
                 continue
-            if target not in ("clean patients", "last round") and not (data == "phantom" and regime in SEEN_OTHERWISE):
+            if target not in ("clean patients", "last round") and not (
+                data == "phantom" and regime in SEEN_OTHERWISE
+            ):
                 continue
             numbers = zip(("mean", "low", "high", "p"), student(differences, overlap), strict=True)
-            row: dict[str, object] = {"data": data, "target": target, "regime": regime, "rule": shown(rule)}
-            found.append(row | {"replicates": len(differences)} | {name: f"{n:.5f}" for name, n in numbers})
+            row: dict[str, object] = {
+                "data": data,
+                "target": target,
+                "regime": regime,
+                "rule": shown(rule),
+            }
+            found.append(
+                row | {"replicates": len(differences)} | {name: f"{n:.5f}" for name, n in numbers}
+            )
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------------ figures
 
 
 def gaps_figure(known: Evidence) -> Figure:
@@ -494,7 +638,9 @@ def gaps_figure(known: Evidence) -> Figure:
         axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         axes.set_yticks(range(len(REGIMES)), REGIMES, fontsize=8)
         axes.set_ylim(len(REGIMES) - 0.4, -0.6)
-        axes.set_xlabel("AUC, uniform averaging minus FedAvg (right: equal weights are better)", fontsize=8)
+        axes.set_xlabel(
+            "AUC, uniform averaging minus FedAvg (right: equal weights are better)", fontsize=8
+        )
         for place, words in enumerate(("phantoms", "NIH sample")):
             axes.plot([], [], **line_look(place) | {"linestyle": ""}, label=words)
         axes.legend(fontsize=8, frameon=False)
@@ -508,11 +654,15 @@ def curves_figure(known: Evidence) -> Figure:
         grid = figure.subplots(3, 3, sharex=True)
         for axes, regime in zip(grid.ravel(), REGIMES, strict=True):
             for place, rule in enumerate(RULES):
-                curves = [run.curve for run in known.phantom if (run.regime, run.rule) == (regime, rule)]
+                curves = [
+                    run.curve for run in known.phantom if (run.regime, run.rule) == (regime, rule)
+                ]
                 if curves:
                     mean = np.mean(curves, axis=0)
                     style = line_look(place) | {"marker": ""}
-                    axes.plot(range(1, len(mean) + 1), mean, **style, linewidth=1.3, label=shown(rule))
+                    axes.plot(
+                        range(1, len(mean) + 1), mean, **style, linewidth=1.3, label=shown(rule)
+                    )
             axes.set_title(regime, fontsize=8)
             axes.tick_params(labelsize=7)
             axes.set_xticks([5, 10, 15])
@@ -523,7 +673,12 @@ def curves_figure(known: Evidence) -> Figure:
     return figure
 
 
-BESIDE = {"alike": (-5, 5), "blur, small": (5, 6), "scanner": (5, -9), "blur, large": (-5, -9)}  # where names stand
+BESIDE = {
+    "alike": (-5, 5),
+    "blur, small": (5, 6),
+    "scanner": (5, -9),
+    "blur, large": (-5, -9),
+}  # where names stand
 
 
 def decision_figure(known: Evidence) -> Figure:
@@ -540,7 +695,12 @@ def decision_figure(known: Evidence) -> Figure:
                     axes.plot(x, gap[0], **line_look(place) | {"linestyle": ""}, markersize=5)
                     right, up = BESIDE.get(regime, (5, 3))
                     side = "left" if right > 0 else "right"
-                    about = {"textcoords": "offset points", "fontsize": 7, "color": MUTED, "ha": side}
+                    about = {
+                        "textcoords": "offset points",
+                        "fontsize": 7,
+                        "color": MUTED,
+                        "ha": side,
+                    }
                     axes.annotate(regime, (x, gap[0]), (right, up), **about)
         axes.axvline(1, color="0.6", linewidth=0.8, zorder=0)
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
@@ -551,12 +711,14 @@ def decision_figure(known: Evidence) -> Figure:
         for place, words in enumerate(("phantoms", "NIH sample")):
             axes.plot([], [], **line_look(place) | {"linestyle": ""}, label=words)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
-        axes.set_xlabel("ρ n̄, measured in the first three rounds (above 1: weigh sites equally)", fontsize=8)
+        axes.set_xlabel(
+            "ρ n̄, measured in the first three rounds (above 1: weigh sites equally)", fontsize=8
+        )
         axes.set_ylabel("AUC, uniform averaging minus FedAvg", fontsize=8)
     return figure
 
 
-# ---------------------------------------------------------------------------------------------------- pages
+# -------------------------------------------------------------------------------------------- pages
 
 
 def fragments(known: Evidence) -> dict[str, str]:
@@ -569,8 +731,12 @@ def fragments(known: Evidence) -> dict[str, str]:
         "rules-nih": rule_table(known.nih, NIH_REGIMES, NIH_RULES, FOLDS),
         "regret": regret_table(known.phantom, REGIMES, RULES),
         "powers": rule_table(known.phantom, POWERED, tuple(POWERS)),
-        "candidates": rule_table(known.phantom, TRIED, ("uniform", "fedavg", "feddraw", *CANDIDATES)),
-        "candidates-regret": regret_table(known.phantom, TRIED, (*CANDIDATES, "feddraw", "uniform", "fedavg")),
+        "candidates": rule_table(
+            known.phantom, TRIED, ("uniform", "fedavg", "feddraw", *CANDIDATES)
+        ),
+        "candidates-regret": regret_table(
+            known.phantom, TRIED, (*CANDIDATES, "feddraw", "uniform", "fedavg")
+        ),
         "targets": target_table(known.phantom),
         "patients": patient_table(DATA / "atlas-patients-phantom.csv"),
         "patients-nih": patient_table(DATA / "atlas-patients-nih.csv"),
@@ -585,7 +751,9 @@ def fill(page: Path, found: Mapping[str, str]) -> None:
     def put(match: re.Match[str]) -> str:
         return f"<!-- atlas: {match[1]} -->\n{found[match[1]]}\n<!-- atlas: end -->"
 
-    after = re.sub(r"<!-- atlas: ([\w-]+) -->\n.*?<!-- atlas: end -->", put, before, flags=re.DOTALL)
+    after = re.sub(
+        r"<!-- atlas: ([\w-]+) -->\n.*?<!-- atlas: end -->", put, before, flags=re.DOTALL
+    )
     page.write_text(after, encoding="utf-8")
 
 
@@ -605,7 +773,9 @@ def analyse() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", nargs="?", choices=["collect", "analyse"], default="analyse")
     parser.add_argument("runs", nargs="*", type=Path, help="folders of studies")
     ask = parser.parse_args()

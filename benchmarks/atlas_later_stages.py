@@ -1,4 +1,5 @@
-"""What judges the later stages of the atlas (studies/atlas-2.md, atlas-3.md, atlas-4.md), written before their runs.
+"""What judges the later stages of the atlas (studies/atlas-2.md, atlas-3.md, atlas-4.md), written
+before their runs.
 
 Of S2 to S8 nothing is judged or shown before all runs of the study are there.
 """
@@ -62,18 +63,22 @@ def last(run: Run) -> float:
 def none_by_the_margin(name: str, words: str, gains: Sequence[Found]) -> Verdict:
     """Held if every interval ends below the margin; failed if a mean above it is decided."""
     failed = any(decided(one) and one[0] > MARGIN for one in gains)
-    return Verdict(name, FAILED if failed else HELD if all(one[2] < MARGIN for one in gains) else OPEN, words)
+    return Verdict(
+        name, FAILED if failed else HELD if all(one[2] < MARGIN for one in gains) else OPEN, words
+    )
 
 
 def equal_weights_ahead(name: str, size: Found) -> Verdict:
-    """From FedAvg minus uniform averaging: held or failed by the side of zero, failed also within the margin."""
+    """From FedAvg minus uniform averaging: held or failed by the side of zero, failed also within
+    the margin.
+    """
     mean, low, high, p = size
     gap = (-mean, -high, -low, p)
     outcome = HELD if gap[1] > 0 else FAILED if gap[2] < 0 or within(gap, MARGIN) else OPEN
     return Verdict(name, outcome, f"D = {text(gap)}")
 
 
-# ---------------------------------------------------------------------------------------------------- S1, drift
+# ---------------------------------------------------------------------------------------- S1, drift
 
 LOCAL_STEPS = (2, 4, 8, 16)  # between two exchanges, 96 in all
 
@@ -82,7 +87,10 @@ def drift_gaps(runs: Runs, regime: str) -> dict[int, Floats]:
     """Uniform minus FedAvg by the number of local steps, over the last quarter of the training."""
     places = [f"{regime}, {steps} steps" for steps in LOCAL_STEPS]
     table = values(runs, places, ("fedavg", "uniform"), lambda run: run.last_quarter)
-    found = {n: paired(table, place, "uniform", "fedavg") for n, place in zip(LOCAL_STEPS, places, strict=True)}
+    found = {
+        n: paired(table, place, "uniform", "fedavg")
+        for n, place in zip(LOCAL_STEPS, places, strict=True)
+    }
     count = min(map(len, found.values()))
     return {steps: gaps[:count] for steps, gaps in found.items()}
 
@@ -93,22 +101,28 @@ def drift(runs: Runs) -> Verdict:
     if len(found[2]) < REPLICATES:
         return waiting(name, runs)
     one = student(found[16] - 2 * found[2])
-    return Verdict(name, HELD if one[1] > 0 else FAILED if one[2] < 0 else OPEN, f"D₁₆ − 2 D₂ = {text(one)}")
+    return Verdict(
+        name, HELD if one[1] > 0 else FAILED if one[2] < 0 else OPEN, f"D₁₆ − 2 D₂ = {text(one)}"
+    )
 
 
 def drift_table(runs: Runs) -> str:
     regimes = ("alike", "enriched")
     gaps = {regime: drift_gaps(runs, regime) for regime in regimes}
-    lines = [[f"{n} × {96 // n}", *(text(student(gaps[regime][n])) for regime in regimes)] for n in LOCAL_STEPS]
+    lines = [
+        [f"{n} × {96 // n}", *(text(student(gaps[regime][n])) for regime in regimes)]
+        for n in LOCAL_STEPS
+    ]
     return markdown(("local steps × rounds", *regimes), lines)
 
 
-# ---------------------------------------------------------------------------------------------------- S2, S3, signals
+# ---------------------------------------------------------------------------------- S2, S3, signals
 
 COMPARED_IN = ("enriched", "labels, large")
 BETAS = ("3.0", "30.0", "100.0")
 SIMILARITIES = {"itself": "feddraw,layer=classifier", "of all layers": "feddraw,layer=all"} | {
-    signal: f"feddraw_variant,signal={signal}" for signal in ("constant", "shuffled", "standardised")
+    signal: f"feddraw_variant,signal={signal}"
+    for signal in ("constant", "shuffled", "standardised")
 }
 Compared = dict[tuple[str, str, str], Found]  # by similarity, regime and β_max
 
@@ -118,7 +132,9 @@ def with_beta(similarity: str, beta: str) -> str:
 
 
 def similarity_gaps(runs: Runs, others: Sequence[str], sign: int) -> Compared:
-    """Others minus FedDRAW itself (sign 1) or the reverse (−1), Holm over all; empty before the study is complete."""
+    """Others minus FedDRAW itself (sign 1) or the reverse (−1), Holm over all; empty before the
+    study is complete.
+    """
     table = values(runs, COMPARED_IN, [with_beta(*of) for of in product(SIMILARITIES, BETAS)], late)
     if not complete(table, REPLICATES):
         return {}
@@ -169,11 +185,13 @@ def similarity_table(found: Compared, others: Sequence[str]) -> str:
     return markdown(("similarity", "regime", *(f"β_max {float(beta):g}" for beta in BETAS)), lines)
 
 
-# ---------------------------------------------------------------------------------------------------- S4, choosing
+# ------------------------------------------------------------------------------------- S4, choosing
 
 CHOICES = ("fedavg", "uniform", "feddraw", "afl")
 CHOSEN_IN = ("alike", "enriched", "labels, large")
-Chosen = dict[str, dict[str, tuple[Run, Run]]]  # by regime and replicate: among four rules, among four uniform runs
+Chosen = dict[
+    str, dict[str, tuple[Run, Run]]
+]  # by regime and replicate: among four rules, among four uniform runs
 
 
 def chosen_runs(runs: Runs, main: Runs) -> Chosen:
@@ -182,7 +200,9 @@ def chosen_runs(runs: Runs, main: Runs) -> Chosen:
     found: Chosen = {regime: {} for regime in CHOSEN_IN}
     for regime, seed in product(CHOSEN_IN, sorted({run.seed for run in main})):
         rules = [known[regime, rule, seed] for rule in CHOICES if (regime, rule, seed) in known]
-        again = [run for run in runs if (run.regime, run.rule) == (f"{regime}, images {seed}", "uniform")]
+        again = [
+            run for run in runs if (run.regime, run.rule) == (f"{regime}, images {seed}", "uniform")
+        ]
         uniform = [run for run in rules if run.rule == "uniform"] + again
         same_split = len({run.partition for run in (*rules, *uniform)}) == 1
         if same_split and len(rules) == len(uniform) == len(CHOICES):
@@ -196,14 +216,18 @@ def _best(runs: Runs) -> Run:
 
 
 def choice_gaps(found: Chosen, value: Value) -> dict[str, Found]:
-    """Chosen among four rules minus among four uniform runs, by regime, and the mean over regimes as `all`."""
+    """Chosen among four rules minus among four uniform runs, by regime, and the mean over regimes
+    as `all`.
+    """
     both = {
         (regime, kind): {seed: value(pair[kind == "uniform"]) for seed, pair in by_seed.items()}
         for regime, by_seed in found.items()
         for kind in ("rules", "uniform")
     }
     gaps = {regime: student(paired(both, regime, "rules", "uniform")) for regime in found}
-    return gaps | ({"all": student(paired_over(both, CHOSEN_IN, "rules", "uniform"))} if found else {})
+    return gaps | (
+        {"all": student(paired_over(both, CHOSEN_IN, "rules", "uniform"))} if found else {}
+    )
 
 
 def choosing(runs: Runs, main: Runs) -> Verdict:
@@ -221,8 +245,16 @@ def choosing_table(runs: Runs, main: Runs) -> str:
     gaps, at_last = choice_gaps(found, late), choice_gaps(found, last)
     lines = []
     for regime in (*CHOSEN_IN, "all"):
-        pairs = [pair for place, by_seed in found.items() if regime in (place, "all") for pair in by_seed.values()]
-        auc = [f"{np.mean([pair[kind].late for pair in pairs]):.3f}" if pairs else "—" for kind in (0, 1)]
+        pairs = [
+            pair
+            for place, by_seed in found.items()
+            if regime in (place, "all")
+            for pair in by_seed.values()
+        ]
+        auc = [
+            f"{np.mean([pair[kind].late for pair in pairs]):.3f}" if pairs else "—"
+            for kind in (0, 1)
+        ]
         taken = Counter(pair[0].rule for pair in pairs)
         rules = ", ".join(f"{rule} {taken[rule]}" for rule in CHOICES if pairs) or "—"
         differences = [text(of[regime]) if of else "—" for of in (gaps, at_last)]
@@ -238,9 +270,17 @@ def choosing_table(runs: Runs, main: Runs) -> str:
     return markdown(header, lines)
 
 
-# ---------------------------------------------------------------------------------------------------- S5, tuned rivals
+# --------------------------------------------------------------------------------- S5, tuned rivals
 
-RIVALS = ("fedavg", "fednova", "fedprox", "fedadp", "scaffold", "moon", "feddyn")  # FedDRAW's, in the paper
+RIVALS = (
+    "fedavg",
+    "fednova",
+    "fedprox",
+    "fedadp",
+    "scaffold",
+    "moon",
+    "feddyn",
+)  # FedDRAW's, in the paper
 TUNED_IN = ("alike", "enriched")
 SETTINGS = {
     "feddraw": ("eta", (0.1, 0.2, 0.4, 0.8)),
@@ -260,23 +300,34 @@ def settings_of(rule: str) -> list[str]:
 
 
 def tuned(runs: Runs) -> Tuned:
-    """Late AUC minus that of uniform averaging with the setting that validation chose elsewhere, and that setting."""
-    rules = ["uniform", *(setting for rule in (*RIVALS, "feddraw") for setting in settings_of(rule))]
-    test, validation = (values(runs, TUNED_IN, rules, of) for of in (late, lambda run: run.validation))
+    """Late AUC minus that of uniform averaging with the setting that validation chose elsewhere,
+    and that setting.
+    """
+    rules = [
+        "uniform",
+        *(setting for rule in (*RIVALS, "feddraw") for setting in settings_of(rule)),
+    ]
+    test, validation = (
+        values(runs, TUNED_IN, rules, of) for of in (late, lambda run: run.validation)
+    )
     if not complete(test, REPLICATES):
         return {}
     found = {}
     for regime, rule in product(TUNED_IN, (*RIVALS, "feddraw")):
         options = settings_of(rule)
         gaps = np.stack([paired(test, regime, option, "uniform") for option in options])
-        best = best_elsewhere(np.array([list(validation[regime, option].values()) for option in options]))
+        best = best_elsewhere(
+            np.array([list(validation[regime, option].values()) for option in options])
+        )
         found[regime, rule] = gaps[best, np.arange(len(best))], [options[place] for place in best]
     return found
 
 
 def rival_gaps(found: Tuned) -> dict[tuple[str, str], Found]:
     """Tuned rivals minus uniform averaging, Holm over the fourteen."""
-    return with_holm({where: student(gaps) for where, (gaps, _) in found.items() if where[1] in RIVALS})
+    return with_holm(
+        {where: student(gaps) for where, (gaps, _) in found.items() if where[1] in RIVALS}
+    )
 
 
 def tuned_rivals(runs: Runs) -> Verdict:
@@ -285,12 +336,17 @@ def tuned_rivals(runs: Runs) -> Verdict:
     if not gaps:
         return waiting(name, runs)
     (regime, rule), best = max(gaps.items(), key=lambda item: item[1][0])
-    words = f"minus uniform, the best of {len(gaps)}: {rule}, {regime}: {text(best)}, Holm p {p_text(best[3])}"
+    words = (
+        f"minus uniform, the best of {len(gaps)}: {rule}, {regime}: {text(best)}, Holm p"
+        f" {p_text(best[3])}"
+    )
     return none_by_the_margin(name, words, list(gaps.values()))
 
 
 def rivals_table(runs: Runs) -> str:
-    """Tuned rules minus uniform averaging, with how often each value was chosen; FedDRAW is no part of the family."""
+    """Tuned rules minus uniform averaging, with how often each value was chosen; FedDRAW is no part
+    of the family.
+    """
     found = tuned(runs)
     gaps = rival_gaps(found)
     lines = []
@@ -301,29 +357,41 @@ def rivals_table(runs: Runs) -> str:
             beside = "—" if own is None else text(student(own))
             times = Counter(setting.rpartition("=")[2] for setting in picked if "=" in setting)
             line += [cell(gaps[regime, rule]) if (regime, rule) in gaps else beside]
-            line += [", ".join(f"{value} ({times[value]})" for value in sorted(times, key=float)) or "—"]
+            line += [
+                ", ".join(f"{value} ({times[value]})" for value in sorted(times, key=float)) or "—"
+            ]
         lines.append(line)
-    return markdown(("rule", "parameter", *(word for regime in TUNED_IN for word in (regime, "chosen"))), lines)
+    return markdown(
+        ("rule", "parameter", *(word for regime in TUNED_IN for word in (regime, "chosen"))), lines
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- S6, leads
+# ---------------------------------------------------------------------------------------- S6, leads
 
 LEADS = {"CHM-1": -1, "CHM-3": 1}  # FedDRAW behind uniform averaging, and ahead
 TRAININGS = 10
 
 
 def lead_gaps(runs: Runs, value: Value) -> dict[str, Found]:
-    """FedDRAW minus uniform averaging with Nadeau and Bengio's intervals; empty before all runs are there."""
+    """FedDRAW minus uniform averaging with Nadeau and Bengio's intervals; empty before all runs are
+    there.
+    """
     table = values(runs, tuple(LEADS), ("feddraw", "uniform"), value)
     if not complete(table, TRAININGS):
         return {}
-    return {scenario: student(paired(table, scenario, "feddraw", "uniform"), 1 / (FOLDS - 1)) for scenario in LEADS}
+    return {
+        scenario: student(paired(table, scenario, "feddraw", "uniform"), 1 / (FOLDS - 1))
+        for scenario in LEADS
+    }
 
 
 def leads(runs: Runs) -> list[Verdict]:
     found, made = lead_gaps(runs, late), []
     for scenario, sign in LEADS.items():
-        name = f"S6, the replication again: FedDRAW is {'ahead' if sign > 0 else 'behind'} in {scenario}"
+        name = (
+            f"S6, the replication again: FedDRAW is {'ahead' if sign > 0 else 'behind'} in"
+            f" {scenario}"
+        )
         if not found:
             made.append(waiting(name, runs))
             continue
@@ -343,11 +411,13 @@ def leads_table(runs: Runs) -> str:
             for rule in ("feddraw", "uniform")
         }
         auc = [f"{np.mean(of):.3f}" if found else "—" for of in own.values()]
-        lines.append([scenario, *auc, *(text(of[scenario]) if of else "—" for of in (found, at_last))])
+        lines.append(
+            [scenario, *auc, *(text(of[scenario]) if of else "—" for of in (found, at_last))]
+        )
     return markdown(("scenario", "FedDRAW", "uniform", "FedDRAW − uniform", "last round"), lines)
 
 
-# ---------------------------------------------------------------------------------------------------- S7, left out
+# ------------------------------------------------------------------------------------- S7, left out
 
 LEFT_OUT = {"C1": "gamma 0.5", "C2": "gamma 2", "C3": "contrast 0.5, crop 0.1"}
 LEFT_OUT_RULES = ("uniform", "fedavg", "feddraw", "random_effects")
@@ -360,14 +430,20 @@ def at_left_out(run: Run) -> float:
 
 
 def left_out_gaps(runs: Runs) -> dict[tuple[str, str], Found]:
-    """Rules minus uniform averaging by regime, and the mean over regimes as `all`, with Holm's p over its three."""
+    """Rules minus uniform averaging by regime, and the mean over regimes as `all`, with Holm's p
+    over its three.
+    """
     table = values(runs, WITHOUT_SITE, LEFT_OUT_RULES, at_left_out)
-    over_all = {rule: paired_over(table, WITHOUT_SITE, rule, "uniform") for rule in LEFT_OUT_RULES[1:]}
+    over_all = {
+        rule: paired_over(table, WITHOUT_SITE, rule, "uniform") for rule in LEFT_OUT_RULES[1:]
+    }
     if min(map(len, over_all.values())) < REPLICATES:
         return {}
     mean = with_holm({("all", rule): student(gaps) for rule, gaps in over_all.items()})
     places = product(WITHOUT_SITE, over_all)
-    return {(place, rule): student(paired(table, place, rule, "uniform")) for place, rule in places} | mean
+    return {
+        (place, rule): student(paired(table, place, rule, "uniform")) for place, rule in places
+    } | mean
 
 
 def left_out(runs: Runs) -> list[Verdict]:
@@ -390,26 +466,44 @@ def left_out_table(runs: Runs) -> str:
     auc = values(runs, WITHOUT_SITE, ("uniform",), at_left_out)
     lines = []
     for place, shown in (*zip(WITHOUT_SITE, LEFT_OUT.items(), strict=True), ("all", ("mean", ""))):
-        own = [value for (regime, _), by_seed in auc.items() if place in (regime, "all") for value in by_seed.values()]
+        own = [
+            value
+            for (regime, _), by_seed in auc.items()
+            if place in (regime, "all")
+            for value in by_seed.values()
+        ]
         gaps = [found.get((place, rule)) for rule in LEFT_OUT_RULES[1:]]
         cells = [cell(one) if place == "all" or one is None else text(one) for one in gaps]
         lines.append([*shown, f"{np.mean(own):.3f}" if found else "—", *cells])
-    return markdown(("left out", "its images", "uniform", *(f"{rule} − uniform" for rule in LEFT_OUT_RULES[1:])), lines)
+    return markdown(
+        (
+            "left out",
+            "its images",
+            "uniform",
+            *(f"{rule} − uniform" for rule in LEFT_OUT_RULES[1:]),
+        ),
+        lines,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- S8, fine-tuned
+# ----------------------------------------------------------------------------------- S8, fine-tuned
 
 FINE_TUNED_IN, FINE_TUNED_RULES = ("alike", "enriched"), ("uniform", "fedavg", "feddraw")
 
 
 def fine_tuned_gaps(runs: Runs) -> dict[tuple[str, str], Found]:
-    """Rules minus uniform averaging by regime, Nadeau and Bengio's intervals, Holm over the four."""
+    """Rules minus uniform averaging by regime, Nadeau and Bengio's intervals, Holm over the
+    four.
+    """
     table = values(runs, FINE_TUNED_IN, FINE_TUNED_RULES, last)
     if not complete(table, FOLDS):
         return {}
     places = product(FINE_TUNED_IN, FINE_TUNED_RULES[1:])
     return with_holm(
-        {(place, rule): student(paired(table, place, rule, "uniform"), 1 / (FOLDS - 1)) for place, rule in places}
+        {
+            (place, rule): student(paired(table, place, rule, "uniform"), 1 / (FOLDS - 1))
+            for place, rule in places
+        }
     )
 
 
@@ -419,7 +513,9 @@ def fine_tuned(runs: Runs) -> list[Verdict]:
     found = fine_tuned_gaps(runs)
     if not found:
         return [waiting(ahead, runs), waiting(nothing, runs)]
-    words = "minus uniform: " + "; ".join(f"{rule}, {place}: {text(one)}" for (place, rule), one in found.items())
+    words = "minus uniform: " + "; ".join(
+        f"{rule}, {place}: {text(one)}" for (place, rule), one in found.items()
+    )
     return [
         equal_weights_ahead(ahead, found["enriched", "fedavg"]),
         none_by_the_margin(nothing, words, list(found.values())),
@@ -433,10 +529,12 @@ def fine_tuned_table(runs: Runs) -> str:
         own = [run.curve[-1] for run in runs if (run.regime, run.rule) == (place, "uniform")]
         gaps = [cell(found.get((place, rule))) for rule in FINE_TUNED_RULES[1:]]
         lines.append([place, f"{np.mean(own):.3f}" if found else "—", *gaps])
-    return markdown(("regime", "uniform", *(f"{rule} − uniform" for rule in FINE_TUNED_RULES[1:])), lines)
+    return markdown(
+        ("regime", "uniform", *(f"{rule} − uniform" for rule in FINE_TUNED_RULES[1:])), lines
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- all of them
+# -------------------------------------------------------------------------------------- all of them
 
 
 def verdicts(studies: Mapping[str, Runs], main: Runs) -> list[Verdict]:
@@ -459,7 +557,8 @@ def tables(studies: Mapping[str, Runs], main: Runs) -> dict[str, str]:
     of = {name: studies.get(name, ()) for name in STUDIES}
     control = similarity_gaps(of["similarity"], ("shuffled",), -1)
     beside = {
-        where: (*one[:3], math.nan) for where, one in similarity_gaps(of["similarity"], ("constant",), -1).items()
+        where: (*one[:3], math.nan)
+        for where, one in similarity_gaps(of["similarity"], ("constant",), -1).items()
     }
     others = ("standardised", "of all layers")
     return {

@@ -1,4 +1,6 @@
-"""What all stages of the atlas share: runs of a table, paired differences with intervals, verdicts and cells."""
+"""What all stages of the atlas share: runs of a table, paired differences with intervals, verdicts
+and cells.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,21 @@ def _run(row: Mapping[str, str]) -> Run:
     for words in filter(None, (row.get("auc_by_site_by_round") or "").split("; ")):
         site, *curve = words.split()
         sites[site] = tuple(map(float, curve))
-    tail, validation = float(row.get("auc_of_tail") or "nan"), float(row["validation_auc"] or CHANCE)
+    tail, validation = (
+        float(row.get("auc_of_tail") or "nan"),
+        float(row["validation_auc"] or CHANCE),
+    )
     curve = tuple(map(float, row["auc_by_round"].split())) or (float(row["auc"] or CHANCE),)
-    return Run(row["scenario"], row["method"], row["seed"], curve, tail, sites, validation, row["partition"])
+    return Run(
+        row["scenario"],
+        row["method"],
+        row["seed"],
+        curve,
+        tail,
+        sites,
+        validation,
+        row["partition"],
+    )
 
 
 def values(
@@ -81,9 +95,14 @@ def values(
     found = {(run.regime, run.rule, run.seed): value(run) for run in runs}
     table = {}
     for regime in regimes:
-        there = [{seed for place, name, seed in found if (place, name) == (regime, rule)} for rule in rules]
+        there = [
+            {seed for place, name, seed in found if (place, name) == (regime, rule)}
+            for rule in rules
+        ]
         shared = sorted(set.intersection(*there))
-        table |= {(regime, rule): {seed: found[regime, rule, seed] for seed in shared} for rule in rules}
+        table |= {
+            (regime, rule): {seed: found[regime, rule, seed] for seed in shared} for rule in rules
+        }
     return table
 
 
@@ -93,18 +112,25 @@ def complete(table: Table, replicates: int) -> bool:
 
 def paired(table: Table, regime: str, first: str, second: str) -> Floats:
     """First minus second, one number per replicate."""
-    return np.array([one - table[regime, second][seed] for seed, one in table[regime, first].items()])
+    return np.array(
+        [one - table[regime, second][seed] for seed, one in table[regime, first].items()]
+    )
 
 
 def paired_over(table: Table, regimes: Sequence[str], first: str, second: str) -> Floats:
     """First minus second, mean over regimes, one number per replicate that all of them have."""
     shared = sorted(set.intersection(*(set(table[regime, first]) for regime in regimes)))
-    gaps = [[table[regime, first][seed] - table[regime, second][seed] for seed in shared] for regime in regimes]
+    gaps = [
+        [table[regime, first][seed] - table[regime, second][seed] for seed in shared]
+        for regime in regimes
+    ]
     return np.asarray(np.mean(gaps, axis=0))
 
 
 def best_elsewhere(judged: Floats) -> NDArray[np.intp]:
-    """(options, replicates): for each replicate, the option that is best on the mean of the others."""
+    """(options, replicates): for each replicate, the option that is best on the mean of the
+    others.
+    """
     return np.asarray((judged.sum(axis=1, keepdims=True) - judged).argmax(axis=0))
 
 
@@ -135,7 +161,7 @@ def within(one: Found, limit: float) -> bool:
     return -limit < one[1] and one[2] < limit
 
 
-# ---------------------------------------------------------------------------------------------------- verdicts, words
+# ---------------------------------------------------------------------------------- verdicts, words
 
 HELD, FAILED, OPEN = "held", "failed", "not decided"
 

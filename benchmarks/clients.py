@@ -1,8 +1,10 @@
-"""Ten thousand simulated clients of twenty images: three rounds complete, and memory stays flat after the first.
+"""Ten thousand simulated clients of twenty images: three rounds complete, and memory stays flat
+after the first.
 
     python benchmarks/clients.py [--clients 10000] [--rounds 3]
 
-A whole streaming run with two workers and its folder. The images are a few thousand phantoms, each at many clients.
+A whole streaming run with two workers and its folder. The images are a few thousand phantoms, each
+at many clients.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 import psutil
 
 from feddraw.data.dataset import Dataset, Labels
-from feddraw.datasets.phantom import phantom
+from feddraw.data.datasets.phantom import phantom
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 
@@ -32,11 +34,18 @@ def crowd(clients: int) -> Dataset:
     names = np.array([f"{number:08d}" for number in range(len(rows))])
     ends = np.split(np.arange(len(rows)), [clients * IMAGES, clients * IMAGES + 200])
     labels = Labels(drawn.labels.values[rows], drawn.labels.findings, names)
-    return replace(drawn, images=drawn.images[rows], labels=labels, rows=dict(zip(drawn.rows, ends, strict=True)))
+    return replace(
+        drawn,
+        images=drawn.images[rows],
+        labels=labels,
+        rows=dict(zip(drawn.rows, ends, strict=True)),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     ask = parser.parse_args()
@@ -54,8 +63,9 @@ def main() -> None:
             own = sum(process.memory_full_info().uss for process in everyone) / 2**20
             seconds = result.seconds["training"] + result.seconds["aggregation"]
             print(
-                f"round {result.round}: {len(result.weights):,} clients counted, {seconds:.0f} s, "
-                f"{own:.0f} MB in {len(everyone)} processes, {time.monotonic() - began:.0f} s since the start",
+                f"round {result.round}: {len(result.weights):,} clients counted, {seconds:.0f} s,"
+                f" {own:.0f} MB in {len(everyone)} processes, {time.monotonic() - began:.0f} s"
+                " since the start",
                 flush=True,
             )
 

@@ -1,9 +1,11 @@
-"""What a server does with ten replies of DenseNet121's size, beside Flower's FedAvg, from the same real messages.
+"""What a server does with ten replies of DenseNet121's size, beside Flower's FedAvg, from the same
+real messages.
 
     python benchmarks/flower.py [--blocks 20]
 
-Both decode the messages and give the next model's record. Times are ratios from alternating blocks; memory is the
-process's peak beyond what it holds when the replies are there, each measured in a process of its own.
+Both decode the messages and give the next model's record. Times are ratios from alternating blocks;
+memory is the process's peak beyond what it holds when the replies are there, each measured in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ CLIENTS = 10
 
 
 def replies_to(strategy: Any) -> list[Message]:
-    """Ten clients' answers to what a strategy asks in its first round: their state dicts, as Flower packs them."""
+    """Ten clients' answers to what a strategy asks in its first round: their state dicts, as Flower
+    packs them.
+    """
     module, _ = network_by_name.build_network("densenet121", 5, {"weights": "none"})
     state = module.state_dict()
     app = ClientApp()
@@ -51,7 +55,9 @@ def replies_to(strategy: Any) -> list[Message]:
             for name, t in state.items()
         }
         metrics = MetricRecord({"num-examples": 100 + context.node_id, "loss": 0.5})
-        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message
+        )
 
     grid = InProcessGrid(app, [{}] * CLIENTS)
     strategy.rounds = 15
@@ -63,7 +69,10 @@ def fresh(replies: list[Message]) -> list[Message]:
     """The same messages in new envelopes, because ours takes the tensors out as it reads them."""
     copies = []
     for reply in replies:
-        arrays, metrics = ArrayRecord(dict(reply.content["arrays"].items())), reply.content["metrics"]
+        arrays, metrics = (
+            ArrayRecord(dict(reply.content["arrays"].items())),
+            reply.content["metrics"],
+        )
         copies.append(Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=reply))
         copies[-1].metadata.__dict__.update(reply.metadata.__dict__)
     return copies
@@ -92,7 +101,9 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     def decode() -> Any:
         answers, _ = reply_intake.read_replies(messages, strategy._asked, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
-        return reply_intake.decode_replies(answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room)[0]
+        return reply_intake.decode_replies(
+            answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room
+        )[0]
 
     sent, method = strategy.model, strategy.method
     assert sent is not None
@@ -100,7 +111,9 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     cohort = Cohort(0, 15, sent, updates, CLIENTS)
 
     def gate() -> None:
-        accept_by_distance(cohort, cohort.distances, check_each_update(updates, sent, {}, CLIENTS, Gate()), Gate())
+        accept_by_distance(
+            cohort, cohort.distances, check_each_update(updates, sent, {}, CLIENTS, Gate()), Gate()
+        )
 
     lap("gate", gate)
     summed = lap("weigh and sum", lambda: method.aggregate(cohort, method.init(sent)))
@@ -113,11 +126,13 @@ def without_gate(strategy: MethodStrategy, replies: list[Message]) -> float:
     return sum(seconds for name, seconds in parts.items() if name != "gate")
 
 
-# ---------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def peak(which: str) -> float:
-    """Megabytes beyond what is held when the replies are there, at the most, in a process of its own."""
+    """Megabytes beyond what is held when the replies are there, at the most, in a process of its
+    own.
+    """
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return float(pool.apply(_peak, (which,)))
@@ -126,7 +141,9 @@ def peak(which: str) -> float:
 def _peak(which: str) -> float:
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    strategy = {"FedAvg": FedAvg, "FedDRAW": partial(FedDRAW, keep_replies=False)}[which](fraction_evaluate=0.0)
+    strategy = {"FedAvg": FedAvg, "FedDRAW": partial(FedDRAW, keep_replies=False)}[which](
+        fraction_evaluate=0.0
+    )
     replies = replies_to(strategy)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
@@ -141,12 +158,17 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", type=int, default=20)
     blocks = parser.parse_args().blocks
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    print(f"load {os.getloadavg()[0]:.2f} at the start, {blocks} alternating blocks, {CLIENTS} replies of DenseNet121")
+    print(
+        f"load {os.getloadavg()[0]:.2f} at the start, {blocks} alternating blocks, {CLIENTS}"
+        " replies of DenseNet121"
+    )
     theirs, ours = FedAvg(fraction_evaluate=0.0), FedDRAW(fraction_evaluate=0.0)
     plain = MethodStrategy(fedavg(), fraction_evaluate=0.0)
     replies = replies_to(ours)

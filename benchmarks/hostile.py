@@ -2,8 +2,8 @@
 
     python benchmarks/hostile.py [--seeds 3] [--rounds 6] [--methods feddraw,krum]
 
-Prints the macro test AUC on phantoms, mean over seeds, as a table in Markdown. The poison is put between the clients
-and the server here; the package has no such switch. Everything is synthetic.
+Prints the macro test AUC on phantoms, mean over seeds, as a table in Markdown. The poison is put
+between the clients and the server here; the package has no such switch. Everything is synthetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from feddraw.core import Job, Memory, Model, Update
 from feddraw.data.dataset import Dataset
-from feddraw.datasets.phantom import phantom
+from feddraw.data.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import evaluate_round
@@ -26,7 +26,17 @@ from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from feddraw.server.gate import Gate
 
-PAPER = ("feddraw", "fedavg", "uniform", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn")
+PAPER = (
+    "feddraw",
+    "fedavg",
+    "uniform",
+    "fedprox",
+    "fednova",
+    "fedadp",
+    "scaffold",
+    "moon",
+    "feddyn",
+)
 ROBUST = ("median", "trimmed_mean", "krum")
 VILLAIN = 1  # the second largest of five
 GATES = {"off": Gate(norm="off"), "on": Gate(norm="refuse", factor=5.0, clip=2.0)}
@@ -91,12 +101,18 @@ def setup_of(method: str, seed: int, rounds: int, attack: str) -> PreparedRun:
     return setup
 
 
-def final_auc(method: str, seed: int, rounds: int, attack: str, gate: Gate) -> tuple[float, float, bool]:
-    """The test AUC after the last round, the hostile client's mean weight, and whether the gate did anything."""
+def final_auc(
+    method: str, seed: int, rounds: int, attack: str, gate: Gate
+) -> tuple[float, float, bool]:
+    """The test AUC after the last round, the hostile client's mean weight, and whether the gate did
+    anything.
+    """
     setup = setup_of(method, seed, rounds, attack)
     serial = Serial(setup.trainer)
     loop = {"rounds": rounds, "seed": seed, "gate": gate}
-    results = list(federate(setup.initial, setup.method, Hostile(serial, attack), setup.clients, **loop))
+    results = list(
+        federate(setup.initial, setup.method, Hostile(serial, attack), setup.clients, **loop)
+    )
     scored, _ = evaluate_round(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
     acted = any(entry.status != "counted" for result in results for entry in result.ledger)
@@ -104,8 +120,8 @@ def final_auc(method: str, seed: int, rounds: int, attack: str, gate: Gate) -> t
 
 
 def both(method: str, seed: int, rounds: int, attack: str) -> tuple[float, float, float]:
-    """The AUC without and with the gate, and the hostile client's weight without; where the gate only looks on, the
-    two are the same run."""
+    """The AUC without and with the gate, and the hostile client's weight without; where the gate
+    only looks on, the two are the same run."""
     shut = final_auc(method, seed, rounds, attack, GATES["on"])
     open_ = final_auc(method, seed, rounds, attack, GATES["off"]) if shut[2] else shut
     return open_[0], shut[0], open_[1]
@@ -117,10 +133,14 @@ def cell(aucs: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--methods", default=",".join((*PAPER, *ROBUST)), help="names with commas between")
+    parser.add_argument(
+        "--methods", default=",".join((*PAPER, *ROBUST)), help="names with commas between"
+    )
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     heads = [f"{attack}, gate {gate}" for attack in ATTACKS for gate in GATES]

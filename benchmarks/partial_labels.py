@@ -1,10 +1,11 @@
-"""What does it cost if each finding is labelled at only two of four sites, and what does blank-as-negative cost?
+"""What does it cost if each finding is labelled at only two of four sites, and what does
+blank-as-negative cost?
 
-Four ways to train on the same federation: every label known ("full"), each finding labelled at two sites and unknown
-at the others ("masked"), and the same with what is unknown taken as negative ("negative"). A control has as many labels
-as "masked", but of whole images: half of each site's images have every label, the others none ("half"). Test labels are
-all known.
-Results go to a CSV, one line per run; runs that it holds already are skipped, so it can be stopped and started again.
+Four ways to train on the same federation: every label known ("full"), each finding labelled at two
+sites and unknown at the others ("masked"), and the same with what is unknown taken as negative
+("negative"). A control has as many labels as "masked", but of whole images: half of each site's
+images have every label, the others none ("half"). Test labels are all known. Results go to a CSV,
+one line per run; runs that it holds already are skipped, so it can be stopped and started again.
 
 python benchmarks/partial_labels.py --rounds 10 --out docs/data/partial-labels.csv
 python benchmarks/partial_labels.py --data nih_sample_28.npz --out docs/data/partial-labels.csv
@@ -31,13 +32,30 @@ from feddraw.experiment.settings import Experiment
 
 SITES = 4
 LABELS = ("full", "masked", "negative", "half")
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # by number of seeds
+T95 = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+}  # by number of seeds
 
 
 def experiment_of(ask: argparse.Namespace, method: str, seed: int) -> Experiment:
     """Four equal sites, their images random, patients at one site each where they are known."""
     phantom = ask.data == "phantom"
-    data = {"name": "phantom", "size": 28, "train": ask.train, "validation": 400, "test": 2000, "seed": seed}
+    data = {
+        "name": "phantom",
+        "size": 28,
+        "train": ask.train,
+        "validation": 400,
+        "test": 2000,
+        "seed": seed,
+    }
     base = Experiment(
         data=data if phantom else {"name": ask.data, "size": 28},
         scenario={"name": "iid", "clients": SITES, "patient_disjoint": not phantom},
@@ -46,7 +64,12 @@ def experiment_of(ask: argparse.Namespace, method: str, seed: int) -> Experiment
         engine="serial",
         folds=0 if phantom else 5,
     )
-    settings = {"seed": seed, "partition_seed": seed, "training.epochs": ask.epochs, "training.batch_size": 32}
+    settings = {
+        "seed": seed,
+        "partition_seed": seed,
+        "training.epochs": ask.epochs,
+        "training.batch_size": 32,
+    }
     return base.with_settings(settings | {"training.lr": ask.lr})
 
 
@@ -64,7 +87,10 @@ def labelled(dataset: Dataset, sites: Sequence[np.ndarray], seed: int, labels: s
             known[rows, finding] = site in pairs[finding % len(pairs)]
     values = np.where(known, dataset.labels.values, 0).astype(np.uint8)
     return replace(
-        dataset, labels=replace(dataset.labels, values=values, known=None if labels == "negative" else known)
+        dataset,
+        labels=replace(
+            dataset.labels, values=values, known=None if labels == "negative" else known
+        ),
     )
 
 
@@ -76,7 +102,14 @@ def trained(ask: argparse.Namespace, method: str, labels: str, seed: int) -> dic
     *_, last = iterate(experiment, dataset=dataset)
     areas = last.metrics["test"]["auc"]
     name = Path(ask.data).stem
-    about = {"data": name, "method": method, "labels": labels, "seed": seed, "rounds": ask.rounds, "epochs": ask.epochs}
+    about = {
+        "data": name,
+        "method": method,
+        "labels": labels,
+        "seed": seed,
+        "rounds": ask.rounds,
+        "epochs": ask.epochs,
+    }
     return about | {
         "auc": round(areas["macro"], 6),
         **{
@@ -106,7 +139,9 @@ def interval(values: Sequence[float]) -> str:
 
 
 def summarise(lines: Sequence[dict[str, object]]) -> None:
-    """For each data set and method: mean AUCs, and the paired differences between the ways to label."""
+    """For each data set and method: mean AUCs, and the paired differences between the ways to
+    label.
+    """
     found = {key_of(line): float(str(line["auc"])) for line in lines}
     for data, method in sorted({key[:2] for key in found}):
         print(f"{data}, {method}")
@@ -125,7 +160,9 @@ def summarise(lines: Sequence[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="phantom")
     parser.add_argument("--methods", nargs="+", default=["feddraw"])
     parser.add_argument("--labels", nargs="+", default=list(LABELS), choices=LABELS)
@@ -150,7 +187,11 @@ def main() -> None:
             writer = csv.DictWriter(file, fields)
             writer.writeheader()
             writer.writerows(lines)
-        print(f"{number}/{len(todo)} {' '.join(map(str, one))}: AUC {line['auc']} in {line['seconds']} s", flush=True)
+        print(
+            f"{number}/{len(todo)} {' '.join(map(str, one))}: AUC {line['auc']} in"
+            f" {line['seconds']} s",
+            flush=True,
+        )
     summarise(lines)
 
 

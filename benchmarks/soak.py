@@ -1,4 +1,5 @@
-"""Thousands of rounds of a tiny run, with memory and open files measured on the way: both must stay flat.
+"""Thousands of rounds of a tiny run, with memory and open files measured on the way: both must stay
+flat.
 
     python benchmarks/soak.py [--rounds 2000] [--plot docs/images/soak.svg]
 
@@ -76,7 +77,9 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--plot", type=Path)
     chosen = parser.parse_args()
@@ -87,9 +90,10 @@ def main() -> None:
         memory, files = found[name].T
         late = int(WARM * len(memory))
         print(
-            f"{name}: {chosen.rounds} rounds in {time.monotonic() - began:.0f} s; "
-            f"memory {memory[late]:.1f} MB at round {late}, {memory[-1]:.1f} MB at the end, "
-            f"trend {growth(memory):+.2f} MB; open files {int(files[late:].min())} to {int(files[late:].max())}",
+            f"{name}: {chosen.rounds} rounds in {time.monotonic() - began:.0f} s; memory"
+            f" {memory[late]:.1f} MB at round {late}, {memory[-1]:.1f} MB at the end, trend"
+            f" {growth(memory):+.2f} MB; open files {int(files[late:].min())} to"
+            f" {int(files[late:].max())}",
             flush=True,
         )
     if chosen.plot:

@@ -1,4 +1,5 @@
-"""Write docs/licences.md: what the package needs, directly and behind that, with version and licence.
+"""Write docs/licences.md: what the package needs, directly and behind that, with version and
+licence.
 
     python docs/licences.py
 
@@ -13,7 +14,13 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-EXTRAS = ("densenet", "dicom", "export", "flower", "tensorboard")  # for users; nvflare wants an environment of its own
+EXTRAS = (
+    "densenet",
+    "dicom",
+    "export",
+    "flower",
+    "tensorboard",
+)  # for users; nvflare wants an environment of its own
 HEAD = """# Dependencies and their licences
 
 Made by `python docs/licences.py` from the metadata of the installed packages; the exact versions that are tested are in
@@ -22,11 +29,17 @@ Made by `python docs/licences.py` from the metadata of the installed packages; t
 
 
 def licence(package: metadata.Distribution) -> str:
-    """The licence's short name: as an expression, from the classifiers, or the first words of the field."""
+    """The licence's short name: as an expression, from the classifiers, or the first words of the
+    field.
+    """
     about = package.metadata
     if expression := about.get("License-Expression"):
         return expression
-    classified = [one.rpartition(":: ")[2] for one in about.get_all("Classifier", []) if one.startswith("License ::")]
+    classified = [
+        one.rpartition(":: ")[2]
+        for one in about.get_all("Classifier", [])
+        if one.startswith("License ::")
+    ]
     named = (about.get("License") or "").strip().splitlines()
     return ", ".join(classified) or (named[0][:60] if named else "not stated")
 
@@ -63,15 +76,34 @@ def rows(packages: dict[str, metadata.Distribution]) -> list[str]:
 
 def main() -> None:
     here = Path(__file__)
-    project = tomllib.loads((here.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((here.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     core = [Requirement(line).name for line in project["dependencies"]]
-    chosen = [Requirement(line).name for extra in EXTRAS for line in project["optional-dependencies"].get(extra, [])]
+    chosen = [
+        Requirement(line).name
+        for extra in EXTRAS
+        for line in project["optional-dependencies"].get(extra, [])
+    ]
     direct = {package.name: package for name in core if (package := found(name))}
     rest = {name: package for name, package in behind(core).items() if name not in direct}
-    optional = {name: package for name, package in behind(chosen).items() if name not in direct | rest}
+    optional = {
+        name: package for name, package in behind(chosen).items() if name not in direct | rest
+    }
     parts = [HEAD]
-    for title, packages in (("Needed", direct), ("Behind those", rest), (f"Extras ({', '.join(EXTRAS)})", optional)):
-        lines = [f"## {title}", "", "| package | version | licence |", "|---|---|---|", *rows(packages), ""]
+    for title, packages in (
+        ("Needed", direct),
+        ("Behind those", rest),
+        (f"Extras ({', '.join(EXTRAS)})", optional),
+    ):
+        lines = [
+            f"## {title}",
+            "",
+            "| package | version | licence |",
+            "|---|---|---|",
+            *rows(packages),
+            "",
+        ]
         parts.append("\n".join(lines))
     here.with_suffix(".md").write_text("\n".join(parts), encoding="utf-8")
 

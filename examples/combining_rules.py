@@ -9,7 +9,13 @@ from feddraw.core import Method
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fedprox import fedprox
 
-SMALL = {"scenario.scale": 0.005, "rounds": 3, "data.size": 28, "data.validation": 200, "data.test": 200}
+SMALL = {
+    "scenario.scale": 0.005,
+    "rounds": 3,
+    "data.size": 28,
+    "data.validation": 200,
+    "data.test": 200,
+}
 
 
 def patient_feddraw(mu: float = 0.1, eta: float = 0.2) -> Method:
@@ -22,7 +28,11 @@ def main() -> None:
     for method in ("feddraw+fedprox", "combining_rules:patient_feddraw"):
         print(method)
         for result in iterate(Experiment(method=method, engine="serial").with_settings(SMALL)):
-            print(" ", result.round, {client: round(weight, 4) for client, weight in result.weights.items()})
+            print(
+                " ",
+                result.round,
+                {client: round(weight, 4) for client, weight in result.weights.items()},
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Images of one's own, named by a CSV: here 245 phantoms of four hospitals, written to `own-data/` first.
+"""Images of one's own, named by a CSV: here 245 phantoms of four hospitals, written to `own-data/`
+first.
 
 East does not label Cardiomegaly, some labels are uncertain, and Isle has only five images.
 
 python examples/own_data.py                # writes own-data/ and trains on it
-python examples/own_data.py --only-write   # then: feddraw init own-data/labels.csv; feddraw run labels.toml
+python examples/own_data.py --only-write   # then: feddraw init own-data/labels.csv; feddraw run
+labels.toml
 """
 
 import csv
@@ -13,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from feddraw import Experiment, iterate
-from feddraw.datasets.phantom import phantom
+from feddraw.data.datasets.phantom import phantom
 
 FOLDER = Path("own-data")
 HOSPITALS = ["North"] * 120 + ["East"] * 80 + ["South"] * 40 + ["Isle"] * 5
@@ -32,7 +34,12 @@ def write() -> None:
             Image.fromarray(dataset.images[number]).save(FOLDER / "images" / f"{number:03d}.png")
             labels = [int(value) for value in dataset.labels.values[number, places]]
             table.writerow(
-                [f"images/{number:03d}.png", f"P{number // 2:03d}", hospital, *cells(labels, hospital, number)]
+                [
+                    f"images/{number:03d}.png",
+                    f"P{number // 2:03d}",
+                    hospital,
+                    *cells(labels, hospital, number),
+                ]
             )
 
 
@@ -52,11 +59,18 @@ def main() -> None:
     if "--only-write" in sys.argv:
         print(f"{FOLDER}/labels.csv and {len(HOSPITALS)} images are written")
         return
-    experiment = Experiment(data=str(FOLDER / "labels.csv"), scenario="by_site", rounds=2, engine="serial")
+    experiment = Experiment(
+        data=str(FOLDER / "labels.csv"), scenario="by_site", rounds=2, engine="serial"
+    )
     for result in iterate(
-        experiment.with_settings({"data.normalize": "measured", "training.batch_size": 16, "training.epochs": 1})
+        experiment.with_settings(
+            {"data.normalize": "measured", "training.batch_size": 16, "training.epochs": 1}
+        )
     ):
-        print(result.round, {hospital: round(weight, 3) for hospital, weight in result.weights.items()})
+        print(
+            result.round,
+            {hospital: round(weight, 3) for hospital, weight in result.weights.items()},
+        )
     for finding, area in result.metrics["test"]["auc"]["per_class"].items():
         print(f"{finding}: test AUC {area:.3f}")
 

@@ -42,10 +42,14 @@ def main() -> None:
                 feddraw.ClientUpdate(trained(network, seed, size), size, client)
                 for seed, (client, size) in enumerate(SIZES.items())
             ]
-            result = feddraw.aggregate(network.state_dict(), updates, round=round, rounds=ROUNDS, state=state)
+            result = feddraw.aggregate(
+                network.state_dict(), updates, round=round, rounds=ROUNDS, state=state
+            )
             network.load_state_dict(result.next_model)
             print(round, {client: round_to(weight) for client, weight in result.weights.items()})
-            result.state.save(Path(folder) / "state.safetensors")  # a server that is restarted loads it
+            result.state.save(
+                Path(folder) / "state.safetensors"
+            )  # a server that is restarted loads it
             state = feddraw.AggregationState.load(Path(folder) / "state.safetensors")
     inputs, labels = images(500, seed=9)
     print("right:", round_to(((network(inputs) > 0) == labels.bool()).float().mean().item()))

@@ -1,7 +1,9 @@
-"""A weighting rule of one's own: a client counts less the farther its model lies from the mean model.
+"""A weighting rule of one's own: a client counts less the farther its model lies from the mean
+model.
 
 python examples/own_method.py                                    # as a script
-feddraw run --method own_method:closer_counts_more               # from the folder that holds this file
+feddraw run --method own_method:closer_counts_more               # from the folder that holds this
+file
 feddraw run --method own_method:closer_counts_more+fedprox       # with FedProx's local training
 """
 
@@ -31,7 +33,18 @@ def closer_counts_more(softening: float = 1e-5) -> Method:
 
 
 if __name__ == "__main__":
-    small = {"scenario.scale": 0.005, "rounds": 2, "data.size": 28, "data.validation": 200, "data.test": 200}
-    for result in iterate(Experiment(method="own_method:closer_counts_more", engine="serial").with_settings(small)):
+    small = {
+        "scenario.scale": 0.005,
+        "rounds": 2,
+        "data.size": 28,
+        "data.validation": 200,
+        "data.test": 200,
+    }
+    for result in iterate(
+        Experiment(method="own_method:closer_counts_more", engine="serial").with_settings(small)
+    ):
         shares = ", ".join(f"{client} {weight:.3f}" for client, weight in result.weights.items())
-        print(f"round {result.round}: {shares}, validation AUC {result.metrics['validation']['auc']['macro']:.3f}")
+        print(
+            f"round {result.round}: {shares}, validation AUC"
+            f" {result.metrics['validation']['auc']['macro']:.3f}"
+        )

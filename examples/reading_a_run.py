@@ -1,4 +1,5 @@
-"""A run's folder in pandas: the ledger of weights, the rounds, the metrics, and the model in plain PyTorch.
+"""A run's folder in pandas: the ledger of weights, the rounds, the metrics, and the model in plain
+PyTorch.
 
 python examples/reading_a_run.py
 """
@@ -13,7 +14,13 @@ from safetensors.torch import load_file
 from feddraw import Experiment, run
 from feddraw.models import compact
 
-SMALL = {"scenario.scale": 0.005, "rounds": 3, "data.size": 28, "data.validation": 200, "data.test": 200}
+SMALL = {
+    "scenario.scale": 0.005,
+    "rounds": 3,
+    "data.size": 28,
+    "data.validation": 200,
+    "data.test": 200,
+}
 
 
 def read(folder: Path) -> None:
@@ -22,7 +29,10 @@ def read(folder: Path) -> None:
     rounds = pd.read_json(folder / "rounds.jsonl", lines=True)
     print(rounds[["round", "loss"]].round(3), end="\n\n")
     metrics = json.loads((folder / "metrics.json").read_text())["test"]
-    print(pd.DataFrame({kind: metrics[kind]["per_class"] for kind in ("auc", "gm")}).round(3), end="\n\n")
+    print(
+        pd.DataFrame({kind: metrics[kind]["per_class"] for kind in ("auc", "gm")}).round(3),
+        end="\n\n",
+    )
 
     network = compact(classes=5)  # or MONAI's DenseNet121, if that is what was trained
     network.load_state_dict(load_file(folder / "model.safetensors"))

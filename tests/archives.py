@@ -1,4 +1,6 @@
-"""CheXpert's folder and ChestMNIST's file in miniature, from phantoms: enough for all twelve scenarios at a scale."""
+"""CheXpert's folder and ChestMNIST's file in miniature, from phantoms: enough for all twelve
+scenarios at a scale.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from feddraw.data.datasets.phantom import phantom
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
-from feddraw.datasets.phantom import phantom
-from feddraw.scenarios.paper_scenarios import paper_scenario_images
+from feddraw.data.scenarios.paper_scenarios import paper_scenario_images
 
 HEADER = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *PAPER_FINDINGS]
 
@@ -18,7 +20,12 @@ HEADER = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *PAPER_FINDINGS]
 def chexpert_archive(folder: Path, scale: float, *, tested: bool = True, size: int = 28) -> Path:
     """The small release; without test labels, as it is published, unless they are asked for."""
     drawn = phantom(
-        size=size, mix="chexpert", train=paper_scenario_images("CHX-7", scale) or 0, validation=60, test=60, seed=2
+        size=size,
+        mix="chexpert",
+        train=paper_scenario_images("CHX-7", scale) or 0,
+        validation=60,
+        test=60,
+        seed=2,
     )
     release = folder / "CheXpert-v1.0-small"
     lines: dict[str, list[list[object]]] = {"train": [], "valid": [], "test": []}
@@ -40,7 +47,12 @@ def chexpert_archive(folder: Path, scale: float, *, tested: bool = True, size: i
 
 def chestmnist_archive(folder: Path, scale: float, *, size: int = 28) -> Path:
     drawn = phantom(
-        size=size, mix="chestmnist", train=paper_scenario_images("CHM-5", scale) or 0, validation=60, test=60, seed=1
+        size=size,
+        mix="chestmnist",
+        train=paper_scenario_images("CHM-5", scale) or 0,
+        validation=60,
+        test=60,
+        seed=1,
     )
     labels = np.zeros((len(drawn.images), len(CHESTXRAY14_FINDINGS)), np.uint8)
     labels[:, [CHESTXRAY14_FINDINGS.index(name) for name in PAPER_FINDINGS]] = drawn.labels.values

@@ -1,6 +1,7 @@
 """Ways in which a Flower reply can be bad, each with how the ledger's reason begins.
 
-What `bad_updates` does to an update this does to the records of a message, as they would come over the wire.
+What `bad_updates` does to an update this does to the records of a message, as they would come over
+the wire.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, Re
 
 from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.flower import MethodStrategy
-from feddraw.flower.array_records import NUMPY_ARRAY, model_to_arrays, pack_array, unpack_array, vectors_to_arrays
+from feddraw.flower.array_records import (
+    NUMPY_ARRAY,
+    model_to_arrays,
+    pack_array,
+    unpack_array,
+    vectors_to_arrays,
+)
 from feddraw.flower.in_process_grid import identify_in_process_grid
 
 Change = Callable[[RecordDict], None]
@@ -23,7 +30,9 @@ TENSOR = "classifier.weight"
 
 def reply(update: Update, name: str = "") -> RecordDict:
     """What a client of the package answers."""
-    metrics = MetricRecord({"num-examples": update.size, "num-steps": update.steps, **update.metrics})
+    metrics = MetricRecord(
+        {"num-examples": update.size, "num-steps": update.steps, **update.metrics}
+    )
     content = RecordDict({"arrays": model_to_arrays(update.model), "metrics": metrics})
     if name:
         content["client"] = ConfigRecord({"name": name, "number": update.client})
@@ -119,7 +128,10 @@ BAD_REPLIES: dict[str, tuple[Change, str]] = {
     "NaN": (tensor(lambda v: v * np.nan), "parameters are not finite"),
     "infinity": (tensor(lambda v: v + np.inf), "parameters are not finite"),
     "huge": (tensor(lambda v: v + np.float32(1e30)), "parameters are not finite"),
-    "huge, in double precision": (tensor(lambda v: v.astype(np.float64) + 1e300), "parameters are not finite"),
+    "huge, in double precision": (
+        tensor(lambda v: v.astype(np.float64) + 1e300),
+        "parameters are not finite",
+    ),
     "turned": (tensor(lambda v: v.T), f"{TENSOR} of shape (6, 2)"),
     "too long": (tensor(lambda v: np.repeat(v, 2, 0)), f"{TENSOR} of shape (4, 6)"),
     "one number": (tensor(lambda v: v[0, 0]), f"{TENSOR} of shape ()"),
@@ -130,8 +142,14 @@ BAD_REPLIES: dict[str, tuple[Change, str]] = {
         tensor(lambda v: v.astype(np.float32), "first_norm.num_batches_tracked"),
         "first_norm.num_batches_tracked of type float32",
     ),
-    "counters gone back": (tensor(lambda v: v - 100, "first_norm.num_batches_tracked"), "counters that no training"),
-    "negative variance": (tensor(lambda v: v - 100, "first_norm.running_var"), "a variance is negative"),
+    "counters gone back": (
+        tensor(lambda v: v - 100, "first_norm.num_batches_tracked"),
+        "counters that no training",
+    ),
+    "negative variance": (
+        tensor(lambda v: v - 100, "first_norm.running_var"),
+        "a variance is negative",
+    ),
     "no bytes": (raw(b""), UNREADABLE),
     "text": (raw(b"model"), UNREADABLE),
     "a pickle": (raw(saved(np.array([{"a": 1}], object)), "object"), UNREADABLE),
@@ -175,7 +193,10 @@ def beside(change: Callable[[Any], Any]) -> Change:
 
 BAD_BESIDE: dict[str, tuple[Change, str]] = {
     "no vectors": (without("extra"), "no "),
-    "vectors not finite": (beside(lambda v: pack_array(v * np.float32(np.nan))), "buffers or extra vectors"),
+    "vectors not finite": (
+        beside(lambda v: pack_array(v * np.float32(np.nan))),
+        "buffers or extra vectors",
+    ),
     "vectors too long": (beside(lambda v: pack_array(np.repeat(v, 2))), ""),
     "vectors of words": (beside(lambda v: pack_array(v.astype("U4"))), ""),
     "vectors of bytes": (beside(lambda v: Array("float32", (3,), NUMPY_ARRAY, b"xyz")), UNREADABLE),
@@ -188,7 +209,7 @@ def spoilt(content: RecordDict, change: Change) -> RecordDict:
     return new
 
 
-# ---------------------------------------------------------------------------------------------------- at the server
+# ------------------------------------------------------------------------------------ at the server
 
 NODES = tuple(range(101, 105))
 
@@ -208,5 +229,10 @@ def server(method: Method, sent: Model, state: State, proxy: Proxy | None = None
     """A strategy that has asked four nodes in its second round."""
     strategy = MethodStrategy(method, round_offset=1, rounds=3, proxy=proxy)
     strategy._adopt_model(model_to_arrays(sent))
-    strategy.model, strategy.state, strategy._asked, strategy._population = sent, state, list(NODES), len(NODES)
+    strategy.model, strategy.state, strategy._asked, strategy._population = (
+        sent,
+        state,
+        list(NODES),
+        len(NODES),
+    )
     return strategy

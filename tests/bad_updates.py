@@ -1,4 +1,5 @@
-"""Ways in which an update can be bad, each with how the ledger's reason begins: for tests of every door to the server.
+"""Ways in which an update can be bad, each with how the ledger's reason begins: for tests of every
+door to the server.
 
 `BAD` spoils one update of any method; `BAD_EXTRAS` what a method sends beside the model.
 """
@@ -38,44 +39,84 @@ def with_number(**numbers: Any) -> Change:
 
 def without_first_tensor(update: Update) -> Update:
     layout = update.model.layout
-    return replace(update, model=replace(update.model, layout=replace(layout, entries=layout.entries[1:])))
+    return replace(
+        update, model=replace(update.model, layout=replace(layout, entries=layout.entries[1:]))
+    )
 
 
 def renamed(update: Update) -> Update:
     layout = update.model.layout
     first = replace(layout.entries[0], name="other.weight")
-    return replace(update, model=replace(update.model, layout=replace(layout, entries=(first, *layout.entries[1:]))))
+    return replace(
+        update,
+        model=replace(update.model, layout=replace(layout, entries=(first, *layout.entries[1:]))),
+    )
 
 
 def negative_variance(update: Update) -> Update:
-    place = next(e.span.start for e in update.model.layout.entries if e.name.endswith("running_var"))
+    place = next(
+        e.span.start for e in update.model.layout.entries if e.name.endswith("running_var")
+    )
     return with_vector("buffers", spoil(place, -1e-3))(update)
 
 
 BAD: dict[str, tuple[Change, str]] = {
     "NaN": (with_vector("params", spoil(3, math.nan)), "parameters are not finite (first.weight)"),
-    "infinity": (with_vector("params", spoil(-1, -math.inf)), "parameters are not finite (classifier.bias)"),
-    "huge": (with_vector("params", spoil(0, 3e38)), "parameters are not finite (finite, but beyond 1e+18)"),
-    "all huge": (with_vector("params", lambda v: v + np.float32(1e30)), "parameters are not finite (finite, but"),
+    "infinity": (
+        with_vector("params", spoil(-1, -math.inf)),
+        "parameters are not finite (classifier.bias)",
+    ),
+    "huge": (
+        with_vector("params", spoil(0, 3e38)),
+        "parameters are not finite (finite, but beyond 1e+18)",
+    ),
+    "all huge": (
+        with_vector("params", lambda v: v + np.float32(1e30)),
+        "parameters are not finite (finite, but",
+    ),
     "too short": (with_vector("params", lambda v: v[:-1]), "params of shape"),
     "too long": (with_vector("params", lambda v: np.append(v, v[:1])), "params of shape"),
     "empty": (with_vector("params", lambda v: v[:0]), "params of shape"),
     "a matrix": (with_vector("params", lambda v: v[None]), "params of shape"),
-    "double precision": (with_vector("params", lambda v: v.astype(np.float64)), "params of type float64"),
-    "half precision": (with_vector("params", lambda v: v.astype(np.float16)), "params of type float16"),
-    "complex": (with_vector("params", lambda v: v.astype(np.complex64)), "params of type complex64"),
+    "double precision": (
+        with_vector("params", lambda v: v.astype(np.float64)),
+        "params of type float64",
+    ),
+    "half precision": (
+        with_vector("params", lambda v: v.astype(np.float16)),
+        "params of type float16",
+    ),
+    "complex": (
+        with_vector("params", lambda v: v.astype(np.complex64)),
+        "params of type complex64",
+    ),
     "objects": (with_vector("params", lambda v: v.astype(object)), "params of type object"),
     "words": (with_vector("params", lambda v: v.astype("U8")), "params of type <U8"),
     "a list": (with_vector("params", lambda v: v.tolist()), "params is no array"),
     "nothing": (with_vector("params", lambda v: None), "params is no array"),
-    "NaN in a buffer": (with_vector("buffers", spoil(1, math.nan)), "buffers or extra vectors are not finite"),
-    "infinity in a buffer": (with_vector("buffers", spoil(0, math.inf)), "buffers or extra vectors are not finite"),
-    "huge buffer": (with_vector("buffers", spoil(0, 1e30)), "buffers or extra vectors are not finite"),
+    "NaN in a buffer": (
+        with_vector("buffers", spoil(1, math.nan)),
+        "buffers or extra vectors are not finite",
+    ),
+    "infinity in a buffer": (
+        with_vector("buffers", spoil(0, math.inf)),
+        "buffers or extra vectors are not finite",
+    ),
+    "huge buffer": (
+        with_vector("buffers", spoil(0, 1e30)),
+        "buffers or extra vectors are not finite",
+    ),
     "too few buffers": (with_vector("buffers", lambda v: v[1:]), "buffers of shape"),
     "negative variance": (negative_variance, "a variance is negative"),
     "counter gone back": (with_vector("counters", spoil(0, -1)), "counters that no training gives"),
-    "counter at its end": (with_vector("counters", spoil(0, 2**63 - 1)), "counters that no training gives"),
-    "counters as fractions": (with_vector("counters", lambda v: v.astype(np.float32)), "counters of type float32"),
+    "counter at its end": (
+        with_vector("counters", spoil(0, 2**63 - 1)),
+        "counters that no training gives",
+    ),
+    "counters as fractions": (
+        with_vector("counters", lambda v: v.astype(np.float32)),
+        "counters of type float32",
+    ),
     "another network": (without_first_tensor, "another network"),
     "another name": (renamed, "another network"),
     "no images": (with_number(size=0), "size 0"),

@@ -1,7 +1,8 @@
 """Clients whose loss is ½ (y - c)ᵀ A (y - c), trained by the package's own loop.
 
-The network is nothing but its parameters: for every image its logits are the vector y. A client's images are dummies
-whose targets carry A and c, so an oracle that knows where y must land is checked through `Trainer` and `federate`.
+The network is nothing but its parameters: for every image its logits are the vector y. A client's
+images are dummies whose targets carry A and c, so an oracle that knows where y must land is checked
+through `Trainer` and `federate`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def linear(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Bowl:
-    """A client: its Hessian A, its centre c, and how many images it has. Scalars are vectors of length one."""
+    """A client: its Hessian A, its centre c, and how many images it has.
+
+    Scalars are vectors of length one.
+    """
 
     hessian: np.ndarray | float
     centre: np.ndarray | float
@@ -67,7 +71,9 @@ class Bowl:
 
     @property
     def targets(self) -> np.ndarray:
-        return np.tile(np.concatenate([self.A.ravel(), self.c]).astype(np.float32), (self.images, 1))
+        return np.tile(
+            np.concatenate([self.A.ravel(), self.c]).astype(np.float32), (self.images, 1)
+        )
 
     def gradient(self, y: np.ndarray | float) -> np.ndarray:
         return self.A @ (y - self.c)
@@ -77,7 +83,9 @@ def optimum(bowls: Sequence[Bowl], weights: Sequence[float] | None = None) -> np
     """Where the weighted sum of the clients' losses is smallest."""
     weights = [1.0] * len(bowls) if weights is None else weights
     hessian = sum(w * bowl.A for w, bowl in zip(weights, bowls, strict=True))
-    return np.linalg.solve(hessian, sum(w * bowl.A @ bowl.c for w, bowl in zip(weights, bowls, strict=True)))
+    return np.linalg.solve(
+        hessian, sum(w * bowl.A @ bowl.c for w, bowl in zip(weights, bowls, strict=True))
+    )
 
 
 def descend(bowl: Bowl, y: np.ndarray, lr: float, steps: int) -> np.ndarray:
@@ -87,7 +95,9 @@ def descend(bowl: Bowl, y: np.ndarray, lr: float, steps: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What a round left: the model, what each client came to, and what server and clients remember."""
+    """What a round left: the model, what each client came to, and what server and clients
+    remember.
+    """
 
     x: np.ndarray
     shown: np.ndarray
@@ -139,15 +149,20 @@ def play(
 ) -> list[Played]:
     """Some rounds of full-batch SGD, one step each unless `training` says otherwise.
 
-    `present` gives the clients of a round, and `lose` says of a round and a client whether its update is lost.
+    `present` gives the clients of a round, and `lose` says of a round and a client whether its
+    update is lost.
     """
     x = np.atleast_1d(np.asarray(start, np.float32))
     targets = np.concatenate([bowl.targets for bowl in bowls])
     ends = np.cumsum([bowl.images for bowl in bowls])
     rows = np.split(np.arange(len(targets)), ends[:-1])
-    settings = Training(**{"epochs": 1, "batch_size": 1 << 20, "optimizer": "sgd", "lr": 0.1} | training)
+    settings = Training(
+        **{"epochs": 1, "batch_size": 1 << 20, "optimizer": "sgd", "lr": 0.1} | training
+    )
     examples = Examples(np.zeros((len(targets), 1, 1), np.uint8), targets)
-    engine = Serial(Trainer(partial(build, len(x)), examples, rows, settings, method.local, loss, method.asks))
+    engine = Serial(
+        Trainer(partial(build, len(x)), examples, rows, settings, method.local, loss, method.asks)
+    )
     engine.memory = dict(memory or {})
     model = replace(Network(*build(len(x))).read(), params=x)
     names = [f"C{i + 1}" for i in range(len(bowls))]
@@ -157,10 +172,19 @@ def play(
         options["efforts"] = lambda round: dict.fromkeys(present(round), 1.0)
     reached = engine if lose is None else Lossy(engine, lose)
     for result in federate(
-        model, method, reached, names, **options, on_update=lambda _, u: came.append(+u.model.params)
+        model,
+        method,
+        reached,
+        names,
+        **options,
+        on_update=lambda _, u: came.append(+u.model.params),
     ):
         weights = np.array([entry.weight for entry in result.ledger])
-        vectors = result.next_model.params, result.model.params, np.stack(came) if came else np.empty((0, len(x)))
+        vectors = (
+            result.next_model.params,
+            result.model.params,
+            np.stack(came) if came else np.empty((0, len(x))),
+        )
         played.append(Played(*vectors, result.state, dict(engine.memory), weights))
         came.clear()
     return played

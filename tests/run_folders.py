@@ -1,4 +1,6 @@
-"""Run folders made up by hand, without training: what a run would have written, with metrics that a test chooses."""
+"""Run folders made up by hand, without training: what a run would have written, with metrics that a
+test chooses.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save_file
 
+from feddraw.core.schedules import schedule
 from feddraw.results.ledger_table import LEDGER_COLUMNS
-from feddraw.schedules import schedule
 from feddraw.system.file_writing import json_values
 
 FINDINGS = ("Atelectasis", "Cardiomegaly", "Effusion")
@@ -47,7 +49,10 @@ def make_run(
     path.mkdir(parents=True)
     names = list(clients) or [f"C{i + 1}" for i in range(len(sizes))]
     table = _table(method, scenario, seed, rounds, settings)
-    positives = {name: [size // (3 + c) for c in range(len(FINDINGS))] for name, size in zip(names, sizes, strict=True)}
+    positives = {
+        name: [size // (3 + c) for c in range(len(FINDINGS))]
+        for name, size in zip(names, sizes, strict=True)
+    }
     table["partition"] = {
         "scenario": scenario,
         "sha256": f"{scenario}-{seed}".encode().hex().ljust(64, "0"),
@@ -60,7 +65,9 @@ def make_run(
         columns["positives"] = [3 if finding == few else 50 for finding in FINDINGS]
         table["partition"]["splits"] = dict.fromkeys(("train", "validation", "test"), columns)
     (path / "experiment.toml").write_bytes(tomli_w.dumps(table).encode())
-    (path / "environment.json").write_text(json.dumps({"python": "3.12.3", "packages": {"feddraw": "0.1.0"}}))
+    (path / "environment.json").write_text(
+        json.dumps({"python": "3.12.3", "packages": {"feddraw": "0.1.0"}})
+    )
     _write_ledger(path / "weights.csv", method, sizes, names, rounds, seed)
     rng = np.random.default_rng([seed, len(method)])
     curve = auc - 0.2 * np.exp(-np.arange(rounds) / 2) + 0.005 * rng.standard_normal(rounds)
@@ -73,7 +80,10 @@ def make_run(
         scores = scored(auc, auc - 0.07 if gm is None else gm, undefined)
         if without_gm:
             scores["gm"]["per_class"][without_gm], scores["undefined"] = math.nan, [without_gm]
-        own = {name: {"test": scored(area, area - 0.07)} for name, area in zip(names, alone, strict=bool(alone))}
+        own = {
+            name: {"test": scored(area, area - 0.07)}
+            for name, area in zip(names, alone, strict=bool(alone))
+        }
         metrics = {"round": rounds - 1, "test": scores, "validation": scores, "clients": own}
         (path / "metrics.json").write_text(json.dumps(json_values(metrics)))
         if images:
@@ -81,15 +91,22 @@ def make_run(
     return path
 
 
-def _table(method: str, scenario: str, seed: int, rounds: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _table(
+    method: str, scenario: str, seed: int, rounds: int, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     table: dict[str, Any] = {
-        "rounds": rounds, "seed": seed, "partition_seed": seed, "holdout": 0.0, "engine": "serial", "workers": 0,
+        "rounds": rounds,
+        "seed": seed,
+        "partition_seed": seed,
+        "holdout": 0.0,
+        "engine": "serial",
+        "workers": 0,
         "data": {"name": "phantom", "size": 28, "train": 800},
         "scenario": {"name": scenario, "scale": 0.02},
         "model": {"name": "compact", "growth": 8},
         "method": {"name": method},
         "training": {"lr": 1e-3, "epochs": 2},
-    }  # fmt: skip
+    }
     for key, value in settings.items():
         section, _, name = key.partition(".")
         if name:
@@ -102,16 +119,23 @@ def _table(method: str, scenario: str, seed: int, rounds: int, settings: Mapping
 def scored(auc: float, gm: float, undefined: str = "") -> dict[str, Any]:
     """Metrics whose findings lie around their macro value; one finding can be undefined."""
     nudges = dict(zip(FINDINGS, (-0.03, 0.0, 0.03), strict=True))
-    areas, means = ({f: math.nan if f == undefined else v + d for f, d in nudges.items()} for v in (auc, gm))
+    areas, means = (
+        {f: math.nan if f == undefined else v + d for f, d in nudges.items()} for v in (auc, gm)
+    )
     rates = dict.fromkeys(FINDINGS, 0.7)
     return {
-        "auc": {"macro": auc, "per_class": areas}, "gm": {"macro": gm, "per_class": means},
-        "sensitivity": rates, "specificity": rates, "thresholds": dict.fromkeys(FINDINGS, 0.5),
+        "auc": {"macro": auc, "per_class": areas},
+        "gm": {"macro": gm, "per_class": means},
+        "sensitivity": rates,
+        "specificity": rates,
+        "thresholds": dict.fromkeys(FINDINGS, 0.5),
         "undefined": [undefined] if undefined else [],
-    }  # fmt: skip
+    }
 
 
-def _write_ledger(path: Path, method: str, sizes: Sequence[int], names: Sequence[str], rounds: int, seed: int) -> None:
+def _write_ledger(
+    path: Path, method: str, sizes: Sequence[int], names: Sequence[str], rounds: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     small = [size < np.mean(sizes) for size in sizes]
     similar = [[(0.97 if s else 0.80) + 0.01 * rng.random() for s in small] for _ in range(rounds)]
@@ -120,7 +144,12 @@ def _write_ledger(path: Path, method: str, sizes: Sequence[int], names: Sequence
         writer.writeheader()
         for row in schedule(rounds=rounds, sizes=sizes, similarities=similar, clients=names):
             for client in row["clients"]:
-                line = {"round": row["round"], "client": client["client"], "size": client["size"], "steps": 2}
+                line = {
+                    "round": row["round"],
+                    "client": client["client"],
+                    "size": client["size"],
+                    "steps": 2,
+                }
                 if method == "feddraw":
                     beta = "" if row["beta"] is None else row["beta"]
                     line |= client | {"gamma": row["gamma"], "beta": beta}
@@ -129,8 +158,12 @@ def _write_ledger(path: Path, method: str, sizes: Sequence[int], names: Sequence
                 writer.writerow(line | {"influence": 1 / len(names), "status": "counted"})
 
 
-def write_predictions(path: Path, auc: float, seed: int, images: int, patients: bool, models: int = 0) -> None:
-    """Scores of about the AUC asked for; the truth and the patients are the same for all methods."""
+def write_predictions(
+    path: Path, auc: float, seed: int, images: int, patients: bool, models: int = 0
+) -> None:
+    """Scores of about the AUC asked for; the truth and the patients are the same for all
+    methods.
+    """
     truth = (np.random.default_rng(seed).random((images, len(FINDINGS))) < 0.3).astype(np.uint8)
     rng = np.random.default_rng([seed, int(auc * 1000)])
     noise = rng.standard_normal((max(models, 1), images, len(FINDINGS)))

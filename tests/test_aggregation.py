@@ -1,4 +1,6 @@
-"""`feddraw.aggregate`, for a training loop of one's own: the bits of the package's loop, from plain state dicts."""
+"""`feddraw.aggregate`, for a training loop of one's own: the bits of the package's loop, from plain
+state dicts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ ROUNDS = 2
 
 
 def as_kind(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()} if kind == "torch" else dict(arrays)
+    return (
+        {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+        if kind == "torch"
+        else dict(arrays)
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,9 @@ def as_kind(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         ("feddyn", "numpy"),
     ],
 )
-def test_a_loop_of_ones_own_has_the_bits_of_the_federation(method: str, kind: str, tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_has_the_bits_of_the_federation(
+    method: str, kind: str, tmp_path: Path
+) -> None:
     rule = combined_method(method, {})
     expected = tiny.train(rule, ROUNDS)
     engine, sent, broadcast = (
@@ -48,10 +56,18 @@ def test_a_loop_of_ones_own_has_the_bits_of_the_federation(method: str, kind: st
             job = Job(round, ROUNDS, client, client_seed(0, round, client), model, broadcast)
             (one,) = map(tiny.copied, engine.train([job]))
             trained = as_kind(kind, one.model.arrays())
-            updates.append(feddraw.ClientUpdate(trained, one.size, tiny.NAMES[client], one.steps, one.extra))
+            updates.append(
+                feddraw.ClientUpdate(trained, one.size, tiny.NAMES[client], one.steps, one.extra)
+            )
         engine.commit(range(4))
         result = feddraw.aggregate(
-            sent, updates, round=round, rounds=ROUNDS, method=method, state=state, clients=tiny.NAMES
+            sent,
+            updates,
+            round=round,
+            rounds=ROUNDS,
+            method=method,
+            state=state,
+            clients=tiny.NAMES,
         )
         result.state.save(tmp_path / "state.safetensors")  # as if the server had been restarted
         state, sent, broadcast = (
@@ -69,12 +85,16 @@ def test_a_loop_of_ones_own_has_the_bits_of_the_federation(method: str, kind: st
 
 
 def moved(sent: dict[str, Any], by: float) -> dict[str, Any]:
-    return {name: array + by if array.dtype.kind == "f" else array + 1 for name, array in sent.items()}
+    return {
+        name: array + by if array.dtype.kind == "f" else array + 1 for name, array in sent.items()
+    }
 
 
 def test_pairs_of_state_dict_and_size_are_enough() -> None:
     sent = tiny.initial().arrays()
-    result = feddraw.aggregate(sent, [(moved(sent, 0.1), 300), (moved(sent, 0.2), 100)], round=0, rounds=15)
+    result = feddraw.aggregate(
+        sent, [(moved(sent, 0.1), 300), (moved(sent, 0.2), 100)], round=0, rounds=15
+    )
     assert result.weights == {"C1": 0.75, "C2": 0.25}
     assert np.allclose(result.model["classifier.bias"], sent["classifier.bias"] + 0.125)
 
@@ -83,34 +103,51 @@ def test_variants_of_feddraw_need_steps_only_where_they_count_them() -> None:
     sent = tiny.initial().arrays()
     updates = [(moved(sent, 0.1), 300), (moved(sent, 0.2), 100)]
     plain, variant = (
-        feddraw.aggregate(sent, updates, round=3, rounds=15, method=name) for name in ("feddraw", "feddraw_variant")
+        feddraw.aggregate(sent, updates, round=3, rounds=15, method=name)
+        for name in ("feddraw", "feddraw_variant")
     )
     assert variant.weights == plain.weights
 
 
 def test_types_that_numpy_lacks_stay_as_they_are() -> None:
-    sent = {"fc.weight": torch.ones(2, 3, dtype=torch.bfloat16), "fc.bias": torch.zeros(2, dtype=torch.bfloat16)}
-    result = feddraw.aggregate(sent, [({name: t + 1 for name, t in sent.items()}, 3)], round=0, rounds=2)
+    sent = {
+        "fc.weight": torch.ones(2, 3, dtype=torch.bfloat16),
+        "fc.bias": torch.zeros(2, dtype=torch.bfloat16),
+    }
+    result = feddraw.aggregate(
+        sent, [({name: t + 1 for name, t in sent.items()}, 3)], round=0, rounds=2
+    )
     assert {t.dtype for t in result.model.values()} == {torch.bfloat16}
     assert torch.equal(result.model["fc.weight"], sent["fc.weight"] + 1)
 
 
 def test_of_two_updates_of_one_client_neither_counts_if_one_is_broken() -> None:
     sent = tiny.initial().arrays()
-    one, two = feddraw.ClientUpdate(moved(sent, 0.1), 10, "one"), feddraw.ClientUpdate(moved(sent, 0.9), 10, "two")
+    one, two = (
+        feddraw.ClientUpdate(moved(sent, 0.1), 10, "one"),
+        feddraw.ClientUpdate(moved(sent, 0.9), 10, "two"),
+    )
     broken = feddraw.ClientUpdate({"other": np.zeros(3)}, 10, "two")
     alone = feddraw.aggregate(sent, [one], round=0, rounds=15, clients=["one", "two"])
     for updates in ([one, broken, two], [one, two, broken]):
         result = feddraw.aggregate(sent, updates, round=0, rounds=15, clients=["one", "two"])
-        assert (result.ledger[1].status.startswith("refused: "), result.weights) == (True, {"one": 1.0})
+        assert (result.ledger[1].status.startswith("refused: "), result.weights) == (
+            True,
+            {"one": 1.0},
+        )
         assert all(np.array_equal(result.model[name], array) for name, array in alone.model.items())
 
 
 def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
     sent = tiny.initial().arrays()
     bad = [{"other": np.zeros(3)}, moved(sent, np.nan), "nothing"]
-    updates = [feddraw.ClientUpdate(model, 10, f"site {place}") for place, model in enumerate([moved(sent, 0.1), *bad])]
-    result = feddraw.aggregate(sent, updates, round=0, rounds=15, clients=[*(f"site {i}" for i in range(4)), "absent"])
+    updates = [
+        feddraw.ClientUpdate(model, 10, f"site {place}")
+        for place, model in enumerate([moved(sent, 0.1), *bad])
+    ]
+    result = feddraw.aggregate(
+        sent, updates, round=0, rounds=15, clients=[*(f"site {i}" for i in range(4)), "absent"]
+    )
     status = [entry.status for entry in result.ledger]
     assert status[0] == "counted"
     assert all(one.startswith("refused: ") for one in status[1:4])
@@ -132,7 +169,10 @@ def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
         ({"round": 15}, "rounds count from 0 to 14"),
         ({"classifier": "clasifier"}, "did you mean classifier"),
         ({"clients": ["North"]}, "no 'C1' among the clients"),
-        ({"clients": ["C1", "North"], "policy": {"fixed": "Nroth=0.5"}}, "no 'Nroth' among the clients: did you mean"),
+        (
+            {"clients": ["C1", "North"], "policy": {"fixed": "Nroth=0.5"}},
+            "no 'Nroth' among the clients: did you mean",
+        ),
         ({"method": {"name": "feddraw_variant", "signal": "per_step"}}, "steps="),
     ],
 )

@@ -34,9 +34,17 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="anoth
 
 def told(**environment: str) -> tuple[bool, int]:
     """Whether the allocator was told, and the pages that a step then asks the system for."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_"))
+    }
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=kept | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FAULTS],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     answer, pages = done.stdout.split()
     return answer == "True", int(pages)

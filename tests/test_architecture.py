@@ -1,4 +1,6 @@
-"""The house stays as it was built: imports point one way, the mathematics needs no torch, gradients have one place."""
+"""The house stays as it was built: imports point one way, the mathematics needs no torch, gradients
+have one place.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from feddraw import catalog
 
 SOURCE = Path(feddraw.__file__).parent
 
-# From the ground up: a room may import the rooms below it, and its own modules. Modules are named by their path.
+# From the ground up: a room may import the rooms below it, and its own modules. Modules are named
+# by their path.
 ROOMS = [
-    {"errors", "naming", "grouping", "old_names"},
+    {"errors", "naming", "grouping"},
     {"system"},
-    {"catalog", "secure_sums", "flat_model", "sums"},
-    {"core", "schedules", "participation"},
-    {"standing_shares", "data", "models", "classifier_layer"},
-    {"datasets", "scenarios", "training"},
+    {"catalog", "core"},
+    {"data", "models"},
+    {"training"},
     {"methods"},
     {"server"},
-    {"secure_rounds"},
+    {"secure"},
     {"engines"},
     {"federation"},
     {"results"},
@@ -45,18 +47,12 @@ ROOMS = [
 ONLY = {
     "system": {"errors", "naming"},
     "catalog": {"errors"},
-    "secure_sums": {"errors"},
-    "flat_model": {"errors"},
-    "sums": {"system"},
-    "core": {"errors", "flat_model", "sums"},
-    "schedules": {"errors"},
-    "participation": {"errors"},
-    "standing_shares": {"core"},
+    "secure.sums": {"errors"},
+    "core": {"errors", "system"},
     "models": {"errors"},
-    "classifier_layer": {"core", "errors", "flat_model"},
-    "methods": {"errors", "core", "flat_model", "sums", "schedules", "standing_shares"},
+    "methods": {"errors", "core"},
     "analysis.metrics": {"errors"},
-    "analysis.statistics": {"errors", "old_names"},
+    "analysis.statistics": {"errors"},
     "analysis.palette": set(),
     "server.streaming": {"core", "errors"},
     "training.optimizers": set(),
@@ -88,7 +84,9 @@ NAMES = {name_of(path): path for path in modules()}
 
 
 def imported(path):
-    """Which of our modules a file imports, anywhere in it: inside functions and for type checkers too."""
+    """Which of our modules a file imports, anywhere in it: inside functions and for type checkers
+    too.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -111,14 +109,20 @@ def test_imports_point_one_way(path):
         if room_of(name) == room_of(own):
             continue
         where = f"{path.relative_to(SOURCE)}:{line}"
-        assert height(room_of(name)) < height(room_of(own)), f"{where}: {own} must not import {name}"
+        assert height(room_of(name)) < height(room_of(own)), (
+            f"{where}: {own} must not import {name}"
+        )
         for key in (own, room_of(own)):
-            assert key not in ONLY or room_of(name) in ONLY[key], f"{where}: {key} must not know {name}"
+            assert key not in ONLY or room_of(name) in ONLY[key], (
+                f"{where}: {key} must not know {name}"
+            )
 
 
 def test_no_module_imports_itself_by_a_detour():
     """Not even through an import inside a function."""
-    edges = {own: {name for name, _ in imported(path) if name != own} for own, path in NAMES.items()}
+    edges = {
+        own: {name for name, _ in imported(path) if name != own} for own, path in NAMES.items()
+    }
     packages = {name for name, path in NAMES.items() if path.name == "__init__.py"}
     done, stack = set(), []
 
@@ -128,7 +132,9 @@ def test_no_module_imports_itself_by_a_detour():
         if name not in done:
             stack.append(name)
             for other in sorted(edges.get(name, ())):
-                if not (other in packages and name.startswith(f"{other}.")):  # a module of the package it looks up
+                if not (
+                    other in packages and name.startswith(f"{other}.")
+                ):  # a module of the package it looks up
                     visit(other)
             stack.pop()
             done.add(name)
@@ -138,8 +144,16 @@ def test_no_module_imports_itself_by_a_detour():
 
 
 def test_our_own_modules_are_imported_by_a_string_in_the_catalogue_only():
-    allowed = {"catalog.py", "__init__.py", "old_names.py", "flower/__init__.py"}  # those that import what is asked for
-    found = {str(path.relative_to(SOURCE)) for path in modules() if "import_module(" in path.read_text("utf-8")}
+    allowed = {
+        "catalog.py",
+        "__init__.py",
+        "flower/__init__.py",
+    }  # those that import what is asked for
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in modules()
+        if "import_module(" in path.read_text("utf-8")
+    }
     assert found <= allowed
 
 
@@ -155,15 +169,24 @@ def test_the_architecture_page_names_the_files_that_there_are():
         files = {path.stem for path in (SOURCE / room).glob("*.py")} - {"__init__"}
         named = set(re.findall(r"`([a-z0-9_]+)`", about))
         assert named <= files, f"{room}/ on the page"
-        assert named == files or room in ("methods", "scenarios", "cli", "bench"), f"{room}/ lacks {files - named}"
+        assert named == files or room in (
+            "methods",
+            "scenarios",
+            "cli",
+            "bench",
+        ), f"{room}/ lacks {files - named}"
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def bring_torch(names):
-    """Which of the modules, imported one after another in a fresh process, is the first to import torch."""
+    """Which of the modules, imported one after another in a fresh process, is the first to import
+    torch.
+    """
     found = python(
         "import importlib, sys\n"
         f"for name in {names!r}:\n"
@@ -187,17 +210,26 @@ def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_to
         "server",
         "results",
     }
-    numeric = [f"feddraw.{name}" for name in NAMES if room_of(name) in rooms and name != "results.tensorboard"]
-    numeric += ["feddraw.aggregation", "feddraw.analysis.metrics", "feddraw.analysis.statistics", "feddraw.federation"]
+    numeric = [
+        f"feddraw.{name}"
+        for name in NAMES
+        if room_of(name) in rooms and name != "results.tensorboard"
+    ]
+    numeric += [
+        "feddraw.aggregation",
+        "feddraw.analysis.metrics",
+        "feddraw.analysis.statistics",
+        "feddraw.federation",
+    ]
     assert bring_torch(numeric) == []
     assert bring_torch(["feddraw.core", "feddraw.training.loop"]) == ["feddraw.training.loop"]
 
 
 def test_weights_need_numpy_only():
     found = python(
-        "import sys, feddraw; feddraw.weights(round=4, rounds=15, sizes=[2, 1], similarities=[.9, 1]);"
-        "feddraw.schedule(rounds=15, sizes=[2, 1]);"
-        "print(*{'torch', 'scipy', 'matplotlib', 'skimage', 'monai', 'typer', 'pandas'} & set(sys.modules))"
+        "import sys, feddraw; feddraw.weights(round=4, rounds=15, sizes=[2, 1], similarities=[.9,"
+        " 1]);feddraw.schedule(rounds=15, sizes=[2, 1]);print(*{'torch', 'scipy', 'matplotlib',"
+        " 'skimage', 'monai', 'typer', 'pandas'} & set(sys.modules))"
     )
     assert (found.returncode, found.stdout.strip()) == (0, ""), found.stderr
 
@@ -213,7 +245,9 @@ def calls(attribute):
         str(path.relative_to(SOURCE))
         for path in of_the_product()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == attribute
     ]
 
 
@@ -226,9 +260,14 @@ def test_gradients_on_client_data_are_taken_in_one_place():
 
 
 def test_no_randomness_comes_from_a_global_generator():
-    """Randomness is an argument. Torch's own generator is seeded only in a fork that is thrown away."""
+    """Randomness is an argument.
+
+    Torch's own generator is seeded only in a fork that is thrown away.
+    """
     text = {path: path.read_text(encoding="utf-8") for path in modules()}
-    assert not [path for path, code in text.items() if "np.random.seed" in code or "import random\n" in code]
+    assert not [
+        path for path, code in text.items() if "np.random.seed" in code or "import random\n" in code
+    ]
     assert all("fork_rng" in code for code in text.values() if "torch.manual_seed" in code)
 
 

@@ -1,4 +1,6 @@
-"""What every method must hold, run over every file in `methods/`: a new one is under test as soon as it is there."""
+"""What every method must hold, run over every file in `methods/`: a new one is under test as soon
+as it is there.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,19 @@ from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import client_seed
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
-from tiny import NAMES, SIZES, Altered, Canned, bench, copied, initial, same, server_images, shards, train
+from tiny import (
+    NAMES,
+    SIZES,
+    Altered,
+    Canned,
+    bench,
+    copied,
+    initial,
+    same,
+    server_images,
+    shards,
+    train,
+)
 
 METHODS = catalog.names("methods")
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -81,7 +95,7 @@ def equal(one, other):
     return all(np.array_equal(a, b) and type(a) is type(b) for a, b in pairs)
 
 
-# ---------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 @every_method
@@ -96,7 +110,9 @@ def test_weights_are_a_distribution(name):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_of(name).server.linear])
 def test_coefficients_explain_the_step(name):
-    """The new parameters are the sent ones plus each move times its coefficient, but for what the server remembers."""
+    """The new parameters are the sent ones plus each move times its coefficient, but for what the
+    server remembers.
+    """
     cohort, _ = second_round(name)
     method = method_of(name)
     fresh = aggregate(name, state=method.init(cohort.model))
@@ -111,17 +127,21 @@ def test_coefficients_explain_the_step(name):
 def test_a_federation_of_one_is_the_client_itself(name):
     kept = []
     method = method_of(name)
-    engine = Altered(bench(method, shards((24,))), lambda updates: kept.append(copied(updates[0])) or updates)
+    engine = Altered(
+        bench(method, shards((24,))), lambda updates: kept.append(copied(updates[0])) or updates
+    )
     for result in federate(initial(), method, engine, ["Alone"], rounds=3, seed=0):
         assert same(result.model, kept[-1].model)
         assert result.weights == {"Alone": 1.0}
 
 
-# ---------------------------------------------------------------------------------------------------- order
+# -------------------------------------------------------------------------------------------- order
 
 
 class Relabelled:
-    """The same clients under other numbers; each still trains with its own images and its own seed."""
+    """The same clients under other numbers; each still trains with its own images and its
+    own seed.
+    """
 
     def __init__(self, engine, label):
         self.engine, self.label, self.memory = engine, label, {}
@@ -131,7 +151,9 @@ class Relabelled:
 
     def train(self, jobs):
         own = [
-            replace(job, client=c, seed=client_seed(0, job.round, c)) for job in jobs for c in [self.label[job.client]]
+            replace(job, client=c, seed=client_seed(0, job.round, c))
+            for job in jobs
+            for c in [self.label[job.client]]
         ]
         for job, update in zip(jobs, list(self.engine.train(own)), strict=True):
             yield replace(update, client=job.client)
@@ -142,8 +164,9 @@ def test_relabelled_clients_give_the_same_model(name):
     method = method_of(name)
     crossed = train(method, rounds=4, engine=Relabelled(bench(method), label=[2, 0, 3, 1]))
     for one, other in zip(straight(name), crossed, strict=True):
-        # moves are summed in float32 in the order of the clients, so the last place differs; from the third round on
-        # Adam may turn that into a small part of a step (1e-2) where a gradient is next to nothing
+        # moves are summed in float32 in the order of the clients, so the last place differs; from
+        # the third round on Adam may turn that into a small part of a step (1e-2) where a gradient
+        # is next to nothing
         near = 1e-5 if one.round < 2 else 2e-4
         assert other.model.params == pytest.approx(one.model.params, abs=near)
         assert other.model.buffers == pytest.approx(one.model.buffers, rel=near, abs=near / 10)
@@ -154,7 +177,11 @@ def test_relabelled_clients_give_the_same_model(name):
 @every_method
 def test_the_order_of_arrival_changes_no_bit(name):
     method = method_of(name)
-    late = train(method, rounds=4, engine=Altered(bench(method), lambda updates: [updates[i] for i in (3, 1, 0, 2)]))
+    late = train(
+        method,
+        rounds=4,
+        engine=Altered(bench(method), lambda updates: [updates[i] for i in (3, 1, 0, 2)]),
+    )
     for one, other in zip(straight(name), late, strict=True):
         assert same(one.model, other.model)
         assert same(one.next_model, other.next_model)
@@ -167,7 +194,10 @@ def test_a_clients_update_does_not_depend_on_who_trained_before_it(name):
     engines = bench(method), bench(method)
     model, state = initial(), method.init(initial())
     for round in range(2):
-        jobs = [Job(round, 2, c, client_seed(0, round, c), model, method.broadcast(state)) for c in range(4)]
+        jobs = [
+            Job(round, 2, c, client_seed(0, round, c), model, method.broadcast(state))
+            for c in range(4)
+        ]
         ahead = [copied(update) for update in engines[0].train(jobs)]
         backwards = [copied(update) for update in engines[1].train(jobs[::-1])][::-1]
         for one, other in zip(ahead, backwards, strict=True):
@@ -178,7 +208,7 @@ def test_a_clients_update_does_not_depend_on_who_trained_before_it(name):
         model, state = result.model, result.state
 
 
-# ---------------------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 
 
 @every_method
@@ -188,7 +218,11 @@ def test_types_and_names_are_kept(name):
     for vector in ("params", "buffers", "counters"):
         assert getattr(after, vector).dtype == getattr(before, vector).dtype
         assert getattr(after, vector).shape == getattr(before, vector).shape
-    assert (after.params.dtype, after.buffers.dtype, after.counters.dtype) == (np.float32, np.float32, np.int64)
+    assert (after.params.dtype, after.buffers.dtype, after.counters.dtype) == (
+        np.float32,
+        np.float32,
+        np.int64,
+    )
     shapes = {key: (array.shape, array.dtype) for key, array in before.arrays().items()}
     assert {key: (array.shape, array.dtype) for key, array in after.arrays().items()} == shapes
 
@@ -218,10 +252,12 @@ def test_buffers_lie_between_the_clients_and_those_of_equal_clients_equal_theirs
     assert (buffers <= cohort.buffers.max(axis=0) + 1e-6).all()
     one = cohort.updates[0].model
     alike = [replace(u, model=replace(u.model, buffers=one.buffers)) for u in cohort.updates]
-    assert np.array_equal(aggregate(name, replace(cohort, updates=alike)).model.buffers, one.buffers)
+    assert np.array_equal(
+        aggregate(name, replace(cohort, updates=alike)).model.buffers, one.buffers
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- state
+# -------------------------------------------------------------------------------------------- state
 
 
 @every_method
@@ -257,7 +293,12 @@ def test_aggregation_changes_nothing_in_place_and_shares_nothing_with_the_client
     assert equal(before[2], state)
     ours = [found.model.params, found.model.buffers, found.model.counters, *leaves(found.state)]
     for update in cohort.updates:
-        theirs = [update.model.params, update.model.buffers, update.model.counters, *update.extra.values()]
+        theirs = [
+            update.model.params,
+            update.model.buffers,
+            update.model.counters,
+            *update.extra.values(),
+        ]
         for a, b in itertools.product(ours, theirs):
             assert not np.shares_memory(a, b)
 
@@ -296,7 +337,7 @@ def test_what_a_rule_keeps_and_sends_has_the_length_that_it_declares(name):
         }
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 def other_values(function):
@@ -313,7 +354,11 @@ def other_values(function):
         else:
             yield (
                 key,
-                parameter.default * 2 + 1 if isinstance(parameter.default, int) else parameter.default / 2 + 2**-7,
+                (
+                    parameter.default * 2 + 1
+                    if isinstance(parameter.default, int)
+                    else parameter.default / 2 + 2**-7
+                ),
             )
 
 
@@ -360,9 +405,14 @@ def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weight
     """A+B takes the weighting of A, the local and server rules of B."""
     mixture = method_of(f"{weighting}+{training}")
     assert mixture.weighting == method_of(weighting).weighting
-    assert (mixture.local, mixture.server) == (method_of(training).local, method_of(training).server)
+    assert (mixture.local, mixture.server) == (
+        method_of(training).local,
+        method_of(training).server,
+    )
     cohort, _ = second_round(training)
-    cohort = replace(cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates])
+    cohort = replace(
+        cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates]
+    )
     found = mixture.aggregate(cohort, mixture.init(cohort.model))
     assert np.isfinite(found.model.params).all()
     assert found.weights.values.sum() == pytest.approx(1)
@@ -370,16 +420,26 @@ def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weight
     assert np.array_equal(found.weights.values, alone.values)
 
 
-MAY_BE_BY_SIZE = ("move_effects", "power_by_validation")  # FedAvg's weights while nothing speaks against them
+MAY_BE_BY_SIZE = (
+    "move_effects",
+    "power_by_validation",
+)  # FedAvg's weights while nothing speaks against them
 
 
 def two_rounds(method, cohort):
-    """What is made of the same updates in the first two rounds: weights, parameters and what is sent beside them."""
+    """What is made of the same updates in the first two rounds: weights, parameters and what is
+    sent beside them.
+    """
     state, found = method.init(cohort.model), []
     for round in range(2):
         result = method.aggregate(replace(cohort, round=round), state)
         sent = method.broadcast(result.state).values()
-        found += [result.weights.values, *(p.values for p in result.weights.pieces), result.model.params, *sent]
+        found += [
+            result.weights.values,
+            *(p.values for p in result.weights.pieces),
+            result.model.params,
+            *sent,
+        ]
         state = result.state
     return np.concatenate(found)
 
@@ -388,7 +448,9 @@ def two_rounds(method, cohort):
 def answered(name):
     """The second round's updates of a method, with an answer to all that any weighting may ask."""
     cohort, _ = second_round(name)
-    return replace(cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates])
+    return replace(
+        cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates]
+    )
 
 
 @pytest.mark.parametrize("training", SECOND)
@@ -397,25 +459,40 @@ def test_no_mixture_equals_one_of_its_halves(weighting, training):
     mixture, first, second = map(method_of, (f"{weighting}+{training}", weighting, training))
     cohort = answered(training)
     found = two_rounds(mixture, cohort)
-    if first.weighting == second.weighting:  # FedAvg's weights are FedProx's own: the name says what it is
+    if (
+        first.weighting == second.weighting
+    ):  # FedAvg's weights are FedProx's own: the name says what it is
         assert mixture == second
     elif weighting not in MAY_BE_BY_SIZE:
         assert not np.array_equal(found, two_rounds(second, cohort))
-    if training == "ditto":  # trains the common model as FedAvg does: what it adds is a model of each client's own
+    if (
+        training == "ditto"
+    ):  # trains the common model as FedAvg does: what it adds is a model of each client's own
         assert mixture.local.keeps == {"own": "model"}
     elif type(second.server) is not Server:
         assert not np.array_equal(found, two_rounds(first, cohort))
-    else:  # what it adds is in the training: FedAvg's clients, under the same weights, came to other models
+    # what it adds is in the training: FedAvg's clients, under the same weights, came to other
+    # models
+    else:
         assert second.weighting == method_of("fedavg").weighting
         assert not np.array_equal(cohort.params, second_round("fedavg")[0].params)
 
 
-# ---------------------------------------------------------------------------------------------------- broken updates
+# ----------------------------------------------------------------------------------- broken updates
 
 
 def one_round(name, updates):
     cohort, state = second_round(name)
-    rounds = federate(cohort.model, method_of(name), Canned(updates), NAMES, rounds=15, seed=0, start=1, state=state)
+    rounds = federate(
+        cohort.model,
+        method_of(name),
+        Canned(updates),
+        NAMES,
+        rounds=15,
+        seed=0,
+        start=1,
+        state=state,
+    )
     return next(rounds)
 
 
@@ -426,7 +503,9 @@ def test_a_bad_update_is_refused_by_name_and_never_averaged(name):
     assert without.ledger[2].status == "missing"
     for how, (spoilt, reason) in BAD.items():
         result = one_round(name, [*good[:2], spoilt(good[2]), good[3]])
-        assert [entry.status for entry in result.ledger if entry.client != "South"] == ["counted"] * 3, how
+        assert [entry.status for entry in result.ledger if entry.client != "South"] == [
+            "counted"
+        ] * 3, how
         (refused,) = [entry for entry in result.ledger if entry.client == "South"]
         assert refused.status.startswith(f"refused: {reason}"), how
         assert (refused.weight, refused.influence) == (0, 0)
@@ -438,7 +517,10 @@ def test_a_bad_update_is_refused_by_name_and_never_averaged(name):
 def test_bad_vectors_beside_the_model_are_refused(name):
     good = list(second_round(name)[0].updates)
     for key in method_of(name).sends:
-        ways = [(good[0].extra | {key: change(good[0].extra[key])}, reason) for change, reason in BAD_EXTRAS.values()]
+        ways = [
+            (good[0].extra | {key: change(good[0].extra[key])}, reason)
+            for change, reason in BAD_EXTRAS.values()
+        ]
         left_out = {name: vector for name, vector in good[0].extra.items() if name != key}
         for extra, reason in [*ways, (left_out, "no {name} beside the model")]:
             entry = one_round(name, [replace(good[0], extra=extra), *good[1:]]).ledger[0]
@@ -457,12 +539,17 @@ def test_when_all_updates_are_broken_the_model_and_the_state_stay(name):
 
 @every_method
 def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
-    """Its loss is not a number in one round; in the next it starts again from its last good memory."""
+    """Its loss is not a number in one round; in the next it starts again from its last good
+    memory.
+    """
     method = method_of(name)
     engine = bench(method)
     first = next(federate(initial(), method, engine, NAMES, rounds=3, seed=0))
     before = deepcopy(engine.memory[1])
-    loss, engine.trainer.loss = engine.trainer.loss, lambda logits, targets: (logits * math.nan).mean()
+    loss, engine.trainer.loss = (
+        engine.trainer.loss,
+        lambda logits, targets: (logits * math.nan).mean(),
+    )
     options = {"rounds": 3, "seed": 0, "state": first.state}
     failed = next(federate(first.next_model, method, engine, NAMES, start=1, **options))
     assert all(entry.status.startswith("refused") for entry in failed.ledger)
@@ -475,7 +562,9 @@ def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
 
 @every_method
 def test_a_client_whose_statistics_fail_remembers_what_it_knew_before(name, monkeypatch):
-    """Finite parameters beside a broken buffer: the server refuses the update, so the client must not count it."""
+    """Finite parameters beside a broken buffer: the server refuses the update, so the client must
+    not count it.
+    """
     method = method_of(name)
     engine = bench(method)
     first = train(method, engine=engine)[0]

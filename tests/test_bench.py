@@ -1,4 +1,6 @@
-"""The bench's document has what its readers count on, and a system that is not there is said not to be there."""
+"""The bench's document has what its readers count on, and a system that is not there is said not to
+be there.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ TINY = peer_task.PeerTask(hidden=8, clients=2, steps=1)
 
 
 def test_the_interval_of_a_median_leaves_out_what_the_binomial_law_allows():
-    assert median_interval(range(1, 21)) == {"median": 10.5, "low": 6, "high": 15}  # 95.9 %; one more would make 88.5 %
+    assert median_interval(range(1, 21)) == {
+        "median": 10.5,
+        "low": 6,
+        "high": 15,
+    }  # 95.9 %; one more would make 88.5 %
     assert median_interval(range(1, 7)) == {"median": 3.5, "low": 1, "high": 6}
     assert median_interval([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
 
@@ -54,15 +60,24 @@ def test_blocks_alternate_and_the_first_only_warms_up():
 
 def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing(monkeypatch):
     monkeypatch.setattr(
-        "feddraw.bench.rivals._rival_version", lambda python, package: (_ for _ in ()).throw(RunFailed("no"))
+        "feddraw.bench.rivals._rival_version",
+        lambda python, package: (_ for _ in ()).throw(RunFailed("no")),
     )
     shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
     found = json.loads(shown.stdout)
-    keys = {"machine", "overhead_serial", "speedup_two_workers", "server_over_floor", "flower_over_ours"}
+    keys = {
+        "machine",
+        "overhead_serial",
+        "speedup_two_workers",
+        "server_over_floor",
+        "flower_over_ours",
+    }
     assert keys <= found.keys()
     assert found["server_over_floor"].keys() == {"fedavg", "feddraw"}
     assert found["missing"] == {"flower": "no"}
-    assert ("Flower on Ray, two CPUs ÷ ours", "not here", "no", "") in printed_table.printed_rows(found["parts"])
+    assert ("Flower on Ray, two CPUs ÷ ours", "not here", "no", "") in printed_table.printed_rows(
+        found["parts"]
+    )
 
 
 def test_figures_of_the_server_become_lines_and_files(tmp_path):
@@ -80,7 +95,10 @@ def test_growth_is_drawn(tmp_path):
     point = growth.run_of_size(clients=2, rounds=1, pixels=28, hidden=8, stream=True)
     part = {"clients": {way: [point | {"value": 2}] for way in growth.SUMMED}}
     found = document.bench_document({"growth": {"blocks": 1} | part})
-    assert [path.name for path in document.write_bench_files(found, tmp_path)[2:]] == ["growth.svg", "growth.png"]
+    assert [path.name for path in document.write_bench_files(found, tmp_path)[2:]] == [
+        "growth.svg",
+        "growth.png",
+    ]
     assert all(point[key] > 0 for key in ("seconds", "megabytes", "parameters"))
 
 
@@ -97,7 +115,10 @@ def test_our_round_does_the_peers_steps(monkeypatch):
 
 def test_a_peer_that_cannot_be_imported_says_so():
     rival = rivals.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
-    with pytest.raises(RunFailed, match="No such file"), rivals.running_rival(rival, sys.executable, TINY):
+    with (
+        pytest.raises(RunFailed, match="No such file"),
+        rivals.running_rival(rival, sys.executable, TINY),
+    ):
         pass
 
 
@@ -108,24 +129,32 @@ def test_without_a_source_checkout_the_bench_says_that_peers_need_one(monkeypatc
 
 
 def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, tmp_path):
-    assert {rival.script for rival in rivals.RIVALS.values()} <= {path.name for path in rivals.RIVAL_SCRIPTS.iterdir()}
+    assert {rival.script for rival in rivals.RIVALS.values()} <= {
+        path.name for path in rivals.RIVAL_SCRIPTS.iterdir()
+    }
     scripts = tmp_path / "peers"
     scripts.mkdir()
     (scripts / "echo.py").write_text(
-        "from peer_task import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds(): pass\n"
+        "from peer_task import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds():"
+        " pass\n"
     )
     monkeypatch.setattr(rivals, "RIVAL_SCRIPTS", scripts)
-    with rivals.running_rival(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as peer:
+    with rivals.running_rival(
+        rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY
+    ) as peer:
         assert peer.round() >= 0
 
 
 def test_a_server_of_many_streams_in_little_memory():
     few, many = (
-        server_memory.server_memory_of_round(clients, 1, made_up_model.made_up_model(40_000)) for clients in (2, 20)
+        server_memory.server_memory_of_round(clients, 1, made_up_model.made_up_model(40_000))
+        for clients in (2, 20)
     )
     assert few["megabytes"] > 0
     assert many["megabytes"] < few["megabytes"] + 20
-    found = timing.measured_in_own_process("feddraw.bench.server_memory", "2")  # as docs/howto.md calls it
+    found = timing.measured_in_own_process(
+        "feddraw.bench.server_memory", "2"
+    )  # as docs/howto.md calls it
     assert found["seconds"] > 0
 
 
@@ -147,13 +176,20 @@ def test_the_page_shows_the_figures_of_the_file_beside_it():
 
 
 def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
-    part = secure_costs.measure_secure_costs(TimingSession(blocks=1, quick=True), parameters=40_000, counts=(3, 4))
+    part = secure_costs.measure_secure_costs(
+        TimingSession(blocks=1, quick=True), parameters=40_000, counts=(3, 4)
+    )
     found = document.bench_document({"secure": {"blocks": 1} | part})
-    table = {what: (figure, bar) for what, figure, _, bar in printed_table.printed_rows(found["parts"])}
+    table = {
+        what: (figure, bar) for what, figure, _, bar in printed_table.printed_rows(found["parts"])
+    }
     bars = {bar for _, bar in table.values()} - {""}
     assert bars == {"at most 1.5", "at least 200", "at most 1.1", "at most 2"}
     assert float(table["bytes up and down of a secure round ÷ a plain one"][0]) > 1
-    assert part["in_process"]["megabytes"]["secure"]["up"] > part["in_process"]["megabytes"]["plain"]["up"]
+    assert (
+        part["in_process"]["megabytes"]["secure"]["up"]
+        > part["in_process"]["megabytes"]["plain"]["up"]
+    )
     assert part["memory"].keys() == {"3", "4"}
     assert document.write_bench_files(found, tmp_path)
 
@@ -162,7 +198,9 @@ def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took
     monkeypatch.setattr(round_overhead, "belong_to_parent", lambda: None)
     seen: list[int] = []
     bare_loop = round_overhead.bare_loop
-    monkeypatch.setattr(round_overhead, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m))
+    monkeypatch.setattr(
+        round_overhead, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m)
+    )
     here, there = multiprocessing.Pipe()
     here.send(True)
     here.send(False)
@@ -184,10 +222,17 @@ def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_p
 def test_two_processes_beside_ours_become_lines():
     one = {"median": 1.0, "low": 0.9, "high": 1.1}
     rounds = {"small": {"title": "t", "overhead_serial": one, "speedup_two_workers": one}}
-    assert not [line for line in printed_table.printed_rows({"rounds": rounds}) if "bare processes" in line[0]]
+    assert not [
+        line
+        for line in printed_table.printed_rows({"rounds": rounds})
+        if "bare processes" in line[0]
+    ]
     rounds["small"]["two_bare_over_two_workers"] = one
     study = {"title": "40 runs", "two_scripts_over_study": one}
     lines = printed_table.printed_rows({"rounds": rounds, "study": study})
-    assert [line[3] for line in lines if "two bare processes" in line[0] or "two scripts" in line[0]] == [
-        "at least 0.97", "at least 0.97",
-    ]  # fmt: skip
+    assert [
+        line[3] for line in lines if "two bare processes" in line[0] or "two scripts" in line[0]
+    ] == [
+        "at least 0.97",
+        "at least 0.97",
+    ]

@@ -12,11 +12,17 @@ from feddraw.results import tensorboard
 from small import small
 
 
-def test_one_setting_shows_loss_metrics_and_every_clients_weight_to_tensorboard(tmp_path: Path) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+def test_one_setting_shows_loss_metrics_and_every_clients_weight_to_tensorboard(
+    tmp_path: Path,
+) -> None:
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     results = list(run(small(tensorboard=True, rounds=2), tmp_path / "run"))
     seen = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert {"loss", "validation/AUC", "test/AUC", "weight/C1", "similarity/C3"} <= set(seen.Tags()["scalars"])
+    assert {"loss", "validation/AUC", "test/AUC", "weight/C1", "similarity/C3"} <= set(
+        seen.Tags()["scalars"]
+    )
     shown = [(event.step, event.value) for event in seen.Scalars("weight/C1")]
     assert shown == [(r.round, pytest.approx(r.weights["C1"])) for r in results]
 

@@ -1,4 +1,6 @@
-"""Tables as hospitals have them: each mistake is one line that names the cell, column or path, and nothing is lost."""
+"""Tables as hospitals have them: each mistake is one line that names the cell, column or path, and
+nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -60,18 +62,34 @@ def seen(folder: Path, columns: dict[str, Cells]) -> InspectedData:
 
 
 REFUSED: dict[str, tuple[dict[str, Cells], str]] = {
-    "no path column": ({"weight": column(60, 70), "Edema": EDEMA}, "no column with image paths; it has weight, Edema"),
-    "no finding": ({"file": PATHS, "age": range(IMAGES)}, r"no column of labels .*: age holds '0', '1', '2', …"),
-    "1 and 2": ({"file": PATHS, "Edema": column(1, 2)}, "Edema holds 1 and 2, and either may be present: write 1 and"),
+    "no path column": (
+        {"weight": column(60, 70), "Edema": EDEMA},
+        "no column with image paths; it has weight, Edema",
+    ),
+    "no finding": (
+        {"file": PATHS, "age": range(IMAGES)},
+        r"no column of labels .*: age holds '0', '1', '2', …",
+    ),
+    "1 and 2": (
+        {"file": PATHS, "Edema": column(1, 2)},
+        "Edema holds 1 and 2, and either may be present: write 1 and",
+    ),
     "all blank": ({"file": PATHS, "Edema": column("", "NA")}, "Edema blank in every row"),
     "free text": ({"file": PATHS, "Edema": column("mild", "severe, both")}, "Edema holds 'mild'"),
     "two columns": ({"file": PATHS, "Edema": EDEMA, "Edema ": EDEMA}, "two columns called"),
-    "wrong folder": ({"file": [f"gone/{n}.png" for n in range(IMAGES)], "Edema": EDEMA},
-                     r"none of its 40 images was found; tried .*gone/0.png, .*scans/gone/0.png: .*--images"),
-    "paths out of the folder": ({"file": column("../../etc/passwd.png"), "Edema": EDEMA},
-                                "no row that can be used: table.csv line 2 without a path inside the folder"),
-    "unreadable": ({"file": with_first(["scans/broken.png"] * IMAGES), "Edema": EDEMA}, "scans/broken.png: not a PNG"),
-}  # fmt: skip
+    "wrong folder": (
+        {"file": [f"gone/{n}.png" for n in range(IMAGES)], "Edema": EDEMA},
+        r"none of its 40 images was found; tried .*gone/0.png, .*scans/gone/0.png: .*--images",
+    ),
+    "paths out of the folder": (
+        {"file": column("../../etc/passwd.png"), "Edema": EDEMA},
+        "no row that can be used: table.csv line 2 without a path inside the folder",
+    ),
+    "unreadable": (
+        {"file": with_first(["scans/broken.png"] * IMAGES), "Edema": EDEMA},
+        "scans/broken.png: not a PNG",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -88,21 +106,41 @@ def test_a_table_that_cannot_be_used_is_refused_in_one_line(name: str, images: P
 
 MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
     "a number that is no label": ({"Edema": with_first(EDEMA, 7)}, "line 2: Edema is '7'"),
-    "a word that is no label": ({"Edema": with_first(EDEMA, 0, "see report")}, "line 3: Edema is 'see report'"),
-    "a path twice": ({"file": with_first(PATHS, PATHS[5])}, "1 with a duplicate path (table.csv line 7"),
-    "a blank path": ({"file": with_first(PATHS, "")}, "1 without a path inside the folder (table.csv line 2"),
+    "a word that is no label": (
+        {"Edema": with_first(EDEMA, 0, "see report")},
+        "line 3: Edema is 'see report'",
+    ),
+    "a path twice": (
+        {"file": with_first(PATHS, PATHS[5])},
+        "1 with a duplicate path (table.csv line 7",
+    ),
+    "a blank path": (
+        {"file": with_first(PATHS, "")},
+        "1 without a path inside the folder (table.csv line 2",
+    ),
     "a path that leaves": ({"file": with_first(PATHS, "../x.png")}, "(table.csv line 2: ../x.png)"),
-    "a missing file": ({"file": with_first(PATHS, "scans/77.png")}, "without a file (scans/77.png: tried"),
-    "an ending in capitals": ({"file": with_first(PATHS, "scans/00.PNG")}, "scans/00.PNG, there is 00.png"),
+    "a missing file": (
+        {"file": with_first(PATHS, "scans/77.png")},
+        "without a file (scans/77.png: tried",
+    ),
+    "an ending in capitals": (
+        {"file": with_first(PATHS, "scans/00.PNG")},
+        "scans/00.PNG, there is 00.png",
+    ),
     "no ending": ({"file": with_first(PATHS, "scans/00")}, "scans/00, there is 00.png"),
-    "an unknown split": ({"split": with_first(column("train", "test", "val"), "exam")}, "line 2: 'exam'"),
+    "an unknown split": (
+        {"split": with_first(column("train", "test", "val"), "exam")},
+        "line 2: 'exam'",
+    ),
     "a blank split": ({"split": with_first(column("train", "test", "val"), "")}, "line 2: ''"),
     "a cell too many": ({"Edema": with_first(EDEMA, "0,1")}, "line 2: 3 cells for 2 columns"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(name: str, images: Path) -> None:
+def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(
+    name: str, images: Path
+) -> None:
     columns, message = MISTAKES[name]
     found = seen(images, {"file": PATHS, "Edema": EDEMA} | columns)
     said = describe_row_problems("table", unusable_rows(found), IMAGES)
@@ -112,27 +150,49 @@ def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(name: str, i
     assert len(found.table.labels) - len(found.missing) == IMAGES - 1
     with pytest.raises(UserError, match=re.escape(message)):
         open_dataset(str(images / "table.csv"), size=16, options={"workers": 1})
-    kept = open_dataset(str(images / "table.csv"), size=16, options={"workers": 1, "skip_bad": True})
+    kept = open_dataset(
+        str(images / "table.csv"), size=16, options={"workers": 1, "skip_bad": True}
+    )
     assert sum(map(len, kept.rows.values())) == IMAGES - 1
 
 
-# ---------------------------------------------------------------------------------------------------- read, and told
+# ----------------------------------------------------------------------------------- read, and told
 
 
-READ: dict[str, tuple[Cells, list[int], str]] = {  # values, their meaning (-9 unknown), what is said
+READ: dict[
+    str, tuple[Cells, list[int], str]
+] = {  # values, their meaning (-9 unknown), what is said
     "0/2": (column(0, 2, ""), [0, 1, -9], "Edema is read with '2' as present"),
-    "yes/no": (column("no", "Yes", "NA"), [0, 1, -9], "'no' as absent, 'Yes' as present, 'NA' as blank"),
+    "yes/no": (
+        column("no", "Yes", "NA"),
+        [0, 1, -9],
+        "'no' as absent, 'Yes' as present, 'NA' as blank",
+    ),
     "True/False": (column("False", "True"), [0, 1], "'False' as absent, 'True' as present"),
-    "Y/N": (column("N", "Y", "n/a"), [0, 1, -9], "'N' as absent, 'Y' as present, 'n/a' as blank"),
-    "positive/negative": (column("negative", "positive"), [0, 1], "'negative' as absent, 'positive' as present"),
-    "uncertain": (column(0, 1, -1, "u", "uncertain", "-1.0"), [0, 1, -9, -9, -9, -9], "'u' as uncertain"),
+    "Y/N": (
+        column("N", "Y", "n/a"),
+        [0, 1, -9],
+        "'N' as absent, 'Y' as present, 'n/a' as blank",
+    ),
+    "positive/negative": (
+        column("negative", "positive"),
+        [0, 1],
+        "'negative' as absent, 'positive' as present",
+    ),
+    "uncertain": (
+        column(0, 1, -1, "u", "uncertain", "-1.0"),
+        [0, 1, -9, -9, -9, -9],
+        "'u' as uncertain",
+    ),
     "NaN": (column(0, 1, "nan"), [0, 1, -9], "'nan' as blank"),
     "decimals": (column("0.00", "1.00"), [0, 1], ""),
 }
 
 
 @pytest.mark.parametrize("name", READ)
-def test_an_odd_column_is_read_where_it_can_be_read_in_one_way_and_told(name: str, images: Path) -> None:
+def test_an_odd_column_is_read_where_it_can_be_read_in_one_way_and_told(
+    name: str, images: Path
+) -> None:
     values, meaning, message = READ[name]
     found = seen(images, {"file": PATHS, "Edema": values})
     labels = found.table.labels
@@ -144,17 +204,28 @@ def test_an_odd_column_is_read_where_it_can_be_read_in_one_way_and_told(name: st
 
 
 def test_no_column_is_dropped_in_silence_and_names_stay_those_of_the_table(images: Path) -> None:
-    columns = {"file": PATHS, "Edema": EDEMA, "effusion_left": EDEMA, "age": range(IMAGES), "note": column("", "x y")}
+    columns = {
+        "file": PATHS,
+        "Edema": EDEMA,
+        "effusion_left": EDEMA,
+        "age": range(IMAGES),
+        "note": column("", "x y"),
+    }
     found = seen(images, columns | {"grade": column(0, 1, 2), "": range(IMAGES)})
     assert found.table.labels.findings == ("Edema", "effusion_left")
     (said,) = found.guesses
-    assert "findings are Edema, effusion_left; not used: (unnamed) (has no name); age (holds '0', '1', '2', …)" in said
+    assert (
+        "findings are Edema, effusion_left; not used: (unnamed) (has no name); age (holds '0', '1',"
+        " '2', …)" in said
+    )
     assert "note (holds 'x y')" in said
     assert "grade (14 of 40 entries" in said or "grade (13 of 40 entries" in said
 
 
 def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
-    path = write(images, {"file": PATHS, "Edema": column(0, 1, "", -1), "Mass": column(1, "", 0, -1)})
+    path = write(
+        images, {"file": PATHS, "Edema": column(0, 1, "", -1), "Mass": column(1, "", 0, -1)}
+    )
 
     def first_rows(**policies: object) -> list[list[float]]:
         labels = read_own_tables([path], **policies).labels  # type: ignore[arg-type]
@@ -163,8 +234,15 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
     nan = pytest.approx(np.nan, nan_ok=True)
     assert first_rows() == [[0, 1], [1, nan], [nan, 0], [nan, nan]]
     assert first_rows(blank="negative") == [[0, 1], [1, 0], [0, 0], [nan, nan]]
-    assert first_rows(blank={"Mass": "positive"}, uncertain="negative") == [[0, 1], [1, 1], [nan, 0], [0, 0]]
-    with pytest.raises(UserError, match=r"blank.Edema must be one of unknown, negative, positive, not maybe"):
+    assert first_rows(blank={"Mass": "positive"}, uncertain="negative") == [
+        [0, 1],
+        [1, 1],
+        [nan, 0],
+        [0, 0],
+    ]
+    with pytest.raises(
+        UserError, match=r"blank.Edema must be one of unknown, negative, positive, not maybe"
+    ):
         first_rows(blank={"Edema": "maybe"})
     with pytest.raises(UserError, match="no 'Edeema' among the findings: did you mean Edema"):
         first_rows(blank={"Edeema": "unknown"})
@@ -172,7 +250,7 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
         first_rows(uncertain=["unknown"])
 
 
-# ---------------------------------------------------------------------------------------------------- sites
+# -------------------------------------------------------------------------------------------- sites
 
 
 def test_a_tiny_site_is_left_out_by_name_and_the_others_are_kept(images: Path) -> None:
@@ -190,8 +268,15 @@ def test_a_tiny_site_is_left_out_by_name_and_the_others_are_kept(images: Path) -
 
 def test_tables_of_several_sites_may_have_different_findings(images: Path) -> None:
     half = IMAGES // 2
-    north = write(images, {"file": PATHS[:half], "patient": range(half), "Edema": EDEMA[:half]}, "north.csv")
-    columns = {"image": PATHS[half:], "patient": range(half), "Mass": column("yes", "no")[:half], "Edema": [""] * half}
+    north = write(
+        images, {"file": PATHS[:half], "patient": range(half), "Edema": EDEMA[:half]}, "north.csv"
+    )
+    columns = {
+        "image": PATHS[half:],
+        "patient": range(half),
+        "Mass": column("yes", "no")[:half],
+        "Edema": [""] * half,
+    }
     south = write(images, columns, "south.csv")
     table = read_own_tables([north, south], root=images)
     labels = table.labels
@@ -202,17 +287,35 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert set(labels.sites) == {"north", "south"}
     assert labels.known[:half].all(axis=0).tolist() == [True, False]
     assert labels.known[half:].all(axis=0).tolist() == [False, True]
-    assert len(set(labels.patients)) == IMAGES  # patient 3 of one hospital is not patient 3 of the other
-    assert read_own_tables([north, south], root=images, findings=["Mass"]).labels.findings == ("Mass",)
-    with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"):
+    assert (
+        len(set(labels.patients)) == IMAGES
+    )  # patient 3 of one hospital is not patient 3 of the other
+    assert read_own_tables([north, south], root=images, findings=["Mass"]).labels.findings == (
+        "Mass",
+    )
+    with pytest.raises(
+        UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"
+    ):
         read_own_tables([north, south], root=images, findings=["Edema", "Masss"])
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv"):
         read_own_tables([north, south], root=images, findings="Edema, Masss")
-    texts = read_own_tables([north, south], root=images, findings="Edema, Rib", missing_columns="unknown")
-    assert texts.labels.findings == ("Edema", "Rib")  # every site of a federation has the same, whatever it labels
-    columns = {"image": PATHS[half:], "patient": range(half), "Mass": column(1, 0)[:half], "edema": EDEMA[half:]}
+    texts = read_own_tables(
+        [north, south], root=images, findings="Edema, Rib", missing_columns="unknown"
+    )
+    assert texts.labels.findings == (
+        "Edema",
+        "Rib",
+    )  # every site of a federation has the same, whatever it labels
+    columns = {
+        "image": PATHS[half:],
+        "patient": range(half),
+        "Mass": column(1, 0)[:half],
+        "edema": EDEMA[half:],
+    }
     spelled = write(images, columns, "south2.csv")
-    with pytest.raises(UserError, match="'Edema' and 'edema' look like one finding: give it one name"):
+    with pytest.raises(
+        UserError, match="'Edema' and 'edema' look like one finding: give it one name"
+    ):
         read_own_tables([north, spelled], root=images)
     listed = read_own_tables(
         [north, spelled], root=images, findings=["Edema", "Mass", "Rib"], missing_columns="unknown"
@@ -221,15 +324,21 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert listed.labels.known is not None
     assert not listed.labels.known[:, 2].any()
     negative = read_own_tables([north, south], root=images, blank="negative").labels
-    assert negative.known is not None  # the column that a site lacks is unknown there, its blank cells are negative
+    assert (
+        negative.known is not None
+    )  # the column that a site lacks is unknown there, its blank cells are negative
     assert negative.known.tolist() == [[True, False]] * half + [[False, True]] * half
     spelled.unlink()
     found = inspect_data([north, south], images / "x.toml")
     assert list(found.unlabelled()) == ["Mass at north", "Edema at south"]
     assert [counts[NO_COLUMN] for counts in found.marks().values()] == [half, half]
-    assert 'south.csv"]' in experiment_file_text(found, plan_first_run(found), "feddraw init", "x.toml")
+    assert 'south.csv"]' in experiment_file_text(
+        found, plan_first_run(found), "feddraw init", "x.toml"
+    )
     write(images, {"image": PATHS[half:], "Mass": column(1, 0)[:half]}, "south.csv")
-    with pytest.raises(UserError, match=r"north.csv has a column for the patient and south.csv has none"):
+    with pytest.raises(
+        UserError, match=r"north.csv has a column for the patient and south.csv has none"
+    ):
         read_own_tables([north, south], root=images)
     for path in (north, south):
         path.unlink()
@@ -258,7 +367,7 @@ def test_listed_tables_may_be_named_from_here_or_in_full_but_none_twice(in_tmp: 
             find_own_tables(["north/table.csv", again])
 
 
-# ---------------------------------------------------------------------------------------------------- splits
+# ------------------------------------------------------------------------------------------- splits
 
 
 def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -> None:
@@ -278,20 +387,30 @@ def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -
 
 
 def test_blank_patients_are_not_one_patient_and_shared_patients_are_told(images: Path) -> None:
-    path = write(images, {"file": PATHS, "patient": with_first(range(IMAGES), "", "", ""), "Edema": EDEMA})
+    path = write(
+        images, {"file": PATHS, "patient": with_first(range(IMAGES), "", "", ""), "Edema": EDEMA}
+    )
     table = read_own_tables([path])
     assert table.labels.patients is not None
     assert len(set(table.labels.patients.tolist())) == IMAGES
     assert "3 images have no patient id: each counts as a separate patient" in " ".join(table.notes)
     split = column("train", "train", "val", "test")
-    path = write(images, {"file": PATHS, "patient": column(*range(10)), "split": split, "Edema": EDEMA})
+    path = write(
+        images, {"file": PATHS, "patient": column(*range(10)), "split": split, "Edema": EDEMA}
+    )
     assert "patients are in more than one split" in " ".join(read_own_tables([path]).notes)
 
 
 def test_a_patient_in_three_splits_is_told_once(images: Path) -> None:
-    patients, split = with_first(range(IMAGES), 0, 0, 0), with_first(column("train"), "train", "val", "test")
+    patients, split = (
+        with_first(range(IMAGES), 0, 0, 0),
+        with_first(column("train"), "train", "val", "test"),
+    )
     path = write(images, {"file": PATHS, "patient": patients, "split": split, "Edema": EDEMA})
-    assert any(note.startswith("1 patients are in more than one split") for note in read_own_tables([path]).notes)
+    assert any(
+        note.startswith("1 patients are in more than one split")
+        for note in read_own_tables([path]).notes
+    )
 
 
 def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:
@@ -306,12 +425,18 @@ def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -
         inspect_data(tmp_path / "table.csv", tmp_path / "x.toml")
 
 
-def test_init_and_run_call_the_sites_of_several_tables_alike(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_and_run_call_the_sites_of_several_tables_alike(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (images / "b").mkdir()
     for folder, name in ((images, "one.csv"), (images / "b", "one.csv")):
         write(folder, {"file": [str(images / path) for path in PATHS], "Edema": EDEMA}, name)
     monkeypatch.chdir(images)
-    found = inspect_data([Path("one.csv"), images / "b" / "one.csv"], Path("x.toml"), images=str(images))
-    opened = read_own_tables(find_own_tables(["one.csv", "b/one.csv"]), root=images, images=str(images))
+    found = inspect_data(
+        [Path("one.csv"), images / "b" / "one.csv"], Path("x.toml"), images=str(images)
+    )
+    opened = read_own_tables(
+        find_own_tables(["one.csv", "b/one.csv"]), root=images, images=str(images)
+    )
     assert opened.labels.sites is not None
     assert set(found.sites) <= set(opened.labels.sites.tolist())

@@ -129,7 +129,9 @@ def test_a_killed_preparation_goes_on_where_it_stopped(own_cache):
         process.send_signal(signal.SIGKILL)
     log = next(own_cache.glob("*/progress.jsonl"))
     with log.open("a") as file:
-        file.write('\0\0\0\n{"start": 256, "ba')  # as after a power cut, and as if killed while it wrote
+        file.write(
+            '\0\0\0\n{"start": 256, "ba'
+        )  # as after a power cut, and as if killed while it wrote
     told = []
     prepared = prepare_images(
         Numbers(seconds=0.003), Recipe(16), "numbers", progress=lambda *news: told.append(news[1])
@@ -142,7 +144,10 @@ def test_a_killed_preparation_goes_on_where_it_stopped(own_cache):
 def test_workers_of_a_killed_preparation_end_at_once(own_cache):
     with start(Numbers(seconds=0.005), workers=2) as process:
         wait_for(lambda: any(own_cache.glob("*/progress.jsonl")) and lines(own_cache) >= 1)
-        children = {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+        children = {
+            int(pid)
+            for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        }
         assert len(children) >= 2
         process.send_signal(signal.SIGKILL)
     wait_for(lambda: not any(alive(child) for child in children), seconds=1.5)
@@ -153,7 +158,10 @@ def test_two_processes_that_want_the_same_entry_share_the_work(own_cache):
         wait_for(lambda: any(own_cache.glob("*/progress.jsonl")))
         told = []
         prepared = prepare_images(
-            Numbers(seconds=0.002), Recipe(16), "numbers", progress=lambda *news: told.append(news[0])
+            Numbers(seconds=0.002),
+            Recipe(16),
+            "numbers",
+            progress=lambda *news: told.append(news[0]),
         )
         assert process.wait(20) == 0
     assert is_right(prepared)
@@ -204,7 +212,12 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path, own_cache):
         "prepare_images(Numbers(), Recipe(16), 'numbers', workers=2)\n"
     )
     done = subprocess.run(
-        [sys.executable, script], check=False, env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, script],
+        check=False,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode != 0
     assert "if __name__ == '__main__':" in done.stderr
@@ -212,11 +225,16 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path, own_cache):
 
 def test_nothing_of_the_making_is_left_in_a_finished_entry(own_cache):
     entry = prepare_images(Numbers(), Recipe(16), "numbers").entry
-    assert sorted(file.name for file in entry.iterdir()) == ["about.json", "bad.json", "images.npy", "lock"]
+    assert sorted(file.name for file in entry.iterdir()) == [
+        "about.json",
+        "bad.json",
+        "images.npy",
+        "lock",
+    ]
     assert json.loads((entry / "about.json").read_text())["size"] == 16
 
 
-# ---------------------------------------------------------------------------------------------------- processes
+# ---------------------------------------------------------------------------------------- processes
 
 
 class start:

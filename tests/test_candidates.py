@@ -1,4 +1,6 @@
-"""Rules between size and equal weights: each by hand, and where it is FedAvg or uniform averaging."""
+"""Rules between size and equal weights: each by hand, and where it is FedAvg or uniform
+averaging.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def test_rho_of_the_first_rounds_is_held_and_the_clock_ends_at_equal_weights():
 
 def test_clients_stop_measuring_once_rho_is_held():
     rule = effects_then_uniform(until=3).weighting
-    told = [Measurement.from_broadcast(rule.broadcast({"rho": 0.1, "measured": count})).every for count in (0, 2, 3)]
+    told = [
+        Measurement.from_broadcast(rule.broadcast({"rho": 0.1, "measured": count})).every
+        for count in (0, 2, 3)
+    ]
     assert told[:2] == [1, 1]
     assert told[2] > 100_000
     measured = [
@@ -53,7 +58,10 @@ def test_clients_stop_measuring_once_rho_is_held():
 def test_the_two_equations_by_hand():
     """Sizes 1 and 3, moves 0 and 2 in one dimension: mean by size 1.5, plain mean 1."""
     system = variance_equations(np.array([1.0, 3.0]), np.array([[0.0, 0.0], [0.0, 4.0]]))
-    assert system.tolist() == [pytest.approx([1, 4 - 10 / 4, 3]), pytest.approx([0.5 * 4 / 3, 1, 2])]
+    assert system.tolist() == [
+        pytest.approx([1, 4 - 10 / 4, 3]),
+        pytest.approx([0.5 * 4 / 3, 1, 2]),
+    ]
 
 
 def test_moves_without_bias_find_both_variances():
@@ -68,7 +76,9 @@ def test_moves_without_bias_find_both_variances():
     alike = variance_equations(np.full(4, 7.0), np.eye(4))
     assert move_effects_rho(alike) == 0  # equal clients: nothing to solve, nothing to choose
     only_noise = sum(
-        variance_equations(sizes, gram(rng.standard_normal((5, dims)) / np.sqrt(sizes)[:, None], np.zeros(dims)))
+        variance_equations(
+            sizes, gram(rng.standard_normal((5, dims)) / np.sqrt(sizes)[:, None], np.zeros(dims))
+        )
         for _ in range(60)
     )
     assert move_effects_rho(only_noise) < 2e-4
@@ -77,7 +87,9 @@ def test_moves_without_bias_find_both_variances():
 def test_moves_are_taken_per_step_and_only_before_until():
     rule = move_effects(until=1).weighting
     rows = np.array([[4.0, 0], [1.0, 0], [2.0, 0]])
-    per_step = cohort_of(rows, [4, 1, 2], sent=[0, 0], steps=[4, 1, 2])  # all the same move per step
+    per_step = cohort_of(
+        rows, [4, 1, 2], sent=[0, 0], steps=[4, 1, 2]
+    )  # all the same move per step
     weights, state = rule.weigh(per_step, rule.init())
     assert weights.values == pytest.approx([4 / 7, 1 / 7, 2 / 7])
     apart = cohort_of(-rows, [4, 1, 2], sent=[0, 0], steps=[1, 1, 1])
@@ -86,7 +98,9 @@ def test_moves_are_taken_per_step_and_only_before_until():
 
 def test_without_end_rho_is_a_number_that_a_ledger_can_hold():
     cohort = cohort_of([[5.0], [0.0], [0.1]], [30, 1, 2])
-    assert math.isinf(move_effects_rho(variance_equations(cohort.sizes, gram(cohort.params, np.zeros(1)))))
+    assert math.isinf(
+        move_effects_rho(variance_equations(cohort.sizes, gram(cohort.params, np.zeros(1))))
+    )
     rule = move_effects().weighting
     weights, _ = rule.weigh(cohort, rule.init())
     assert weights.parts["rho"] == LARGEST_RHO
@@ -127,6 +141,9 @@ def test_size_counts_until_the_loss_falls_slowly_and_never_again():
 
 
 def test_what_it_is_made_of_is_found_in_a_whole_training():
-    by_size, slow = train(size_until_slow(least=0.0), 1)[-1], train(size_until_slow(least=0.99), 3)[-1]
+    by_size, slow = (
+        train(size_until_slow(least=0.0), 1)[-1],
+        train(size_until_slow(least=0.99), 3)[-1],
+    )
     assert same(by_size.model, train(fedavg(), 1)[-1].model)
     assert list(slow.weights.values()) == pytest.approx([0.25] * 4)

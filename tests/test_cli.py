@@ -20,26 +20,57 @@ import feddraw
 from feddraw.cli import main
 
 SMALL = (
-    "--scenario", "quantity", "--set", "scenario.clients=3", "--size", "28", "--set", "data.train=240", "--set",
-    "data.validation=80", "--set", "data.test=80", "--set", "model.growth=8", "--rounds", "2", "--epochs", "1",
-    "--batch-size", "32", "--engine", "serial",
-)  # fmt: skip
+    "--scenario",
+    "quantity",
+    "--set",
+    "scenario.clients=3",
+    "--size",
+    "28",
+    "--set",
+    "data.train=240",
+    "--set",
+    "data.validation=80",
+    "--set",
+    "data.test=80",
+    "--set",
+    "model.growth=8",
+    "--rounds",
+    "2",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "32",
+    "--engine",
+    "serial",
+)
 
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command as typed, in this process: starting Python takes longer than most commands do."""
     out, err = io.StringIO(), io.StringIO()
-    argv, showing = patch.object(sys, "argv", ["feddraw", *words]), patch.object(warnings, "showwarning")
-    with chdir(folder), redirect_stdout(out), redirect_stderr(err), argv, showing, patch.dict(os.environ):  # noqa: SIM117
-        with pytest.raises(SystemExit) as left:
-            main()
+    argv, showing = (
+        patch.object(sys, "argv", ["feddraw", *words]),
+        patch.object(warnings, "showwarning"),
+    )
+    with (
+        chdir(folder),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        argv,
+        showing,
+        patch.dict(os.environ),
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
     assert isinstance(left.value.code, int)
     return subprocess.CompletedProcess(words, left.value.code, out.getvalue(), err.getvalue())
 
 
 def test_the_package_can_be_run_as_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "feddraw", "weights", "--sizes", "1,x"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "feddraw: --sizes takes numbers separated by commas, not '1,x'\n"
 
@@ -53,28 +84,65 @@ def test_weights_prints_every_round_and_part(tmp_path: Path) -> None:
 
 def test_weights_as_json_are_those_of_the_python_function(tmp_path: Path) -> None:
     done = typed(
-        "weights", "--sizes", "20000,5000,5000", "--similarity", ".9,.95,1", "--rounds", "6", "--json", folder=tmp_path
+        "weights",
+        "--sizes",
+        "20000,5000,5000",
+        "--similarity",
+        ".9,.95,1",
+        "--rounds",
+        "6",
+        "--json",
+        folder=tmp_path,
     )
     rows = feddraw.schedule(rounds=6, sizes=[20000, 5000, 5000], similarities=[0.9, 0.95, 1.0])
     assert json.loads(done.stdout) == rows
     assert rows[0]["beta"] is None
-    assert set(rows[0]["clients"][0]) == {"client", "size", "prior", "similarity", "reputation", "weight"}
+    assert set(rows[0]["clients"][0]) == {
+        "client",
+        "size",
+        "prior",
+        "similarity",
+        "reputation",
+        "weight",
+    }
 
 
 def test_weights_take_similarities_from_a_table_with_a_row_a_round(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text("C1,C2\n1,1\n.5,1\n.2,1\n")
-    done = typed("weights", "--sizes", "2,1", "--similarity", "s.csv", "--rounds", "3", "--json", folder=tmp_path)
+    done = typed(
+        "weights",
+        "--sizes",
+        "2,1",
+        "--similarity",
+        "s.csv",
+        "--rounds",
+        "3",
+        "--json",
+        folder=tmp_path,
+    )
     assert [row["clients"][0]["similarity"] for row in json.loads(done.stdout)] == [1, 0.5, 0.2]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_weights_are_drawn(tmp_path: Path, ending: str) -> None:
-    assert typed("weights", "--sizes", "2,1", "--plot", f"w.{ending}", folder=tmp_path).returncode == 0
+    assert (
+        typed("weights", "--sizes", "2,1", "--plot", f"w.{ending}", folder=tmp_path).returncode == 0
+    )
     assert (tmp_path / f"w.{ending}").stat().st_size > 5000
 
 
 def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> None:
-    done = typed("run", *SMALL, "--method", "feddraw+fedprox", "--set", "method.mu=.5", "--out", "r", folder=tmp_path)
+    done = typed(
+        "run",
+        *SMALL,
+        "--method",
+        "feddraw+fedprox",
+        "--set",
+        "method.mu=.5",
+        "--out",
+        "r",
+        folder=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "round   0  loss" in done.stdout
     assert "round   1  loss" in done.stdout
@@ -84,8 +152,9 @@ def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> Non
 
     again = typed("run", *SMALL, "--out", "r", folder=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.strip() == (
-        "feddraw: r is already used: choose another folder with --out, or continue with --resume"
+    assert (
+        again.stderr.strip()
+        == "feddraw: r is already used: choose another folder with --out, or continue with --resume"
     )
     finished = typed("run", "--out", "r", "--resume", folder=tmp_path)
     assert finished.returncode == 0
@@ -102,12 +171,16 @@ def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> Non
 
 def test_terminal_ledger_explain_and_verify_count_rounds_alike(tmp_path: Path) -> None:
     typed("run", *SMALL, "--rounds", "2", "--method", "feddraw", "--out", "r", folder=tmp_path)
-    said = typed("run", *SMALL, "--rounds", "2", "--method", "feddraw", "--out", "s", folder=tmp_path).stdout
+    said = typed(
+        "run", *SMALL, "--rounds", "2", "--method", "feddraw", "--out", "s", folder=tmp_path
+    ).stdout
     ledger = (tmp_path / "r" / "weights.csv").read_text().splitlines()[1:]
     counted = sorted({int(line.split(",")[0]) for line in ledger})
     assert counted == [0, 1]
     assert "rounds 0 to 1, seed" in said
-    assert [int(line.split()[1]) for line in said.splitlines() if line.startswith("round ")] == counted
+    assert [
+        int(line.split()[1]) for line in said.splitlines() if line.startswith("round ")
+    ] == counted
     assert "exactly equal in round 1" in typed("explain", "r", folder=tmp_path).stdout
     with (tmp_path / "r" / "weights.csv").open("a") as file:
         file.write(ledger[-1] + "\n")
@@ -118,14 +191,31 @@ def test_terminal_ledger_explain_and_verify_count_rounds_alike(tmp_path: Path) -
 
 def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> None:
     for name in ("quantity-fedavg-0", "quantity-fedavg-0-2"):
-        assert typed("run", *SMALL, "--rounds", "1", "--method", "fedavg", folder=tmp_path).returncode == 0
+        assert (
+            typed("run", *SMALL, "--rounds", "1", "--method", "fedavg", folder=tmp_path).returncode
+            == 0
+        )
         assert (tmp_path / "runs" / name / "metrics.json").is_file()
 
 
 def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "feddraw", "run", *SMALL, "--rounds", "500", "--engine", "processes", "--out", "r"]
+    words = [
+        sys.executable,
+        "-m",
+        "feddraw",
+        "run",
+        *SMALL,
+        "--rounds",
+        "500",
+        "--engine",
+        "processes",
+        "--out",
+        "r",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` makes all below it ignore Ctrl-C
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's `&` makes all below it ignore Ctrl-C
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, **pipes) as process:
         signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
@@ -155,7 +245,13 @@ MISTAKES = {
     ("weights", "--sizes", "0,1"): "sizes must be positive numbers",
     ("weights", "--sizes", "nan,1"): "sizes must be positive numbers",
     ("weights", "--sizes", "1,1", "--similarity", "1"): "1 similarities for 2 clients",
-    ("weights", "--sizes", "1,1", "--similarity", "1,2"): "similarities are cosines, between -1 and 1",
+    (
+        "weights",
+        "--sizes",
+        "1,1",
+        "--similarity",
+        "1,2",
+    ): "similarities are cosines, between -1 and 1",
     ("weights", "--sizes", "1", "--similarity", "no.csv"): "no file no.csv",
     ("weights", "--sizes", "1", "--eta", "0"): "eta must be a positive number",
     ("weights", "--sizes", "1", "--plot", "w.gif"): "cannot draw to w.gif",
@@ -163,7 +259,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("words", "message"), MISTAKES.items(), ids=[" ".join(words) for words in MISTAKES])
+@pytest.mark.parametrize(
+    ("words", "message"), MISTAKES.items(), ids=[" ".join(words) for words in MISTAKES]
+)
 def test_a_mistake_is_one_line_with_exit_code_two_and_nothing_is_written(
     words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
@@ -183,7 +281,10 @@ def test_lists_are_printed_as_tables_and_as_json(kind: str, tmp_path: Path) -> N
 
 
 def test_methods_say_what_they_need_what_they_cost_and_whether_they_stream(tmp_path: Path) -> None:
-    rows = {row["name"]: row for row in json.loads(typed("list", "methods", "--json", folder=tmp_path).stdout)}
+    rows = {
+        row["name"]: row
+        for row in json.loads(typed("list", "methods", "--json", folder=tmp_path).stdout)
+    }
     assert rows["feddraw"]["streams"] is True
     assert rows["fedadp"]["streams"] is False
     assert rows["moon"]["client keeps"] == "last"
@@ -192,10 +293,8 @@ def test_methods_say_what_they_need_what_they_cost_and_whether_they_stream(tmp_p
 
 def test_the_mathematics_and_the_help_start_without_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.argv = ['feddraw', 'weights', '--sizes', '2,1']\n"
-        "from feddraw.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "assert 'torch' not in sys.modules and 'scipy' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        "import sys; sys.argv = ['feddraw', 'weights', '--sizes', '2,1']\nfrom feddraw.cli import"
+        " main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'scipy'"
+        " not in sys.modules and 'matplotlib' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)

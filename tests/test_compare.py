@@ -1,4 +1,6 @@
-"""One command compares: what is run in which order, what a budget leaves out, and what the report says."""
+"""One command compares: what is run in which order, what a budget leaves out, and what the report
+says.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import estimate_run_time
-from feddraw.study.method_comparison import ComparisonBudget, comparison_runs, comparison_seeds_in_words
+from feddraw.study.method_comparison import (
+    ComparisonBudget,
+    comparison_runs,
+    comparison_seeds_in_words,
+)
 from feddraw.study.plan import method_of, unfinished_runs
 from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.study.run_study import run_study
@@ -56,7 +62,10 @@ def test_folds_are_as_many_repeats():
 
 def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
     runs = comparison_runs(small(), seeds=3)
-    assert [comparison_seeds_in_words(budget(seconds, runs)[0].chosen()) for seconds in (1000, 95, 41, 25, 5)] == [
+    assert [
+        comparison_seeds_in_words(budget(seconds, runs)[0].chosen())
+        for seconds in (1000, 95, 41, 25, 5)
+    ] == [
         "feddraw, fedavg, uniform, alone with seeds 0, 1, 2",
         "feddraw, fedavg, uniform, alone with seeds 0, 1",
         "feddraw, fedavg, uniform, alone with seed 0",
@@ -75,7 +84,9 @@ def test_while_running_a_seed_begins_only_if_it_still_fits_at_the_pace_so_far():
         tally.note(StudyEvent("started", planned.name))
         now[0] += 15.0  # half as fast again as was expected
         tally.note(StudyEvent("finished", planned.name, row={}))
-    assert [limits.admits(planned, tally) for planned in runs[4:]] == [False] * 4  # 60 s are over, 60 s are needed
+    assert [limits.admits(planned, tally) for planned in runs[4:]] == [
+        False
+    ] * 4  # 60 s are over, 60 s are needed
     now[0] = 0.0
     fresh, tally = budget(90, runs, now=now)
     assert all(fresh.admits(planned, tally) for planned in runs[:4])
@@ -89,15 +100,28 @@ def test_a_run_is_estimated_from_timed_steps_of_its_own():
     assert alone.whole > 0
 
 
-def test_runs_that_others_failures_kept_from_starting_are_not_said_to_be_late(tmp_path, monkeypatch):
+def test_runs_that_others_failures_kept_from_starting_are_not_said_to_be_late(
+    tmp_path, monkeypatch
+):
     def fail(runs, *_, **__):
         yield from (StudyEvent("failed", planned.name, "no memory") for planned in runs[:3])
         yield StudyEvent("left out", runs[3].name)
 
     (tmp_path / "mine.toml").write_text('data = "phantom"\nscenario = "iid"\n')
     monkeypatch.setattr("feddraw.study.run_study.run_study", fail)
-    monkeypatch.setattr("feddraw.cli.compare._estimate_comparison", lambda runs, _: {one.name: 1.0 for one in runs})
-    words = ["compare", str(tmp_path / "mine.toml"), "--seeds", "1", "--workers", "1", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(
+        "feddraw.cli.compare._estimate_comparison", lambda runs, _: {one.name: 1.0 for one in runs}
+    )
+    words = [
+        "compare",
+        str(tmp_path / "mine.toml"),
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     said = CliRunner().invoke(app, words).output
     assert "not started, because several runs in a row failed: alone with seed 0" in said
     assert " 0 min" not in said
@@ -108,14 +132,27 @@ def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tm
     (tmp_path / "mine.toml").write_text(
         tomli_w.dumps({key: value for key, value in table.items() if value is not None})
     )
-    command = [sys.executable, "-m", "feddraw", "compare", "mine.toml", "--workers", "1", "--seeds", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "feddraw",
+        "compare",
+        "mine.toml",
+        "--workers",
+        "1",
+        "--seeds",
+        "1",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "timed here" in done.stdout
     assert "4 runs on 1 worker: about " in done.stdout
     assert "report: runs/mine/report.html" in done.stdout
     out = tmp_path / "runs" / "mine"
-    assert all(method in (out / "report.md").read_text() for method in ("feddraw", "fedavg", "uniform", "alone"))
+    assert all(
+        method in (out / "report.md").read_text()
+        for method in ("feddraw", "fedavg", "uniform", "alone")
+    )
     plan = json.loads((out / "plan.json").read_text())
     assert (len(plan["runs"]), plan["failed"], plan["left_out"]) == (4, {}, [])
     runs = comparison_runs(small(rounds=1), seeds=1)

@@ -1,4 +1,6 @@
-"""Sites with worse or other data: what is altered and what is not, the test images as a site has them, and mistakes."""
+"""Sites with worse or other data: what is altered and what is not, the test images as a site has
+them, and mistakes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ ROWS = {"C1": np.arange(0, 20), "C2": np.arange(20, 40)}
 
 
 def altered(data: Dataset, trained_on: dict[str, np.ndarray] = ROWS, seed: int = 0, **kinds: str):
-    return corrupt_dataset(data, Corruption(**kinds).alterations(list(ROWS)), ROWS, trained_on, seed)
+    return corrupt_dataset(
+        data, Corruption(**kinds).alterations(list(ROWS)), ROWS, trained_on, seed
+    )
 
 
 def test_nothing_asked_for_gives_the_data_set_itself():
@@ -64,7 +68,9 @@ def test_unknown_labels_stay_unknown():
 
 
 def test_what_is_left_to_chance_follows_the_seed():
-    one, again, other = (altered(dataset(), seed=seed, flip="C1=0.5", noise="C1=0.1") for seed in (0, 0, 1))
+    one, again, other = (
+        altered(dataset(), seed=seed, flip="C1=0.5", noise="C1=0.1") for seed in (0, 0, 1)
+    )
     assert (one.dataset.labels.values == again.dataset.labels.values).all()
     assert (one.dataset.images == again.dataset.images).all()
     assert (one.dataset.labels.values != other.dataset.labels.values).any()
@@ -95,7 +101,9 @@ def test_each_alteration_does_what_it_says():
     grey[0, 2:6, 2:6] = 255
     assert (Alteration(contrast=0.0).altered_images(grey, RNG) == 128).all()
     assert Alteration(gamma=2.0).altered_images(grey, RNG)[0, 0, 0] == 64
-    assert (Alteration(crop=0.4).altered_images(grey, RNG) == 255).all()  # only the bright middle is left
+    assert (
+        Alteration(crop=0.4).altered_images(grey, RNG) == 255
+    ).all()  # only the bright middle is left
     assert Alteration(crop=0.0, blur=2.0).altered_images(grey, RNG).std() < grey.std()
     noisy = Alteration(noise=0.1).altered_images(np.full((40, 20, 20), 128, np.uint8), RNG)
     assert noisy.std() / 255 == pytest.approx(0.1, rel=0.05)
@@ -127,7 +135,12 @@ def test_a_number_that_cannot_be_read_is_refused_before_data_are_opened():
 
 
 def test_a_run_records_the_alteration_and_the_test_auc_as_the_site_sees_it(tmp_path):
-    settings = {"corruption.blur": "C1=3", "corruption.flip": "C2=0.3", "rounds": 2, "test_every_round": True}
+    settings = {
+        "corruption.blur": "C1=3",
+        "corruption.flip": "C2=0.3",
+        "rounds": 2,
+        "test_every_round": True,
+    }
     found = run(small(**settings), tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "rounds.jsonl")
     assert [list(line["test"]["sites"]) for line in lines] == [["C1"], ["C1"]]
@@ -138,9 +151,14 @@ def test_a_run_records_the_alteration_and_the_test_auc_as_the_site_sees_it(tmp_p
 
 def test_the_partition_does_not_depend_on_the_alteration_and_the_other_sites_train_alike():
     plain, blurred = small(), small(**{"corruption.blur": "C3=1"})
-    one, other = (prepare_client_data(experiment, open_experiment_data(experiment)) for experiment in (plain, blurred))
+    one, other = (
+        prepare_client_data(experiment, open_experiment_data(experiment))
+        for experiment in (plain, blurred)
+    )
     assert one.partition.sha256 == other.partition.sha256
-    for before, after, alike in zip(one.training_rows, other.training_rows, (True, True, False), strict=True):
+    for before, after, alike in zip(
+        one.training_rows, other.training_rows, (True, True, False), strict=True
+    ):
         assert (before == after).all()
         assert (one.dataset.images[before] == other.dataset.images[after]).all() == alike
 
@@ -156,4 +174,6 @@ def test_sites_with_folders_of_their_own_are_not_altered():
     from feddraw.flower.settings import read_run_config
 
     with pytest.raises(UserError, match="remove the corruption settings"):
-        read_run_config({"data.name": "folder", "data.findings": "Edema", "corruption.blur": "C1=1"})
+        read_run_config(
+            {"data.name": "folder", "data.findings": "Edema", "corruption.blur": "C1=1"}
+        )

@@ -1,4 +1,6 @@
-"""ChestMNIST, CheXpert, ChestX-ray14 and own folders, each from a miniature of its archive, and the real ones."""
+"""ChestMNIST, CheXpert, ChestX-ray14 and own folders, each from a miniature of its archive, and the
+real ones.
+"""
 
 import csv
 import gzip
@@ -14,17 +16,30 @@ from PIL import Image
 
 from feddraw.data import csv_sheet, npz_archive
 from feddraw.data.dataset import SPLITS
+from feddraw.data.datasets import chestmnist
+from feddraw.data.datasets.nih import read_nih_table
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
-from feddraw.datasets import chestmnist
-from feddraw.datasets.nih import read_nih_table
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import dataset_names, open_dataset, read_training_labels
 from test_imaging import film, save_dicom
 
-OBSERVATIONS = ["No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
-                "Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other",
-                "Fracture", "Support Devices"]  # fmt: skip
+OBSERVATIONS = [
+    "No Finding",
+    "Enlarged Cardiomediastinum",
+    "Cardiomegaly",
+    "Lung Opacity",
+    "Lung Lesion",
+    "Edema",
+    "Consolidation",
+    "Pneumonia",
+    "Atelectasis",
+    "Pneumothorax",
+    "Pleural Effusion",
+    "Pleural Other",
+    "Fracture",
+    "Support Devices",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +76,7 @@ def says(name, text, **options):
     assert "\n" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------------- .npz
+# --------------------------------------------------------------------------------------------- .npz
 
 
 def arrays(side=16, columns=14, **changes):
@@ -84,7 +99,11 @@ def test_an_npz_gives_the_five_findings_in_the_papers_order(tmp_path):
     assert dataset.findings == PAPER_FINDINGS
     assert (dataset.training_labels().values == raw["train_labels"][:, [0, 9, 2, 1, 8]]).all()
     assert (dataset.images[dataset.rows["test"]] == raw["test_images"]).all()
-    assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 12, "validation": 4, "test": 5}
+    assert {split: len(rows) for split, rows in dataset.rows.items()} == {
+        "train": 12,
+        "validation": 4,
+        "test": 5,
+    }
     assert isinstance(dataset.images, np.memmap)
     assert (dataset.mean, dataset.std) == (PAPER_MEAN, PAPER_STD)
 
@@ -118,8 +137,10 @@ def test_an_npz_may_be_in_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_names_give_the_patient_and_are_stable_without(tmp_path):
-    given = {f"{s}_names": np.array([f"{p:08d}_{i:03d}.png" for i in range(n)])
-             for s, n, p in (("train", 12, 7), ("val", 4, 8), ("test", 5, 9))}  # fmt: skip
+    given = {
+        f"{s}_names": np.array([f"{p:08d}_{i:03d}.png" for i in range(n)])
+        for s, n, p in (("train", 12, 7), ("val", 4, 8), ("test", 5, 9))
+    }
     labels = opened(archive(tmp_path / "a.npz", **given)).labels
     assert set(labels.patients) == {"00000007", "00000008", "00000009"}
     plain = opened(archive(tmp_path / "b.npz")).labels
@@ -131,13 +152,17 @@ def test_names_give_the_patient_and_are_stable_without(tmp_path):
 def test_another_size_is_resized_and_said(tmp_path):
     told = []
     dataset = open_dataset(
-        str(archive(tmp_path / "a.npz")), size=8, options={}, progress=lambda *news: told.append(news[0])
+        str(archive(tmp_path / "a.npz")),
+        size=8,
+        options={},
+        progress=lambda *news: told.append(news[0]),
     )
     assert dataset.images.shape == (21, 8, 8)
     assert "a, resized from 16 to 8 px" in told
     assert (
         abs(
-            dataset.images.mean() - np.concatenate([arrays()[f"{s}_images"] for s in npz_archive.SPLIT_PREFIXES]).mean()
+            dataset.images.mean()
+            - np.concatenate([arrays()[f"{s}_images"] for s in npz_archive.SPLIT_PREFIXES]).mean()
         )
         < 2
     )
@@ -163,7 +188,14 @@ def test_mean_and_deviation_can_be_measured_or_given(tmp_path):
         ({"test_images": np.zeros((5, 16, 16, 3), np.uint8)}, "square grey images"),
         ({"train_labels": np.array([["1"] * 14] * 12)}, "tables of numbers"),
         ({"train_labels": np.array([[None] * 14] * 12)}, "no plain array"),
-        ({"train_names": np.array(["a"]), "val_names": np.array(["b"]), "test_names": np.array(["c"])}, "one of names"),
+        (
+            {
+                "train_names": np.array(["a"]),
+                "val_names": np.array(["b"]),
+                "test_names": np.array(["c"]),
+            },
+            "one of names",
+        ),
         ({"classes": np.array(["Edema"])}, "names 1 classes for 14 columns"),
     ],
 )
@@ -174,7 +206,9 @@ def test_an_npz_of_another_layout_says_what_is_wrong(tmp_path, changes, text):
 def test_missing_arrays_and_images_are_told(tmp_path):
     np.savez(tmp_path / "a.npz", train_images=np.zeros((1, 8, 8), np.uint8))
     says(tmp_path / "a.npz", "no train_labels, val_labels, test_labels")
-    np.savez(tmp_path / "b.npz", **{name: array for name, array in arrays().items() if "labels" in name})
+    np.savez(
+        tmp_path / "b.npz", **{name: array for name, array in arrays().items() if "labels" in name}
+    )
     says(tmp_path / "b.npz", "labels but no images")
     assert len(read_training_labels(tmp_path / "b.npz")) == 12
 
@@ -206,14 +240,16 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     big = np.zeros((12, 4000, 4000), np.uint8)
     says(archive(tmp_path / "a.npz", train_images=big), "would unpack from")
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 14)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 14)}
+    )
     with zipfile.ZipFile(tmp_path / "lie.npz", "w") as file:
         for split in npz_archive.SPLIT_PREFIXES:
             file.writestr(f"{split}_labels.npy", header.getvalue() + b"\0" * 100)
     says(tmp_path / "lie.npz", "not as long as it says")
 
 
-# ---------------------------------------------------------------------------------------------------- ChestMNIST
+# --------------------------------------------------------------------------------------- ChestMNIST
 
 
 def test_chestmnist_takes_the_smallest_archive_that_is_large_enough(tmp_path):
@@ -237,7 +273,10 @@ def test_chestmnist_without_network_is_one_line(no_data_folder, monkeypatch):
         raise ConnectionError("Max retries exceeded\nwith a long story")
 
     monkeypatch.setattr(pooch, "retrieve", offline)
-    says("chestmnist", "cannot download chestmnist.npz .*fetch https://zenodo.org.*PATH/chestmnist.npz")
+    says(
+        "chestmnist",
+        "cannot download chestmnist.npz .*fetch https://zenodo.org.*PATH/chestmnist.npz",
+    )
 
 
 def test_a_download_with_another_hash_is_refused(tmp_path, monkeypatch, no_data_folder):
@@ -255,7 +294,7 @@ def test_a_download_with_another_hash_is_refused(tmp_path, monkeypatch, no_data_
     assert opened("chestmnist", size=28).size == 28
 
 
-# ---------------------------------------------------------------------------------------------------- CheXpert
+# ----------------------------------------------------------------------------------------- CheXpert
 
 
 def marked(**marks):
@@ -268,23 +307,47 @@ HEADER = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *OBSERVATIONS]
 
 def chexpert_rows(release, split, patients):
     """Two frontal images and a lateral one of each patient."""
-    views = [("view1_frontal", "Frontal"), ("view2_lateral", "Lateral"), ("view3_frontal", "Frontal")]
+    views = [
+        ("view1_frontal", "Frontal"),
+        ("view2_lateral", "Lateral"),
+        ("view3_frontal", "Frontal"),
+    ]
     return [
-        [f"{release}/{split}/patient{patient:05d}/study1/{view}.jpg", "Male", "60", kind, "AP",
-         *marked(Atelectasis="-1.0", Cardiomegaly="-1.0", Edema="1.0", Consolidation="0.0")]
-        for patient in patients for view, kind in views
-    ]  # fmt: skip
+        [
+            f"{release}/{split}/patient{patient:05d}/study1/{view}.jpg",
+            "Male",
+            "60",
+            kind,
+            "AP",
+            *marked(Atelectasis="-1.0", Cardiomegaly="-1.0", Edema="1.0", Consolidation="0.0"),
+        ]
+        for patient in patients
+        for view, kind in views
+    ]
 
 
-def chexpert_folder(root: Path, release="CheXpert-v1.0-small", train=range(1, 6), images=True) -> Path:
+def chexpert_folder(
+    root: Path, release="CheXpert-v1.0-small", train=range(1, 6), images=True
+) -> Path:
     folder = root / release
-    rows = {"train": chexpert_rows(release, "train", train), "valid": chexpert_rows(release, "valid", [64540, 64541])}
+    rows = {
+        "train": chexpert_rows(release, "train", train),
+        "valid": chexpert_rows(release, "valid", [64540, 64541]),
+    }
     for split, lines in rows.items():
         write(folder / f"{split}.csv", HEADER, lines)
     tests = [f"CheXpert-v1.0/test/patient{patient}/study1" for patient in (64741, 64742)]
-    write(folder / "groundtruth.csv", ["Study", *OBSERVATIONS], [[study, *marked(Edema="1")] for study in tests])
+    write(
+        folder / "groundtruth.csv",
+        ["Study", *OBSERVATIONS],
+        [[study, *marked(Edema="1")] for study in tests],
+    )
     files = [row[0].partition("/")[2] for split in rows.values() for row in split]
-    files += [f"{study.partition('/')[2]}/{view}.jpg" for study in tests for view in ("view1_frontal", "view2_lateral")]
+    files += [
+        f"{study.partition('/')[2]}/{view}.jpg"
+        for study in tests
+        for view in ("view1_frontal", "view2_lateral")
+    ]
     for seed, file in enumerate(files if images else []):
         save(folder / file, seed)
     return folder
@@ -292,7 +355,11 @@ def chexpert_folder(root: Path, release="CheXpert-v1.0-small", train=range(1, 6)
 
 def test_chexpert_is_frontal_with_the_papers_uncertainty_policy(tmp_path):
     dataset = opened("chexpert", path=str(chexpert_folder(tmp_path)))
-    assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 10, "validation": 4, "test": 2}
+    assert {split: len(rows) for split, rows in dataset.rows.items()} == {
+        "train": 10,
+        "validation": 4,
+        "test": 2,
+    }
     assert dataset.findings == PAPER_FINDINGS
     assert (dataset.training_labels().values == [1, 1, 0, 0, 0]).all()
     assert (dataset.training_labels().uncertain == 2).all()
@@ -305,18 +372,32 @@ def test_chexpert_is_frontal_with_the_papers_uncertainty_policy(tmp_path):
 
 def test_the_policy_of_each_finding_can_be_set(tmp_path):
     path = str(chexpert_folder(tmp_path))
-    dataset = opened("chexpert", path=path, uncertain={"Atelectasis": "negative", "cardiomegaly": "positive"})
+    dataset = opened(
+        "chexpert", path=path, uncertain={"Atelectasis": "negative", "cardiomegaly": "positive"}
+    )
     assert (dataset.training_labels().values == [0, 1, 0, 1, 0]).all()
-    with pytest.warns(FutureWarning, match="uncertain = ones is now positive"):
-        dataset = opened("chexpert", path=path, uncertain={"cardiomegaly": "ones"})
+    dataset = opened("chexpert", path=path, uncertain={"cardiomegaly": "positive"})
     assert (dataset.training_labels().values == [1, 1, 0, 1, 0]).all()
-    assert (opened("chexpert", path=path, uncertain="negative").training_labels().values == [0, 1, 0, 0, 0]).all()
+    assert (
+        opened("chexpert", path=path, uncertain="negative").training_labels().values
+        == [0, 1, 0, 0, 0]
+    ).all()
     masked = opened("chexpert", path=path, uncertain="unknown", blank="unknown").training_labels()
     assert (masked.values == [0, 1, 0, 0, 0]).all()
     assert (masked.known == [False, True, False, False, True]).all()
     says("chexpert", "uncertain must be unknown, negative or positive", path=path, uncertain=3)
-    says("chexpert", "uncertain.Edema must be one of unknown, neg.* not maybe", path=path, uncertain={"Edema": "maybe"})
-    says("chexpert", "no 'Oedema' among the findings: did you mean Edema", path=path, uncertain={"Oedema": "positive"})
+    says(
+        "chexpert",
+        "uncertain.Edema must be one of unknown, neg.* not maybe",
+        path=path,
+        uncertain={"Edema": "maybe"},
+    )
+    says(
+        "chexpert",
+        "no 'Oedema' among the findings: did you mean Edema",
+        path=path,
+        uncertain={"Oedema": "positive"},
+    )
 
 
 def test_both_releases_have_the_same_names_and_so_the_same_partitions(tmp_path):
@@ -331,14 +412,19 @@ def test_the_full_releases_batch_folders_are_found(tmp_path):
     first.mkdir()
     for name in ("train.csv", "valid.csv", "valid"):
         (folder / name).rename(first / name)
-    (folder / "train").rename(folder / "CheXpert-v1.0 batch 2 (train 1)")  # patients without a folder train
+    (folder / "train").rename(
+        folder / "CheXpert-v1.0 batch 2 (train 1)"
+    )  # patients without a folder train
     assert len(opened("chexpert", path=str(folder)).rows["train"]) == 10
 
 
 def test_test_labels_by_image_need_no_view_column(tmp_path):
     folder = chexpert_folder(tmp_path)
     (folder / "groundtruth.csv").unlink()
-    rows = [[f"test/patient64741/study1/{view}.jpg", *marked()] for view in ("view1_frontal", "view2_lateral")]
+    rows = [
+        [f"test/patient64741/study1/{view}.jpg", *marked()]
+        for view in ("view1_frontal", "view2_lateral")
+    ]
     write(folder / "test_labels.csv", ["Path", *OBSERVATIONS], rows)
     assert len(opened("chexpert", path=str(folder)).rows["test"]) == 1
 
@@ -355,7 +441,11 @@ def test_without_test_labels_a_share_of_patients_can_be_carved_out(tmp_path):
 
 
 def test_a_missing_chexpert_says_where_to_get_it_and_what_is_expected(tmp_path, no_data_folder):
-    says("chexpert", "train.csv, valid.csv and the images .*https://aimi.stanford.edu", path=str(tmp_path))
+    says(
+        "chexpert",
+        "train.csv, valid.csv and the images .*https://aimi.stanford.edu",
+        path=str(tmp_path),
+    )
 
 
 def test_rows_without_a_file_are_counted_named_and_can_be_left_out(tmp_path, caplog):
@@ -380,7 +470,10 @@ def test_bad_labels_duplicates_and_strange_paths_are_all_named(tmp_path):
     with pytest.raises(UserError) as caught:
         opened("chexpert", path=str(folder))
     text = str(caught.value)
-    assert "2 with a value that is not a label (train.csv line 2: Edema is '2.0', train.csv line 5" in text
+    assert (
+        "2 with a value that is not a label (train.csv line 2: Edema is '2.0', train.csv line 5"
+        in text
+    )
     assert "1 with a duplicate path (train.csv line 17" in text
     assert "1 with a path that is not CheXpert's (train.csv line 18: ../../etc/passwd)" in text
     assert len(opened("chexpert", path=str(folder), skip_bad=True).rows["train"]) == 8
@@ -395,7 +488,8 @@ def test_wrong_columns_are_named(tmp_path):
     )
     says(
         "chexpert",
-        "valid.csv has no finding Atelectasis, Pleural Effusion, Cardiomegaly, Consolidation; it has Edema",
+        "valid.csv has no finding Atelectasis, Pleural Effusion, Cardiomegaly, Consolidation; it"
+        " has Edema",
         path=str(folder),
     )
 
@@ -428,12 +522,21 @@ def test_the_training_table_alone_gives_the_same_labels(tmp_path):
         assert labels.names[0] == "train/patient00001/study1/view1_frontal.jpg"
 
 
-# ---------------------------------------------------------------------------------------------------- ChestX-ray14
+# ------------------------------------------------------------------------------------- ChestX-ray14
 
 
 def nih_folder(root: Path, patients=16) -> Path:
-    names = [f"{patient:08d}_{number:03d}.png" for patient in range(patients) for number in range(2)]
-    columns = ["Image Index", "Finding Labels", "Follow-up #", "Patient ID", "OriginalImage[Width", "Height]"]
+    names = [
+        f"{patient:08d}_{number:03d}.png" for patient in range(patients) for number in range(2)
+    ]
+    columns = [
+        "Image Index",
+        "Finding Labels",
+        "Follow-up #",
+        "Patient ID",
+        "OriginalImage[Width",
+        "Height]",
+    ]
     kinds = ["No Finding", "Effusion|Edema", "Pleural_Thickening"]
     rows = [[name, kinds[row % 3], "0", "1", "1024", "1024"] for row, name in enumerate(names)]
     write(root / "Data_Entry_2017_v2020.csv", columns, rows)
@@ -446,7 +549,11 @@ def nih_folder(root: Path, patients=16) -> Path:
 
 def test_chestxray14_has_the_official_split_and_a_patient_disjoint_validation(tmp_path):
     dataset = opened("nih", path=str(nih_folder(tmp_path)), validation=0.25)
-    assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 18, "validation": 6, "test": 8}
+    assert {split: len(rows) for split, rows in dataset.rows.items()} == {
+        "train": 18,
+        "validation": 6,
+        "test": 8,
+    }
     patients = [set(dataset.labels.patients[dataset.rows[split]]) for split in SPLITS]
     assert sum(map(len, patients)) == 16
     assert (dataset.labels.values[1] == [0, 1, 1, 0, 0]).all()
@@ -458,38 +565,63 @@ def test_chestxray14_has_the_official_split_and_a_patient_disjoint_validation(tm
 
 
 def test_chestxray14_names_what_does_not_fit(tmp_path, no_data_folder):
-    says("nih", "train_val_list.txt, test_list.txt, Data_Entry_2017.*nihcc.app.box.com", path=str(tmp_path))
+    says(
+        "nih",
+        "train_val_list.txt, test_list.txt, Data_Entry_2017.*nihcc.app.box.com",
+        path=str(tmp_path),
+    )
     root = nih_folder(tmp_path)
     table = (root / "Data_Entry_2017_v2020.csv").read_text()
-    (root / "Data_Entry_2017_v2020.csv").write_text(table.replace("Effusion|Edema", "Effusion|Fever", 1))
+    (root / "Data_Entry_2017_v2020.csv").write_text(
+        table.replace("Effusion|Edema", "Effusion|Fever", 1)
+    )
     (root / "images_001" / "images" / "00000000_000.png").unlink()
     says(
         "nih",
-        r"1 with an unknown finding \(Data_Entry_2017_v2020.csv line 3: Fever\).*1 without a file \(00000000_000.png",
+        r"1 with an unknown finding \(Data_Entry_2017_v2020.csv line 3: Fever\).*1 without a file"
+        r" \(00000000_000.png",
         path=str(root),
     )
 
 
 def test_a_row_with_an_unknown_finding_is_in_the_table(tmp_path):
-    write(tmp_path / "t.csv", ["Image Index", "Finding Labels"], [["a.png", "Fever"], ["b.png", "Edema"]])
-    table = read_nih_table(tmp_path / "t.csv", dict.fromkeys(["a.png", "b.png", "c.png"], 0), "paper", {})
+    write(
+        tmp_path / "t.csv",
+        ["Image Index", "Finding Labels"],
+        [["a.png", "Fever"], ["b.png", "Edema"]],
+    )
+    table = read_nih_table(
+        tmp_path / "t.csv", dict.fromkeys(["a.png", "b.png", "c.png"], 0), "paper", {}
+    )
     found = {problem.where: problem.what for problem in table.problems}
-    assert found == {"t.csv line 2": "with an unknown finding", "c.png": "listed but not in the table"}
+    assert found == {
+        "t.csv line 2": "with an unknown finding",
+        "c.png": "listed but not in the table",
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- own folders
+# -------------------------------------------------------------------------------------- own folders
 
 
-def own_folder(root: Path, header=("file", "Edema", "Nodule", "age"), count=20, suffix=".png", **columns) -> Path:
+def own_folder(
+    root: Path, header=("file", "Edema", "Nodule", "age"), count=20, suffix=".png", **columns
+) -> Path:
     rows = []
     for number in range(count):
         name = f"images/{number:03d}{suffix}"
-        values = {"file": name, "Edema": number % 2, "Nodule": ["", 1, 0, -1][number % 4], "age": 20 + number}
+        values = {
+            "file": name,
+            "Edema": number % 2,
+            "Nodule": ["", 1, 0, -1][number % 4],
+            "age": 20 + number,
+        }
         rows.append([columns[key][number] if key in columns else values[key] for key in header])
         (root / "images").mkdir(parents=True, exist_ok=True)
         if suffix == ".dcm":
             save_dicom(
-                root / name, film(40, 40, number).astype(np.uint16) * 16, ["MONOCHROME1", "MONOCHROME2"][number % 2]
+                root / name,
+                film(40, 40, number).astype(np.uint16) * 16,
+                ["MONOCHROME1", "MONOCHROME2"][number % 2],
             )
         else:
             save(root / name, number)
@@ -511,7 +643,10 @@ def test_split_site_and_patient_columns_are_found_by_their_usual_names(tmp_path)
     split, site = ["train"] * 12 + ["VAL"] * 4 + ["testing"] * 4, ["A", "B"] * 10
     patients = [f"p{number // 2}" for number in range(20)]
     header = ("file", "Hospital", "Patient ID", "split", "Edema")
-    dataset = opened(own_folder(tmp_path, header, Hospital=site, split=split, **{"Patient ID": patients}) / "table.csv")
+    dataset = opened(
+        own_folder(tmp_path, header, Hospital=site, split=split, **{"Patient ID": patients})
+        / "table.csv"
+    )
     assert [len(dataset.rows[split]) for split in SPLITS] == [12, 4, 4]
     assert list(dataset.labels.sites[:2]) == ["A", "B"]
     assert list(dataset.labels.patients[:3]) == ["p0", "p0", "p1"]
@@ -519,7 +654,11 @@ def test_split_site_and_patient_columns_are_found_by_their_usual_names(tmp_path)
 
 def test_columns_can_be_named(tmp_path):
     header = ("scan", "who", "Edema", "flag")
-    values = {"scan": [f"images/{n:03d}.png" for n in range(20)], "who": ["x", "y"] * 10, "flag": [1] * 20}
+    values = {
+        "scan": [f"images/{n:03d}.png" for n in range(20)],
+        "who": ["x", "y"] * 10,
+        "flag": [1] * 20,
+    }
     own_folder(tmp_path, header, **values)
     dataset = opened(tmp_path, path_column="scan", site_column="who", findings=["Edema"])
     assert dataset.findings == ("Edema",)
@@ -537,7 +676,8 @@ def test_without_a_split_no_patient_is_in_two_parts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret.png", "/etc/passwd", "images/../../secret.png", "C:\\secret.png", "..\\x.png", ""]
+    "path",
+    ["../secret.png", "/etc/passwd", "images/../../secret.png", "C:\\secret.png", "..\\x.png", ""],
 )
 def test_paths_cannot_leave_the_folder(tmp_path, path):
     save(tmp_path / "secret.png")
@@ -553,10 +693,18 @@ def test_absolute_paths_into_the_folder_and_backslashes_are_understood(tmp_path)
 
 
 def test_mistakes_of_a_table_are_named(tmp_path):
-    own_folder(tmp_path / "a", ("file", "Edema", "split"), Edema=["0"] * 19 + ["7"], split=["train"] * 19 + ["test"])
+    own_folder(
+        tmp_path / "a",
+        ("file", "Edema", "split"),
+        Edema=["0"] * 19 + ["7"],
+        split=["train"] * 19 + ["test"],
+    )
     says(tmp_path / "a", "1 with a value that is not a label .table.csv line 21: Edema is '7'")
     own_folder(tmp_path / "b", ("file", "Edema", "split"), split=["train"] * 10 + ["exam"] * 10)
-    says(tmp_path / "b", "10 with a split other than train, validation, test .table.csv line 12: 'exam'.*…")
+    says(
+        tmp_path / "b",
+        "10 with a split other than train, validation, test .table.csv line 12: 'exam'.*…",
+    )
     own_folder(tmp_path / "c", ("file", "Edema"), file=["images/000.png"] * 20)
     says(tmp_path / "c", "19 with a duplicate path")
     write(tmp_path / "d" / "table.csv", ["file", "age"], [["a.png", "50"]])
@@ -565,7 +713,9 @@ def test_mistakes_of_a_table_are_named(tmp_path):
     says(tmp_path / "e", "no column with image paths; it has weight, age")
     own_folder(tmp_path / "f", ("file", "Edema", "split"), split=["train"] * 20)
     says(tmp_path / "f", "has no usable image for test")
-    says(tmp_path / "a" / "images", "a CSV, or a folder with one CSV in it, is needed; there is none")
+    says(
+        tmp_path / "a" / "images", "a CSV, or a folder with one CSV in it, is needed; there is none"
+    )
 
 
 def test_semicolons_byte_order_marks_and_blank_lines_are_read(tmp_path):
@@ -589,7 +739,7 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
     says(tmp_path / "e.csv.gz", "too long")
 
 
-# ---------------------------------------------------------------------------------------------------- by name
+# ------------------------------------------------------------------------------------------ by name
 
 
 def test_names_are_listed_and_wrong_ones_corrected(no_data_folder):
@@ -601,7 +751,11 @@ def test_names_are_listed_and_wrong_ones_corrected(no_data_folder):
 
 def test_wrong_options_are_told_with_the_right_ones(tmp_path):
     file = archive(tmp_path / "a.npz")
-    says(file, "no setting 'clahee': it has path, findings, clahe, normalize, skip_bad, workers", clahee=True)
+    says(
+        file,
+        "no setting 'clahee': it has path, findings, clahe, normalize, skip_bad, workers",
+        clahee=True,
+    )
     says(file, "clahe must be true or false, not 'yes'", clahe="yes")
     says(file, "size must be from 8 to 2048 pixels, not 3", size=3)
     says(file, "workers must be zero or more", workers=-1)
@@ -609,9 +763,9 @@ def test_wrong_options_are_told_with_the_right_ones(tmp_path):
 
 def test_somebodys_own_function_is_a_data_set(tmp_path, monkeypatch):
     (tmp_path / "mylab.py").write_text(
-        "from feddraw.datasets.phantom import phantom\n"
-        "def chests(size, count=5):\n    return phantom(size=size, train=count, validation=5, test=5)\n"
-        "def nothing(size):\n    return None\n"
+        "from feddraw.data.datasets.phantom import phantom\ndef chests(size, count=5):\n    return"
+        " phantom(size=size, train=count, validation=5, test=5)\ndef nothing(size):\n    return"
+        " None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mylab", raising=False)
@@ -621,7 +775,7 @@ def test_somebodys_own_function_is_a_data_set(tmp_path, monkeypatch):
         open_dataset("mylab:nothing", size=32, options={})
 
 
-# ---------------------------------------------------------------------------------------------------- the real ones
+# ------------------------------------------------------------------------------------ the real ones
 
 
 def real(variable: str) -> str:

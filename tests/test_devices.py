@@ -1,4 +1,6 @@
-"""Where and how precisely a network is trained: `training.device`, `training.amp`, `training.compile`."""
+"""Where and how precisely a network is trained: `training.device`, `training.amp`,
+`training.compile`.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ from small import small
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_said_in_a_line(tmp_path):
-    with pytest.raises(UserError, match=r"training\.device is cuda, but torch finds no such device here: use cpu"):
+    with pytest.raises(
+        UserError, match=r"training\.device is cuda, but torch finds no such device here: use cpu"
+    ):
         next(iterate(small().with_settings({"training.device": "cuda"}), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -90,21 +94,31 @@ def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_float16_on_a_gpu_learns_as_whole_precision_does():
     settings = {"training.amp": "fp16", "training.device": "cuda"}
-    whole, half = ([result.loss for result in run(small().with_settings(s))] for s in ({}, settings))
+    whole, half = (
+        [result.loss for result in run(small().with_settings(s))] for s in ({}, settings)
+    )
     assert half == pytest.approx(whole, abs=0.03)
 
 
-@pytest.mark.skipif("FEDDRAW_COMPILE" not in os.environ, reason="a minute and a C++ compiler: set FEDDRAW_COMPILE")
+@pytest.mark.skipif(
+    "FEDDRAW_COMPILE" not in os.environ, reason="a minute and a C++ compiler: set FEDDRAW_COMPILE"
+)
 def test_a_compiled_network_learns_the_same():
-    plain, fast = ([r.loss for r in run(small(rounds=1).with_settings({"training.compile": c}))] for c in (False, True))
+    plain, fast = (
+        [r.loss for r in run(small(rounds=1).with_settings({"training.compile": c}))]
+        for c in (False, True)
+    )
     assert fast == pytest.approx(plain, abs=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------------- placement
+# ---------------------------------------------------------------------------------------- placement
 
 
 def gpus(*free_gb):
-    return {f"cuda:{n}": {"type": "cuda", "free": int(gb * 1e9), "memory": int(24e9)} for n, gb in enumerate(free_gb)}
+    return {
+        f"cuda:{n}": {"type": "cuda", "free": int(gb * 1e9), "memory": int(24e9)}
+        for n, gb in enumerate(free_gb)
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,7 +132,9 @@ def gpus(*free_gb):
         ((24, 24), 0, 10.0, 3, [0, 1, 0]),  # no more than have work
     ],
 )
-def test_workers_go_to_devices_in_turn_as_memory_allows(free, workers, need, most, expected, monkeypatch):
+def test_workers_go_to_devices_in_turn_as_memory_allows(
+    free, workers, need, most, expected, monkeypatch
+):
     monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 64)
     placed = place_workers([*gpus(*free)], workers, int(need * 1e9), gpus(*free), most)
     assert [place.device for place in placed] == [f"cuda:{number}" for number in expected]
@@ -126,7 +142,8 @@ def test_workers_go_to_devices_in_turn_as_memory_allows(free, workers, need, mos
 
 def test_more_workers_than_memory_holds_are_lowered_and_it_is_said():
     with pytest.warns(
-        UserWarning, match=r"5 workers need 10\.0 GB each, but free memory is cuda:0 24\.0 GB: starting 2"
+        UserWarning,
+        match=r"5 workers need 10\.0 GB each, but free memory is cuda:0 24\.0 GB: starting 2",
     ):
         assert len(place_workers(["cuda:0"], 5, int(10e9), gpus(24), 99)) == 2
 
@@ -152,13 +169,21 @@ def fake_gpus(monkeypatch, *free_gb):
 def test_a_run_and_a_study_are_placed_on_all_gpus(monkeypatch):
     fake_gpus(monkeypatch, 24, 1.5)
     placed = places_for_clients(small(engine="processes", devices="all"), 99)
-    assert [place.device for place in placed] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0", "cuda:0"]
+    assert [place.device for place in placed] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+        "cuda:0",
+    ]
     large = small().with_settings({"model.growth": 64, "data.size": 224, "training.batch_size": 64})
     placed = places_for_runs([large, small()] * 9, devices="all")  # the largest decides
     assert [place.device for place in placed] == ["cuda:0", "cuda:1", "cuda:0", "cuda:0"]
-    assert [place.device for place in places_for_runs([small(**{"training.device": "cuda:1"})], workers=1)] == [
-        "cuda:1"
-    ]
+    assert [
+        place.device
+        for place in places_for_runs([small(**{"training.device": "cuda:1"})], workers=1)
+    ] == ["cuda:1"]
 
 
 def test_the_environment_says_what_a_gpu_is_and_how_it_computes(monkeypatch):
@@ -195,18 +220,24 @@ def test_all_gpus_of_a_machine_without_one_are_said_in_a_line():
 
 
 def test_one_process_trains_on_one_device():
-    with pytest.raises(UserError, match=r"engine serial trains on one device, not on 2: use engine processes"):
+    with pytest.raises(
+        UserError, match=r"engine serial trains on one device, not on 2: use engine processes"
+    ):
         next(iterate(small(devices="cpu:0,cpu:1")))
 
 
 def test_memory_of_a_step_is_reckoned_without_taking_it():
-    small_one, large = (worker_memory(small().with_settings({"training.batch_size": b})) for b in (32, 64))
+    small_one, large = (
+        worker_memory(small().with_settings({"training.batch_size": b})) for b in (32, 64)
+    )
     assert 1.2 < (large - GPU_CONTEXT) / (small_one - GPU_CONTEXT) < 2
-    paper = worker_memory(Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"}))
+    paper = worker_memory(
+        Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"})
+    )
     assert 7e9 < paper < 13e9
 
 
-# ---------------------------------------------------------------------------------------------------- two devices
+# -------------------------------------------------------------------------------------- two devices
 
 
 @pytest.fixture(scope="module")
@@ -224,37 +255,51 @@ def test_two_devices_give_the_bits_of_one(tmp_path, whole):
 
 def test_a_study_on_two_devices_gives_the_bits_of_one_and_says_which_run_was_where(tmp_path):
     path = tmp_path / "study.toml"
-    path.write_bytes(tomli_w.dumps(toml_values(small(rounds=1).table() | {"seed": [0, 1]})).encode())
+    path.write_bytes(
+        tomli_w.dumps(toml_values(small(rounds=1).table() | {"seed": [0, 1]})).encode()
+    )
     runs = read_study(path)
     places = places_for_runs([planned.experiment for planned in runs], devices="cpu:0,cpu:1")
     assert [place.device for place in places] == ["cpu:0", "cpu:1"]
-    assert [event.kind for event in run_study(runs, tmp_path / "out", places, []) if event.kind != "progress"] == [
+    assert [
+        event.kind
+        for event in run_study(runs, tmp_path / "out", places, [])
+        if event.kind != "progress"
+    ] == [
         *["started"] * 2,
         *["finished"] * 2,
     ]
     for number, planned in enumerate(runs):
         folder = tmp_path / "out" / planned.name
         assert read_json(folder / "environment.json")["devices"][0]["device"] == f"cpu:{number}"
-        assert read_jsonl(folder / "rounds.jsonl")[-1]["model"] == model_digest(run(planned.experiment).last.model)
+        assert read_jsonl(folder / "rounds.jsonl")[-1]["model"] == model_digest(
+            run(planned.experiment).last.model
+        )
     assert verify(tmp_path / "out" / runs[1].name, changes={"devices": "cpu:0"}).same
 
 
-# ---------------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------- images
 
 
 @pytest.fixture
 def pictures():
     rng = np.random.default_rng(0)
-    return Examples(rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.random((9, 2), dtype=np.float32))
+    return Examples(
+        rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.random((9, 2), dtype=np.float32)
+    )
 
 
 @pytest.mark.parametrize(("room", "kind"), [(10**6, KeptOnDevice), (0, CopiedToDevice)])
-def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(room, kind, pictures, monkeypatch):
+def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(
+    room, kind, pictures, monkeypatch
+):
     device = torch.device("cpu:1")
     monkeypatch.setitem(device_memory._IMAGE_MEMORY, device, room)
     chosen = [np.array([7, 0, 3]), np.array([1, 2]), np.array([8, 8, 4]), np.array([5])]
     expected = [pictures.batch(rows) for rows in chosen]
-    found = list(pictures.batches(iter(chosen), device))  # all are kept: a buffer that is filled anew must not show
+    found = list(
+        pictures.batches(iter(chosen), device)
+    )  # all are kept: a buffer that is filled anew must not show
     for one, other in zip(found, expected, strict=True):
         assert [tensor.tolist() for tensor in one] == [tensor.tolist() for tensor in other]
     assert isinstance(pictures._feeds[device], kind)
@@ -303,9 +348,13 @@ class Log(list):
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
         empty, to = torch.empty, torch.Tensor.to
         monkeypatch.setattr(
-            torch, "empty", lambda *a, pin_memory, **k: self.append(f"pinned {pin_memory}") or empty(*a, **k)
+            torch,
+            "empty",
+            lambda *a, pin_memory, **k: self.append(f"pinned {pin_memory}") or empty(*a, **k),
         )
-        monkeypatch.setattr(torch.Tensor, "to", lambda part, *a, **k: part.clone() if k else to(part, *a))
+        monkeypatch.setattr(
+            torch.Tensor, "to", lambda part, *a, **k: part.clone() if k else to(part, *a)
+        )
 
 
 def test_a_batch_is_copied_while_the_one_before_is_computed_on(monkeypatch):
@@ -315,12 +364,23 @@ def test_a_batch_is_copied_while_the_one_before_is_computed_on(monkeypatch):
         assert values.tolist() == [number, number + 1]
         log.append(f"step {number}")
     assert log == [
-        "pinned True", "copy 0 on the way", "pinned True", "copy 1 on the way",
-        "computation waits for copy 0", "step 0",
-        "buffer of copy 0 free", "copy 2 on the way", "computation waits for copy 1", "step 1",
-        "buffer of copy 1 free", "copy 3 on the way", "computation waits for copy 2", "step 2",
-        "computation waits for copy 3", "step 3",
-    ]  # fmt: skip
+        "pinned True",
+        "copy 0 on the way",
+        "pinned True",
+        "copy 1 on the way",
+        "computation waits for copy 0",
+        "step 0",
+        "buffer of copy 0 free",
+        "copy 2 on the way",
+        "computation waits for copy 1",
+        "step 1",
+        "buffer of copy 1 free",
+        "copy 3 on the way",
+        "computation waits for copy 2",
+        "step 2",
+        "computation waits for copy 3",
+        "step 3",
+    ]
 
 
 def test_augmentation_happens_where_the_images_are():
@@ -328,16 +388,23 @@ def test_augmentation_happens_where_the_images_are():
     images = torch.empty(4, 1, 8, 8, device="meta")
     assert augment(images, generator).device.type == "meta"
     with FakeTensorMode():  # any tensor that it made elsewhere could not be mixed with these
-        assert augment(torch.empty(4, 1, 8, 8, device="cpu"), torch.Generator()).shape == images.shape
+        assert (
+            augment(torch.empty(4, 1, 8, 8, device="cpu"), torch.Generator()).shape == images.shape
+        )
 
 
 def test_a_step_asks_nothing_of_a_device_that_knows_all_labels(monkeypatch, pictures):
     assert pictures.complete
     monkeypatch.setattr(torch.Tensor, "isnan", lambda _: pytest.fail("the device was asked"))
-    assert loss_over_known(torch.nn.functional.mse_loss, torch.ones(2, 2), torch.zeros(2, 2), complete=True) == 1
+    assert (
+        loss_over_known(
+            torch.nn.functional.mse_loss, torch.ones(2, 2), torch.zeros(2, 2), complete=True
+        )
+        == 1
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- exact
+# -------------------------------------------------------------------------------------------- exact
 
 
 def test_a_gpu_is_told_to_compute_the_same_way_every_time(monkeypatch):
@@ -351,7 +418,12 @@ def test_a_gpu_is_told_to_compute_the_same_way_every_time(monkeypatch):
     compute_exactly(torch.device("cuda", 1), tf32=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", filled)
     assert told == [torch.device("cuda", 1), ((True,), {"warn_only": True})]
-    assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32) == (False, True, False, False)
+    assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32) == (
+        False,
+        True,
+        False,
+        False,
+    )
     assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
     compute_exactly(torch.device("cuda", 1), tf32=True)
     assert (cudnn.allow_tf32, matmul.allow_tf32) == (True, True)
@@ -366,10 +438,12 @@ def test_the_generator_of_the_device_itself_is_seeded_and_put_back(monkeypatch):
         assert generators[1].initial_seed() == 3
         assert generators[0].initial_seed() == 5
         torch.rand(2, generator=generators[1])
-    assert all(torch.equal(one.get_state(), old) for one, old in zip(generators, before, strict=True))
+    assert all(
+        torch.equal(one.get_state(), old) for one, old in zip(generators, before, strict=True)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- no memory
+# ---------------------------------------------------------------------------------------- no memory
 
 
 class Hungry(torch.nn.Module):
@@ -397,7 +471,10 @@ def test_a_worker_without_memory_leaves_its_client_to_the_others_and_the_bits_st
     experiment = small(rounds=1, model=f"{__name__}:hungry", engine="processes", workers=2)
     with pytest.warns(UserWarning, match="cpu has no memory for 2 workers: going on with 1"):
         found = run(experiment).last.model.params
-    assert found.tobytes() == run(experiment.with_settings({"engine": "serial"})).last.model.params.tobytes()
+    assert (
+        found.tobytes()
+        == run(experiment.with_settings({"engine": "serial"})).last.model.params.tobytes()
+    )
 
 
 class Full:
@@ -412,14 +489,19 @@ class Full:
     terminate = join = close
 
 
-def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fails_in_a_line(tmp_path):
+def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fails_in_a_line(
+    tmp_path,
+):
     pool, planned = WorkerPool(tmp_path, []), planned_run(small(), {})
     first, second, elsewhere = pipes = [Full() for _ in range(3)]
     pool._processes = dict(zip(pipes, pipes, strict=True))
     pool._places = dict(zip(pipes, map(WorkerPlace, ("cuda:0", "cuda:0", "cuda:1")), strict=True))
     pool._busy[first] = planned
     (event,) = pool._receive(first, admit=bool)
-    assert (event.kind, event.text) == ("progress", "waits: cuda:0 has no memory for 2 runs at once")
+    assert (event.kind, event.text) == (
+        "progress",
+        "waits: cuda:0 has no memory for 2 runs at once",
+    )
     assert first.gone
     assert (list(pool._processes), pool._waiting) == ([second, elsewhere], [planned])
     pool._busy[second] = planned
@@ -429,17 +511,24 @@ def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fa
 
 
 def test_the_only_run_without_memory_fails_in_a_line_that_says_what_to_lower(in_tmp):
-    with pytest.raises(RunFailed, match=r"^it ran out of memory: try fewer workers or smaller batches$"):
+    with pytest.raises(
+        RunFailed, match=r"^it ran out of memory: try fewer workers or smaller batches$"
+    ):
         run(small(rounds=1, model=f"{__name__}:hungry"))
 
 
 def test_a_gpu_without_memory_is_one_line_that_says_what_to_lower(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, int(24e9)))
-    assert memory_shortage(torch.device("cuda", 1), 64) == (
-        "cuda:1 (24 GB) ran out of memory: lower workers, training.batch_size (now 64) or data.size, "
-        "or set training.amp=bf16"
+    assert (
+        memory_shortage(torch.device("cuda", 1), 64)
+        == "cuda:1 (24 GB) ran out of memory: lower workers, training.batch_size (now 64) or"
+        " data.size, or set training.amp=bf16"
     )
-    for error in (MemoryError(), torch.cuda.OutOfMemoryError("x"), RuntimeError("CUDA error: out of memory")):
+    for error in (
+        MemoryError(),
+        torch.cuda.OutOfMemoryError("x"),
+        RuntimeError("CUDA error: out of memory"),
+    ):
         assert out_of_memory(error)
     assert not out_of_memory(RuntimeError("shapes differ"))
 
@@ -451,7 +540,9 @@ def test_a_run_whose_worker_died_before_it_began_is_done_by_another(tmp_path):
         process.kill()
         process.join()
         runs = [planned_run(small(rounds=1, seed=seed), {}) for seed in (0, 1)]
-        ended = [event for event in pool.run(runs, admit=bool) if event.kind in ("finished", "failed")]
+        ended = [
+            event for event in pool.run(runs, admit=bool) if event.kind in ("finished", "failed")
+        ]
     finally:
         pool.stop()
     assert [event.kind for event in ended] == ["finished", "finished"]

@@ -1,4 +1,6 @@
-"""A model whose scores are no numbers has no metrics, and the run says in which round that began."""
+"""A model whose scores are no numbers has no metrics, and the run says in which round that
+began.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,35 @@ from feddraw.system.file_reading import read_json, read_jsonl
 from small import small
 
 SETTINGS = [
-    "--data", "phantom", "--size", "28", "--scenario", "quantity", "--model", "compact", "--method", "fedavg",
-    "--rounds", "3", "--epochs", "1", "--batch-size", "32", "--engine", "serial", "--set", "data.train=240",
-    "--set", "data.validation=80", "--set", "data.test=80", "--set", "scenario.clients=3", "--set", "model.growth=8",
-]  # fmt: skip
+    "--data",
+    "phantom",
+    "--size",
+    "28",
+    "--scenario",
+    "quantity",
+    "--model",
+    "compact",
+    "--method",
+    "fedavg",
+    "--rounds",
+    "3",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "32",
+    "--engine",
+    "serial",
+    "--set",
+    "data.train=240",
+    "--set",
+    "data.validation=80",
+    "--set",
+    "data.test=80",
+    "--set",
+    "scenario.clients=3",
+    "--set",
+    "model.growth=8",
+]
 
 
 @pytest.fixture
@@ -85,12 +112,19 @@ def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_ro
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_command_ends_with_code_1_and_the_report_names_the_round(breaks: None, tmp_path: Path) -> None:
+def test_the_command_ends_with_code_1_and_the_report_names_the_round(
+    breaks: None, tmp_path: Path
+) -> None:
     done = CliRunner().invoke(app, ["run", *SETTINGS, "--out", str(tmp_path / "run")])
     assert done.exit_code == 1
     assert "undefined" in done.output
-    assert "diverged in round 1: the model's scores are not finite numbers" in f"{done.output} {done.exception}"
-    made = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")])
+    assert (
+        "diverged in round 1: the model's scores are not finite numbers"
+        in f"{done.output} {done.exception}"
+    )
+    made = CliRunner().invoke(
+        app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")]
+    )
     assert made.exit_code == 0, made.output
     text = " ".join((tmp_path / "report" / "report.md").read_text().split())
     assert "diverged in round 1: the model's scores are not finite numbers" in text
@@ -99,10 +133,16 @@ def test_the_command_ends_with_code_1_and_the_report_names_the_round(breaks: Non
 
 def test_a_run_whose_updates_are_all_refused_keeps_its_model_and_says_so(tmp_path: Path) -> None:
     results = list(
-        run(small(**{"method": "fedavg", "training.lr": 1e30, "training.optimizer": "sgd"}), tmp_path / "run")
+        run(
+            small(**{"method": "fedavg", "training.lr": 1e30, "training.optimizer": "sgd"}),
+            tmp_path / "run",
+        )
     )
     metrics = read_json(tmp_path / "run" / "metrics.json")
-    assert metrics["diverged"] == {"round": 0, "why": "every update was refused, because none was finite"}
+    assert metrics["diverged"] == {
+        "round": 0,
+        "why": "every update was refused, because none was finite",
+    }
     assert np.isfinite(results[-1].model.params).all()
     assert metrics["test"]["auc"]["macro"] is not None  # of the model that nobody has moved
     assert "loss undefined" in round_line(results[0])
@@ -124,7 +164,9 @@ def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
     good, bad = rng.random((40, 2)), rng.random((40, 2))
     bad[3, 1] = math.nan
     sent = [
-        score_histograms.histograms_to_metrics("validation", score_histograms.count_by_score(s, truth), not_finite(s))
+        score_histograms.histograms_to_metrics(
+            "validation", score_histograms.count_by_score(s, truth), not_finite(s)
+        )
         for s in (good, bad)
     ]
     contents = [flwr.RecordDict({"metrics": flwr.MetricRecord(one)}) for one in sent]
@@ -133,9 +175,11 @@ def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
     assert math.isnan(found["gm"]["per_class"]["Nodule"])
     assert 0 < found["auc"]["per_class"]["Edema"] < 1
     assert (
-        json.dumps(score_histograms.histograms_to_metrics("test", score_histograms.count_by_score(good, truth))).count(
-            "not-finite"
-        )
+        json.dumps(
+            score_histograms.histograms_to_metrics(
+                "test", score_histograms.count_by_score(good, truth)
+            )
+        ).count("not-finite")
         == 0
     )
 

@@ -43,13 +43,22 @@ TINY = TrialTask("compact", 32, (("growth", 8),))
 
 
 def speed(
-    device: str = "cpu", task: TrialTask = SMALL_TASK, workers: int = 1, train: float = 10.0, **more: Any
+    device: str = "cpu",
+    task: TrialTask = SMALL_TASK,
+    workers: int = 1,
+    train: float = 10.0,
+    **more: Any,
 ) -> MeasuredSpeed:
-    about: dict[str, Any] = {"batch": 64, "test": 4 * train, "memory": 10**9, "reckoned": 2 * 10**9} | more
+    about: dict[str, Any] = {
+        "batch": 64,
+        "test": 4 * train,
+        "memory": 10**9,
+        "reckoned": 2 * 10**9,
+    } | more
     return MeasuredSpeed(device, task, workers, train=train, **about)
 
 
-# ---------------------------------------------------------------------------------------------------- a device
+# ----------------------------------------------------------------------------------------- a device
 
 
 def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> None:
@@ -79,7 +88,9 @@ def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
             team.ask("nothing of the kind")
         with pytest.raises(TrialTooSlow, match="cpu:3: no answer within 0 s"):
             team.ask("sums", patience=0)
-        assert team.ask("memory", TINY)[0]["reckoned"]  # not the late answer to what was asked before
+        assert team.ask("memory", TINY)[0][
+            "reckoned"
+        ]  # not the late answer to what was asked before
         with pytest.raises(TrialTooSlow):
             team.ask("sums", patience=0)
         team._members[0][0].poll(60)
@@ -90,7 +101,7 @@ def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
             team.ask("sums")
 
 
-# ---------------------------------------------------------------------------------------------------- all devices
+# -------------------------------------------------------------------------------------- all devices
 
 
 class Played:
@@ -115,7 +126,11 @@ GOOD: dict[str, Callable[[str], Any]] = {
     "sums": lambda device: {"product": 1e-7, "mean": 0.0},
     "training": lambda device: {"move": np.ones(3), "digests": ["a", "a"], "inexact": []},
     "ready": lambda device: {"batch": 64, "seconds": 0.1},
-    "speed": lambda device: {"train": 900.0 if device == "cuda:0" else 5.0, "test": 1e3, "memory": 10**9},
+    "speed": lambda device: {
+        "train": 900.0 if device == "cuda:0" else 5.0,
+        "test": 1e3,
+        "memory": 10**9,
+    },
     "memory": lambda device: {"reckoned": 3 * 10**9},
     "factors": lambda device: {"factors": [1.0] * 8},
 }
@@ -125,26 +140,38 @@ GOOD: dict[str, Callable[[str], Any]] = {
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MachineExamination]:
     """An examination of a machine with a GPU that answers as told."""
     memory = {"memory": 24 * 10**9, "free": 24 * 10**9}
-    about = {"cuda:0": {"type": "cuda", "name": "A GPU", "capability": "8.0"} | memory, "cpu": {"type": "cpu"} | memory}
-    monkeypatch.setattr(examination, "survey_devices_apart", lambda names: {name: about[name] for name in names})
+    about = {
+        "cuda:0": {"type": "cuda", "name": "A GPU", "capability": "8.0"} | memory,
+        "cpu": {"type": "cpu"} | memory,
+    }
+    monkeypatch.setattr(
+        examination, "survey_devices_apart", lambda names: {name: about[name] for name in names}
+    )
     monkeypatch.setattr(examination, "devices_to_examine", lambda: ["cpu", "cuda:0"])
     monkeypatch.setattr(examination, "check_machine", lambda: [])
     monkeypatch.setattr(examination, "TrialProcesses", Played)
 
     def examined(**answers: Callable[[str], Any]) -> MachineExamination:
         monkeypatch.setattr(Played, "answers", GOOD | answers)
-        return examine_machine(studies={"paper": paper_runs_to_cost()}, tasks=(SMALL_TASK, LARGE_TASK))
+        return examine_machine(
+            studies={"paper": paper_runs_to_cost()}, tasks=(SMALL_TASK, LARGE_TASK)
+        )
 
     return examined
 
 
-def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., MachineExamination]) -> None:
+def test_a_good_gpu_is_found_good_and_the_study_goes_there(
+    gpu: Callable[..., MachineExamination],
+) -> None:
     found = gpu()
     assert not found.broken
     said = {check.what: (check.state, check.said) for check in found.checks}
     assert said["cuda:0"][1].startswith("A GPU, compute capability 8.0, driver")
     assert said["cuda:0 against cpu"] == ("ok", "0.0e+00 apart after 2 steps (compact, 64 px)")
-    assert {(one.device, one.workers > 1) for one in found.speeds} >= {("cpu", False), ("cuda:0", False)}
+    assert {(one.device, one.workers > 1) for one in found.speeds} >= {
+        ("cpu", False),
+        ("cuda:0", False),
+    }
     assert found.costs["paper"].table()["options"].startswith("--devices cuda:0 --workers ")
     assert found.costs["paper"].runs == 480
     json.dumps(found.table(), allow_nan=False)
@@ -153,10 +180,20 @@ def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., Ma
 @pytest.mark.parametrize(
     ("answers", "broken"),
     [
-        ({"sums": lambda device: {"product": 1e-3 if device == "cuda:0" else 0.0}}, ["cuda:0 sums"]),
-        ({"sums": lambda device: {"product": float("nan") if device == "cuda:0" else 0.0}}, ["cuda:0 sums"]),
         (
-            {"training": lambda device: GOOD["training"](device) | {"move": np.ones(3) * (1 + (device != "cpu"))}},
+            {"sums": lambda device: {"product": 1e-3 if device == "cuda:0" else 0.0}},
+            ["cuda:0 sums"],
+        ),
+        (
+            {"sums": lambda device: {"product": float("nan") if device == "cuda:0" else 0.0}},
+            ["cuda:0 sums"],
+        ),
+        (
+            {
+                "training": lambda device: (
+                    GOOD["training"](device) | {"move": np.ones(3) * (1 + (device != "cpu"))}
+                )
+            },
             ["cuda:0 against cpu"],
         ),
     ],
@@ -167,7 +204,9 @@ def test_a_gpu_that_computes_something_else_is_broken(
     assert [check.what for check in gpu(**answers).broken] == broken
 
 
-def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Callable[..., MachineExamination]) -> None:
+def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(
+    gpu: Callable[..., MachineExamination],
+) -> None:
     def fail(device: str) -> Any:
         if device == "cuda:0":
             raise RunFailed("cuda:0: OutOfMemory: cuda:0 (24 GB) ran out of memory")
@@ -178,9 +217,13 @@ def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Cal
     assert {one.device for one in found.speeds} == {"cpu"}
 
 
-def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callable[..., MachineExamination]) -> None:
+def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(
+    gpu: Callable[..., MachineExamination],
+) -> None:
     varies = {"digests": ["a", "b"], "inexact": ["max_pool2d_with_indices_backward_cuda"]}
-    found = gpu(training=lambda device: GOOD["training"](device) | (varies if device == "cuda:0" else {}))
+    found = gpu(
+        training=lambda device: GOOD["training"](device) | (varies if device == "cuda:0" else {})
+    )
     (note,) = [check for check in found.checks if check.what == "cuda:0 repeats"]
     assert (note.state, "max_pool2d_with_indices_backward_cuda" in note.said) == ("note", True)
 
@@ -192,8 +235,13 @@ def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., MachineExamination]) -
     found = gpu(ready=slow)
     assert not found.broken
     assert not found.speeds
-    assert MachineCheck("paper", "note", "its network was not timed: increase --seconds") in found.checks
-    assert "increase --seconds" in next(check.said for check in found.checks if check.what == "cpu speed")
+    assert (
+        MachineCheck("paper", "note", "its network was not timed: increase --seconds")
+        in found.checks
+    )
+    assert "increase --seconds" in next(
+        check.said for check in found.checks if check.what == "cpu speed"
+    )
 
 
 def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
@@ -202,11 +250,13 @@ def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
     def slow(device: str) -> Any:
         raise TrialTooSlow(f"{device}: no answer within 60 s")
 
-    found = {check.what: check.state for check in gpu(sums=slow).checks if check.what.endswith("at work")}
+    found = {
+        check.what: check.state for check in gpu(sums=slow).checks if check.what.endswith("at work")
+    }
     assert found == {"cpu at work": "note", "cuda:0 at work": "broken"}
 
 
-# ---------------------------------------------------------------------------------------------------- the cost
+# ----------------------------------------------------------------------------------------- the cost
 
 
 def test_the_papers_matrix_is_that_of_its_file() -> None:
@@ -214,9 +264,13 @@ def test_the_papers_matrix_is_that_of_its_file() -> None:
     ours = paper_runs_to_cost()
     key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
     assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
-    assert {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
+    assert (
+        {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
+    )
     plain = [[run for run in runs if key[0](run)[1:] == ("fedavg", 0)] for runs in (ours, file)]
-    assert {images_of_costed_run(run) for run in plain[0]} == {images_of_costed_run(run) for run in plain[1]}
+    assert {images_of_costed_run(run) for run in plain[0]} == {
+        images_of_costed_run(run) for run in plain[1]
+    }
 
 
 def test_a_runs_images_are_counted_from_its_settings() -> None:
@@ -244,7 +298,11 @@ def test_the_cost_is_images_by_speed_and_methods_that_do_more_cost_more() -> Non
 
 
 def test_gpus_are_used_together_and_the_processor_only_where_it_is_faster() -> None:
-    speeds = [speed(train=30.0), speed("cuda:0", train=20.0), speed("cuda:1", workers=2, train=25.0)]
+    speeds = [
+        speed(train=30.0),
+        speed("cuda:0", train=20.0),
+        speed("cuda:1", workers=2, train=25.0),
+    ]
     found = fastest_start(SMALL_TASK, speeds)
     assert found is not None
     assert (found.options, found.train) == ("--devices cuda:0,cuda:1 --workers 3", 45.0)
@@ -252,20 +310,32 @@ def test_gpus_are_used_together_and_the_processor_only_where_it_is_faster() -> N
 
 
 def test_several_workers_that_were_not_timed_gain_what_others_gain_if_memory_holds_them() -> None:
-    timed = [speed(), speed(task=LARGE_TASK, train=1.0, reckoned=11 * 10**9), speed(workers=2, train=18.0)]
+    timed = [
+        speed(),
+        speed(task=LARGE_TASK, train=1.0, reckoned=11 * 10**9),
+        speed(workers=2, train=18.0),
+    ]
     found = extrapolated_speeds(timed)
     (added,) = found[3:]
     assert (added.task, added.workers, round(added.train, 6)) == (LARGE_TASK, 2, 1.8)
     assert len(speeds_with_room(found, {"cpu": 23 * 10**9})) == 4
-    assert [one.task for one in speeds_with_room(found, {"cpu": 20 * 10**9})] == [SMALL_TASK, LARGE_TASK, SMALL_TASK]
+    assert [one.task for one in speeds_with_room(found, {"cpu": 20 * 10**9})] == [
+        SMALL_TASK,
+        LARGE_TASK,
+        SMALL_TASK,
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- the machine
+# -------------------------------------------------------------------------------------- the machine
 
 
 def test_versions_are_those_of_the_constraints() -> None:
-    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    assert {name: pinned[name] for name in machine_checks.TESTED_VERSIONS} == machine_checks.TESTED_VERSIONS
+    pinned = dict(
+        re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
+    assert {
+        name: pinned[name] for name in machine_checks.TESTED_VERSIONS
+    } == machine_checks.TESTED_VERSIONS
 
 
 def test_versions_that_differ_are_noted_and_those_that_cannot_work_are_broken() -> None:
@@ -280,7 +350,9 @@ def test_versions_that_differ_are_noted_and_those_that_cannot_work_are_broken() 
     assert machine_checks.check_version("numpy", "2.4.6", "").state == "broken"  # type: ignore[union-attr]
 
 
-def test_a_folder_that_cannot_be_written_to_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert machine_checks.check_writable("cache folder", tmp_path / "not" / "there").state == "ok"
 
     def refuse(**_: Any) -> None:
@@ -300,13 +372,17 @@ def test_the_disk_is_measured_and_nothing_stays_on_it(tmp_path: Path) -> None:
     assert machine_checks.check_shared_memory().state in ("ok", "note")
 
 
-# ---------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("broken", 1)])
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_the_command_exits_with_one_for_what_is_broken(
-    state: Any, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    state: Any,
+    code: int,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = MachineExamination(0.0, {}, [MachineCheck("cuda:0 sums", state, "as told")], [speed()])
     found.costs["paper"] = study_cost.StudyCost(480, 0, 1e6, 1e4, {"--workers 2": 480})
@@ -319,7 +395,10 @@ def test_the_command_exits_with_one_for_what_is_broken(
     if words:
         assert json.loads(out)["broken"] == ["cuda:0 sums"] * code
     else:
-        assert "paper: 480 runs, fastest here with --workers 2; about 12 days, the longest run 2.8 h" in out
+        assert (
+            "paper: 480 runs, fastest here with --workers 2; about 12 days, the longest run 2.8 h"
+            in out
+        )
         assert ("1 broken: cuda:0 sums" in err) == bool(code)
 
 

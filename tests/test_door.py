@@ -1,4 +1,6 @@
-"""The server's door: nginx passes on what registered nodes need, and nothing else that a stranger asks for."""
+"""The server's door: nginx passes on what registered nodes need, and nothing else that a stranger
+asks for.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_piece_of_a_model_passes() -> None:
     assert int(megabytes) * 2**20 > 2 * FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 
-def test_the_example_uses_the_guides_file_with_its_own_ports_and_certificates(tmp_path: Path) -> None:
+def test_the_example_uses_the_guides_file_with_its_own_ports_and_certificates(
+    tmp_path: Path,
+) -> None:
     text = LOCAL.door(TEMPLATE, tmp_path, 4433, 8765)
     assert "server 127.0.0.1:8765;" in text
     assert "listen 127.0.0.1:4433 ssl;" in text
@@ -54,18 +58,22 @@ def test_the_example_uses_the_guides_file_with_its_own_ports_and_certificates(tm
 
 def test_every_value_that_the_operator_must_change_is_marked() -> None:
     marked = [line for line in TEMPLATE.splitlines() if re.search(r"; +# <-", line)]
-    changed = set(TEMPLATE.splitlines()) - set(LOCAL.door(TEMPLATE, Path("/elsewhere"), 1, 2).splitlines())
+    changed = set(TEMPLATE.splitlines()) - set(
+        LOCAL.door(TEMPLATE, Path("/elsewhere"), 1, 2).splitlines()
+    )
     assert set(marked) == changed
 
 
-def test_where_nginx_is_missing_the_example_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nginx_is_missing_the_example_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LOCAL, "NGINX", None)
     with pytest.raises(SystemExit, match="nginx is not installed: apt install nginx"):
         LOCAL.Federation(tmp_path / "federation")
     assert not (tmp_path / "federation").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- a real nginx
+# ------------------------------------------------------------------------------------- a real nginx
 
 
 @dataclass
@@ -111,8 +119,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     behind.socket = context.wrap_socket(behind.socket, server_side=True)
     threading.Thread(target=behind.serve_forever, daemon=True).start()
-    made = LOCAL.Federation.__new__(LOCAL.Federation)  # its nginx only, without signing and SuperLink
-    made.folder, made.port, made.door, made.processes = folder, behind.server_port, LOCAL.free_port(), {}
+    made = LOCAL.Federation.__new__(
+        LOCAL.Federation
+    )  # its nginx only, without signing and SuperLink
+    made.folder, made.port, made.door, made.processes = (
+        folder,
+        behind.server_port,
+        LOCAL.free_port(),
+        {},
+    )
     made.environment = {"PATH": "/usr/sbin:/usr/bin:/bin"}
     try:
         made.nginx()

@@ -57,14 +57,21 @@ def serial() -> Any:
 def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -> None:
     result = final(small(engine="processes", workers=workers))
     assert same_bits(result.model, serial.model)
-    assert result.ledger == serial.ledger or repr(result.ledger) == repr(serial.ledger)  # NaN is not itself
+    assert result.ledger == serial.ledger or repr(result.ledger) == repr(
+        serial.ledger
+    )  # NaN is not itself
     assert result.metrics == serial.metrics
 
 
 @pytest.mark.parametrize("method", kinds_of_client())
 def test_every_kind_of_client_gives_the_same_bits_in_worker_processes(method: str) -> None:
-    workers = 2 if catalog.find("methods", method)().local.keeps else 1  # memory may move between workers
-    ours, theirs = (final(small(method=method, rounds=2, engine=e, workers=workers)) for e in ("serial", "processes"))
+    workers = (
+        2 if catalog.find("methods", method)().local.keeps else 1
+    )  # memory may move between workers
+    ours, theirs = (
+        final(small(method=method, rounds=2, engine=e, workers=workers))
+        for e in ("serial", "processes")
+    )
     assert same_bits(ours.next_model, theirs.next_model)
     assert ours.metrics == theirs.metrics
 
@@ -77,11 +84,15 @@ def test_every_kind_of_client_gives_the_same_bits_in_worker_processes(method: st
     ],
     ids=["adam, augmentation, smoothing", "sgd, clipping"],
 )
-def test_a_persistent_optimiser_gives_the_same_bits_with_two_workers(settings: dict[str, Any]) -> None:
+def test_a_persistent_optimiser_gives_the_same_bits_with_two_workers(
+    settings: dict[str, Any],
+) -> None:
     settings = settings | {"training.persist_optimizer": True, "rounds": 2}
     one, two = final(small(**settings)), final(small(**settings, engine="processes", workers=2))
     assert same_bits(one.model, two.model)
-    assert not same_bits(one.model, final(small(**settings | {"training.persist_optimizer": False})).model)
+    assert not same_bits(
+        one.model, final(small(**settings | {"training.persist_optimizer": False})).model
+    )
 
 
 class Reversed(Serial):
@@ -119,13 +130,18 @@ def test_the_partition_seed_moves_only_the_partition() -> None:
 
 
 def dropout(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(28 * 28, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes)
+    )
 
 
 def test_a_network_that_draws_random_numbers_gives_the_same_bits_with_two_workers() -> None:
     settings = {"model": "test_engines:dropout", "rounds": 2}
     sys.path.insert(0, str(Path(__file__).parent))
-    assert same_bits(final(small(**settings)).model, final(small(**settings, engine="processes", workers=2)).model)
+    assert same_bits(
+        final(small(**settings)).model,
+        final(small(**settings, engine="processes", workers=2)).model,
+    )
 
 
 def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
@@ -134,7 +150,9 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
     try:
         loop = federate(setup.initial, setup.method, engine, setup.clients, rounds=50, seed=0)
         next(loop)
-        threading.Timer(0.05, os.kill, (next(iter(engine._workers.values())).pid, signal.SIGKILL)).start()
+        threading.Timer(
+            0.05, os.kill, (next(iter(engine._workers.values())).pid, signal.SIGKILL)
+        ).start()
         with pytest.raises(RunFailed, match=r"a worker was killed \(SIGKILL\) while"):
             list(loop)
     finally:
@@ -155,7 +173,9 @@ def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
     )
     Path("parent.py").write_text(code)
     tests = str(Path(__file__).parent)
-    with subprocess.Popen([sys.executable, "parent.py", tests], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "parent.py", tests], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         time.sleep(2)  # they are alive and importing, or waiting for work
@@ -224,14 +244,18 @@ def test_shared_memory_of_an_engine_that_cannot_start_is_freed(
     assert all_freed(blocks)
 
 
-def test_shared_memory_is_taken_at_once_or_refused(blocks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_taken_at_once_or_refused(
+    blocks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     shared = SharedArrays()
     try:
-        with pytest.raises(RunFailed, match=r"no shared memory for 4 MB .*No space left.*: try engine = serial"):
+        with pytest.raises(
+            RunFailed, match=r"no shared memory for 4 MB .*No space left.*: try engine = serial"
+        ):
             shared.empty((1000, 1000), np.float32)
         shared.empty((1000, 1000), np.float32, sparse=True)
     finally:
@@ -270,7 +294,9 @@ def test_predictions_do_not_depend_on_the_engine() -> None:
     assert scores.tobytes() == Serial(setup.trainer).predict(setup.initial, rows).tobytes()
 
 
-@pytest.mark.parametrize(("workers", "clients", "started"), [(0, 3, 2), (2, 3, 2), (5, 3, 3), (100_000, 10**6, 8)])
+@pytest.mark.parametrize(
+    ("workers", "clients", "started"), [(0, 3, 2), (2, 3, 2), (5, 3, 3), (100_000, 10**6, 8)]
+)
 def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,14 +305,23 @@ def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     with warnings.catch_warnings(record=True) as told:
         found = places_for_clients(small(engine="processes", workers=workers), clients)
         assert len(found) == started
-    assert [str(workers) in str(one.message) for one in told] == ([True] if workers > started else [])
+    assert [str(workers) in str(one.message) for one in told] == (
+        [True] if workers > started else []
+    )
 
 
-def test_an_engine_may_be_anyones_function_and_a_file_that_names_it_must_be_trusted(tmp_path, monkeypatch):
-    code = "from feddraw.engines.serial import Serial\ndef engine(prepared, workers): return Serial(prepared.trainer)\n"
+def test_an_engine_may_be_anyones_function_and_a_file_that_names_it_must_be_trusted(
+    tmp_path, monkeypatch
+):
+    code = (
+        "from feddraw.engines.serial import Serial\ndef engine(prepared, workers): return"
+        " Serial(prepared.trainer)\n"
+    )
     (tmp_path / "own_engine.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    ours, theirs = (list(run(small(rounds=1, engine=name)))[-1] for name in ("serial", "own_engine:engine"))
+    ours, theirs = (
+        list(run(small(rounds=1, engine=name)))[-1] for name in ("serial", "own_engine:engine")
+    )
     assert same(ours.model, theirs.model)
     (tmp_path / "experiment.toml").write_text('engine = "own_engine:engine"\n')
     with pytest.raises(UserError, match=r"names code to import \(engine = own_engine:engine\)"):

@@ -1,4 +1,6 @@
-"""References beside the methods, models of the clients' own, folds by patient, and the scores that are kept."""
+"""References beside the methods, models of the clients' own, folds by patient, and the scores that
+are kept.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_alone_a_client_ends_where_a_federation_of_itself_ends():
     own = setup.method.local.personal(last.model, engine.memory[0])
 
     itself = prepare(small(method="fedavg", rounds=2))
-    *_, only = federate(itself.initial, itself.method, Serial(itself.trainer), itself.clients[:1], rounds=2, seed=0)
+    *_, only = federate(
+        itself.initial, itself.method, Serial(itself.trainer), itself.clients[:1], rounds=2, seed=0
+    )
     assert np.array_equal(own.params, only.model.params)
     assert np.array_equal(own.buffers, only.model.buffers)
 
@@ -79,7 +83,9 @@ def test_every_image_is_tested_once_and_no_patient_is_on_two_sides():
     folds = [refold(dataset, 5, fold) for fold in range(5)]
     tested = np.concatenate([one.rows["test"] for one in folds])
     assert sorted(tested) == list(range(len(dataset.labels)))
-    groups = dataset.labels.patients if dataset.labels.patients is not None else dataset.labels.names
+    groups = (
+        dataset.labels.patients if dataset.labels.patients is not None else dataset.labels.names
+    )
     for one in folds:
         sides = [set(groups[one.rows[part]]) for part in ("train", "validation", "test")]
         assert sum(map(len, sides)) == len(set(groups))
@@ -89,10 +95,14 @@ def test_every_image_is_tested_once_and_no_patient_is_on_two_sides():
 def test_an_image_of_no_split_is_in_no_fold():
     dataset = open_experiment_data(complete(small()))
     bad = dataset.rows["train"][3:9]
-    dataset = replace(dataset, rows=dataset.rows | {"train": np.setdiff1d(dataset.rows["train"], bad)})
+    dataset = replace(
+        dataset, rows=dataset.rows | {"train": np.setdiff1d(dataset.rows["train"], bad)}
+    )
     used = np.setdiff1d(np.arange(len(dataset.labels)), bad)
     for fold in range(5):
-        assert np.array_equal(np.sort(np.concatenate([*refold(dataset, 5, fold).rows.values()])), used)
+        assert np.array_equal(
+            np.sort(np.concatenate([*refold(dataset, 5, fold).rows.values()])), used
+        )
 
 
 def test_the_fold_is_that_of_the_seed():

@@ -14,7 +14,9 @@ EXAMPLES = sorted((PROJECT / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_the_example_runs(script: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert "Traceback" not in done.stderr
@@ -27,7 +29,9 @@ def test_a_rule_of_ones_own_is_a_file_of_under_forty_lines() -> None:
 
 
 def test_no_script_has_the_name_of_a_module_that_others_import() -> None:
-    """A script's folder comes first on its path, so `benchmarks/signal.py` would stand for Python's own `signal`."""
+    """A script's folder comes first on its path, so `benchmarks/signal.py` would stand for Python's
+    own `signal`.
+    """
     scripts = [*EXAMPLES, *(PROJECT / "benchmarks").glob("*.py")]
     assert not {path.stem for path in scripts} & sys.stdlib_module_names
 
@@ -35,6 +39,6 @@ def test_no_script_has_the_name_of_a_module_that_others_import() -> None:
 def test_the_snippets_in_docstrings_give_what_they_say() -> None:
     import doctest
 
-    from feddraw import schedules
+    from feddraw.core import schedules
 
     assert doctest.testmod(schedules) == doctest.TestResults(failed=0, attempted=1)

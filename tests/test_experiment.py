@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import feddraw
-from feddraw.datasets.phantom import phantom
+from feddraw.data.datasets.phantom import phantom
 from feddraw.errors import UserError
 from feddraw.experiment import settings
 from feddraw.experiment.run_preparation import prepare, prepare_client_data
@@ -28,13 +28,27 @@ def test_the_laptop_preset_is_the_default() -> None:
     assert Experiment.preset("laptop") == Experiment()
     experiment = complete(Experiment())
     assert experiment.data == {
-        "name": "phantom", "mix": "chestmnist", "train": 3533, "validation": 1000, "test": 2000, "label_noise": 0.05,
-        "seed": 0, "size": 32,
-    }  # fmt: skip
+        "name": "phantom",
+        "mix": "chestmnist",
+        "train": 3533,
+        "validation": 1000,
+        "test": 2000,
+        "label_noise": 0.05,
+        "seed": 0,
+        "size": 32,
+    }
     assert experiment.scenario == {
-        "name": "CHM-2", "scale": 0.045, "construction": "concentration", "share": 0.65, "patient_disjoint": False,
-    }  # fmt: skip
-    assert (experiment.rounds, experiment.training.epochs, experiment.training.batch_size) == (15, 2, 64)
+        "name": "CHM-2",
+        "scale": 0.045,
+        "construction": "concentration",
+        "share": 0.65,
+        "patient_disjoint": False,
+    }
+    assert (experiment.rounds, experiment.training.epochs, experiment.training.batch_size) == (
+        15,
+        2,
+        64,
+    )
     assert experiment.method["beta_max"] == 3.0
     assert experiment.method["reading"] == "reported"
 
@@ -42,7 +56,11 @@ def test_the_laptop_preset_is_the_default() -> None:
 def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
     completed: list[str] = []
     recorded = settings.method_with_defaults
-    monkeypatch.setattr(settings, "method_with_defaults", lambda *method: completed.append("once") or recorded(*method))
+    monkeypatch.setattr(
+        settings,
+        "method_with_defaults",
+        lambda *method: completed.append("once") or recorded(*method),
+    )
     experiment = complete(small(rounds=1))
     assert complete(experiment) is experiment
     run(experiment)
@@ -55,7 +73,12 @@ def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_paper_preset_is_the_papers() -> None:
     paper = Experiment.preset("paper")
     training = paper.training
-    assert (training.lr, training.weight_decay, training.label_smoothing, training.clip) == (1e-5, 5e-3, 0.05, 5.0)
+    assert (training.lr, training.weight_decay, training.label_smoothing, training.clip) == (
+        1e-5,
+        5e-3,
+        0.05,
+        5.0,
+    )
     assert training.augment
     assert paper.section("model") == ("densenet121", {})
     assert paper.scenario == {"name": "CHM-2", "scale": 1.0}
@@ -122,7 +145,10 @@ MISTAKES = [
     ({"method.eta": "big"}, "method.eta must be a number, not 'big'"),
     ({"method.reading": "reportd"}, "did you mean reported?"),
     ({"method": "feddraw+fedprox+moon"}, "mixes more than two methods"),
-    ({"method": "scaffold", "method.option": "I"}, "SCAFFOLD's option I does not fit update space under Adam"),
+    (
+        {"method": "scaffold", "method.option": "I"},
+        "SCAFFOLD's option I does not fit update space under Adam",
+    ),
     ({"rounds": 0}, "rounds must be at least 1, not 0"),
     ({"rounds": 1.5}, "rounds must be a whole number, not 1.5"),
     ({"rounds": True}, "rounds must be a whole number, not True"),
@@ -152,8 +178,12 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), MISTAKES, ids=[str(list(m[0].items())[-1]) for m in MISTAKES])
-def test_a_mistake_is_one_line_and_leaves_no_folder(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"), MISTAKES, ids=[str(list(m[0].items())[-1]) for m in MISTAKES]
+)
+def test_a_mistake_is_one_line_and_leaves_no_folder(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with pytest.raises(UserError) as caught:
         list(run(small(**changes), out))
@@ -180,7 +210,9 @@ def test_the_loop_yields_a_result_a_round_with_weights_that_sum_to_one() -> None
         assert math.isclose(sum(result.weights.values()), 1.0, abs_tol=1e-12)
         assert 0 < result.metrics["validation"]["auc"]["macro"] < 1
     sizes = np.array([entry.size for entry in results[0].ledger])
-    np.testing.assert_allclose(list(results[0].weights.values()), sizes / sizes.sum())  # round 0 is the prior
+    np.testing.assert_allclose(
+        list(results[0].weights.values()), sizes / sizes.sum()
+    )  # round 0 is the prior
     np.testing.assert_allclose(list(results[-1].weights.values()), 1 / 3)  # the last one uniform
     assert set(results[-1].metrics) == {"validation", "test", "clients"}
 
@@ -207,13 +239,17 @@ def test_iterate_trains_a_round_when_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_dir_shows_what_there_is() -> None:
-    assert {"run", "iterate", "Experiment", "weights", "schedule", "__version__"} <= set(dir(feddraw))
+    assert {"run", "iterate", "Experiment", "weights", "schedule", "__version__"} <= set(
+        dir(feddraw)
+    )
     assert all(getattr(feddraw, name) is not None for name in dir(feddraw))
 
 
 def test_holdout_images_are_not_trained_on_and_are_reported_by_client() -> None:
     setup = prepare(small(holdout=0.25))
-    for shard, train, held in zip(setup.partition.shards, setup.training_rows, setup.evaluator.holdout, strict=True):
+    for shard, train, held in zip(
+        setup.partition.shards, setup.training_rows, setup.evaluator.holdout, strict=True
+    ):
         assert len(train) + len(held) == len(shard)
         assert not set(train) & set(held)
     *_, last = run(small(holdout=0.25, rounds=1))
@@ -225,10 +261,16 @@ def test_holdout_images_are_not_trained_on_and_are_reported_by_client() -> None:
 def test_a_patient_of_several_clients_is_kept_back_by_all_or_by_none(scenario: str) -> None:
     drawn = phantom(size=28, train=120, validation=20, test=20)
     number = np.arange(len(drawn.labels))
-    sites = np.array(["A", "B"])[number % 2]  # of three images each, so that all patients are at both
+    sites = np.array(["A", "B"])[
+        number % 2
+    ]  # of three images each, so that all patients are at both
     labels = replace(drawn.labels, patients=(number // 3).astype(np.str_), sites=sites)
-    data = prepare_client_data(small(holdout=0.25, scenario=scenario), replace(drawn, labels=labels))
-    owners = [set(number[np.concatenate(rows)] // 3) for rows in (data.training_rows, data.holdout_rows)]
+    data = prepare_client_data(
+        small(holdout=0.25, scenario=scenario), replace(drawn, labels=labels)
+    )
+    owners = [
+        set(number[np.concatenate(rows)] // 3) for rows in (data.training_rows, data.holdout_rows)
+    ]
     assert not owners[0] & owners[1]
     for train, held in zip(data.training_rows, data.holdout_rows, strict=True):
         assert len(held) / (len(held) + len(train)) == pytest.approx(0.25, abs=0.15)

@@ -1,4 +1,6 @@
-"""Explaining weights: the parts add up, the words follow the ledger, and no ledger is too strange to be read."""
+"""Explaining weights: the parts add up, the words follow the ledger, and no ledger is too strange
+to be read.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,24 @@ from feddraw.analysis.explain_weights import (
     weights_in_sentences,
 )
 from feddraw.cli import app
+from feddraw.core.schedules import gamma_and_beta, softmax, weights_and_parts
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
-from feddraw.schedules import gamma_and_beta, softmax, weights_and_parts
 from run_folders import make_run
 
 scores = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8)
 
 
 @given(scores)
-def test_the_parts_of_a_weight_add_up_to_its_distance_from_an_equal_share(pairs: list[tuple[float, float]]) -> None:
+def test_the_parts_of_a_weight_add_up_to_its_distance_from_an_equal_share(
+    pairs: list[tuple[float, float]],
+) -> None:
     size, similarity = np.array(pairs).T
     from_size, from_similarity = split_weights(size, similarity)
-    assert from_size + from_similarity == pytest.approx(softmax(size + similarity, 1.0) - 1 / len(size), abs=1e-12)
+    assert from_size + from_similarity == pytest.approx(
+        softmax(size + similarity, 1.0) - 1 / len(size), abs=1e-12
+    )
     assert from_size.sum() == pytest.approx(0, abs=1e-12)
 
 
@@ -52,10 +58,14 @@ def test_the_split_of_feddraw_is_that_of_its_formula(tmp_path: Path) -> None:
     parts = weights_and_parts([100, 100, 100, 500], ledger["similarity"][2], *gamma_and_beta(2, 6))
     assert parts.weight == pytest.approx(found.shares[2])
     beta = float(parts.beta or 0)
-    wanted = split_weights(beta * parts.gamma * parts.prior, beta * (1 - parts.gamma) * parts.similarity)
+    wanted = split_weights(
+        beta * parts.gamma * parts.prior, beta * (1 - parts.gamma) * parts.similarity
+    )
     assert found.from_size[2] == pytest.approx(wanted[0])
     assert found.from_similarity[2] == pytest.approx(wanted[1])
-    assert found.from_size[0] == pytest.approx([-0.125, -0.125, -0.125, 0.375])  # the prior is the weight
+    assert found.from_size[0] == pytest.approx(
+        [-0.125, -0.125, -0.125, 0.375]
+    )  # the prior is the weight
     assert found.from_similarity[0] == pytest.approx(np.zeros(4))
 
 
@@ -65,11 +75,18 @@ def test_the_words_say_when_the_small_overtook_and_when_all_were_equal(tmp_path:
     overtook = int(np.flatnonzero(small > large + 1e-9)[0])
     said = " ".join(weights_in_sentences(found))
     assert 0 < overtook < 14
-    assert f"They overtook in round {overtook}: {small[overtook]:.4f} vs {large[overtook]:.4f} per client." in said
+    assert (
+        f"They overtook in round {overtook}: {small[overtook]:.4f} vs {large[overtook]:.4f} per"
+        " client." in said
+    )
     assert "exactly equal in round 14" in said
     assert "C4 counted most" in said or "C4 counted least" in said
     told = explanation_document(found)
-    assert told["small"] == {"clients": ["C1", "C2", "C3"], "overtook": overtook, "ahead": [[overtook, 13]]}
+    assert told["small"] == {
+        "clients": ["C1", "C2", "C3"],
+        "overtook": overtook,
+        "ahead": [[overtook, 13]],
+    }
     assert told["equal"]["exactly"] == [[14, 14]]
 
 
@@ -96,10 +113,19 @@ def test_fedadp_is_split_into_size_and_angle(tmp_path: Path) -> None:
     prior, score = np.array([0.25, 0.75]), np.array([3.0, 1.0])
     weight = softmax(np.log(prior) + score, 1.0)
     rows = [
-        {"round": 0, "client": f"C{i}", "size": 10, "steps": 1, "prior": prior[i], "similarity": 0.5,
-         "reputation": score[i], "weight": weight[i], "status": "counted"}
+        {
+            "round": 0,
+            "client": f"C{i}",
+            "size": 10,
+            "steps": 1,
+            "prior": prior[i],
+            "similarity": 0.5,
+            "reputation": score[i],
+            "weight": weight[i],
+            "status": "counted",
+        }
         for i in range(2)
-    ]  # fmt: skip
+    ]
     found = explain_run_weights(read_run(ledger(tmp_path / "run", rows)))
     assert found.from_size is not None
     assert found.from_size[0, 1] > 0 > found.from_size[0, 0]
@@ -109,7 +135,11 @@ def test_fedadp_is_split_into_size_and_angle(tmp_path: Path) -> None:
 
 def test_coefficients_that_do_not_add_up_and_absent_clients_are_said(tmp_path: Path) -> None:
     row = {"round": 0, "size": 10, "steps": 1, "weight": 0.9, "status": "counted"}
-    rows = [row | {"client": "A"}, row | {"client": "B"}, row | {"client": "C", "weight": 0, "status": "refused: NaN"}]
+    rows = [
+        row | {"client": "A"},
+        row | {"client": "B"},
+        row | {"client": "C", "weight": 0, "status": "refused: NaN"},
+    ]
     found = explain_run_weights(read_run(ledger(tmp_path / "run", rows)))
     said = " ".join(weights_in_sentences(found))
     assert found.shares.tolist() == [[0.5, 0.5, 0.0]]
@@ -121,7 +151,10 @@ def test_a_round_in_which_nobody_counted_changes_nothing_of_the_others(tmp_path:
     before = explain_run_weights(read_run(make_run(tmp_path / "whole")))
     rows = list(csv.DictReader((tmp_path / "whole" / "weights.csv").open()))
     nobody = {"size": 0, "steps": 0, "weight": 0, "influence": 0, "status": "missing"}
-    known = [{"round": row["round"], "client": row["client"]} | nobody if row["round"] == "2" else row for row in rows]
+    known = [
+        {"round": row["round"], "client": row["client"]} | nobody if row["round"] == "2" else row
+        for row in rows
+    ]
     found = explain_run_weights(read_run(ledger(tmp_path / "run", known)))
     assert not found.rescaled
     assert found.from_size is not None
@@ -147,7 +180,9 @@ def test_the_command_prints_words_or_one_document(tmp_path: Path) -> None:
     assert "from similarity" in shown.output
     told = json.loads(CliRunner().invoke(app, ["explain", str(folder), "--json"]).output)
     for client in told["clients"]:
-        assert client["from_size"] + client["from_similarity"] == pytest.approx(client["mean"] - 0.25)
+        assert client["from_size"] + client["from_similarity"] == pytest.approx(
+            client["mean"] - 0.25
+        )
     assert len(told["by_round"]) == 6
 
 

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, READINGS
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.errors import UserError
 from feddraw.explorer import explorer_page, write_explorer
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
-from feddraw.schedules import BETA_MAX, ETA, LAM, READINGS
 
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "feddraw", "explore", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 class Reader(HTMLParser):
@@ -76,12 +78,18 @@ def test_nothing_on_the_page_is_fetched() -> None:
     assert set(re.findall(r"https?://[^\"'\s]+", explorer_page())) == {
         "http://www.w3.org/2000/svg"
     }  # a name, not an address
-    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(|sendBeacon|WebSocket", explorer_page())
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", explorer_page())
+    assert not re.search(
+        r"@import|url\(|fetch\(|XMLHttpRequest|import\(|sendBeacon|WebSocket", explorer_page()
+    )
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", explorer_page()
+    )
 
 
 def test_the_policy_allows_this_script_and_no_request() -> None:
-    policy = next(a["content"] for _, a in read().tags if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for _, a in read().tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
     digest = base64.b64encode(hashlib.sha256(read().scripts[-1].encode()).digest()).decode()
     assert policy is not None
     assert policy.startswith("default-src 'none'")
@@ -93,13 +101,23 @@ def test_the_paper_s_scenarios_and_settings_are_put_in() -> None:
     assert {preset["name"]: tuple(preset["sizes"]) for preset in data["presets"]} == {
         scenario.name: scenario.sizes for scenario in PAPER_SCENARIOS.values()
     }
-    assert data["settings"] == {"rounds": 15, "eta": ETA, "lam": LAM, "beta_max": BETA_MAX, "reading": "reported"}
+    assert data["settings"] == {
+        "rounds": 15,
+        "eta": ETA,
+        "lam": LAM,
+        "beta_max": BETA_MAX,
+        "reading": "reported",
+    }
     assert [a["value"] for _, a in read().tags if a.get("name") == "reading"] == list(READINGS)
 
 
 def test_the_page_names_the_authors_and_what_it_is_not() -> None:
     text = " ".join(explorer_page().split())
-    for words in ("Maryam Moradpour and Anne-Christin Hauschild", "independent implementation", "not a medical device"):
+    for words in (
+        "Maryam Moradpour and Anne-Christin Hauschild",
+        "independent implementation",
+        "not a medical device",
+    ):
         assert words in text
 
 
@@ -108,7 +126,11 @@ def test_every_control_has_a_label() -> None:
     labelled = {a["for"] for tag, a in reader.tags if tag == "label" and "for" in a}
     for tag, attributes in reader.tags:
         if tag in ("input", "select") and attributes.get("type") != "radio":
-            assert attributes.get("id") in labelled or "aria-label" in attributes or "data-label" in attributes
+            assert (
+                attributes.get("id") in labelled
+                or "aria-label" in attributes
+                or "data-label" in attributes
+            )
 
 
 def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""`feddraw export`: every format gives the run's own probabilities, and the card says what a user must know."""
+"""`feddraw export`: every format gives the run's own probabilities, and the card says what a user
+must know.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from feddraw.results.recorded_run import read_run
 from small import small
 
 EXPERIMENT = small(rounds=2, holdout=0.2, **{"keep.tail": 2})
-needs_onnx = pytest.mark.skipif(not exporting.installed("onnxruntime"), reason="onnxruntime is missing")
+needs_onnx = pytest.mark.skipif(
+    not exporting.installed("onnxruntime"), reason="onnxruntime is missing"
+)
 needs_fire = pytest.mark.skipif(not exporting.installed("fire"), reason="fire or MONAI is missing")
 
 
@@ -62,7 +66,9 @@ def test_onnx_gives_the_scores_that_the_run_kept_for_every_test_image(folder: Pa
 
 
 def test_safetensors_load_in_ten_lines(folder: Path) -> None:
-    done = typed(folder / "run", "--out", folder / "tail", "--formats", "safetensors", "--model", "tail")
+    done = typed(
+        folder / "run", "--out", folder / "tail", "--formats", "safetensors", "--model", "tail"
+    )
     assert done.exit_code == 0, done.output
     loader = folder / "tail" / "safetensors" / "load.py"
     assert len([line for line in loader.read_text().splitlines() if line]) <= 10
@@ -114,7 +120,9 @@ def test_monais_own_command_runs_the_bundle_on_new_images(folder: Path, tmp_path
             assert int(row[f"{name} call"]) == calls[place]
 
 
-def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(folder: Path) -> None:
+def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
+    folder: Path,
+) -> None:
     options = ["--formats", "safetensors", "--licence", "CC BY 4.0"]
     assert typed(folder / "run", "--out", folder / "a", *options).exit_code == 0
     assert typed(folder / "run", "--out", folder / "b", *options, "--names").exit_code == 0
@@ -153,10 +161,14 @@ def test_without_the_data_the_check_uses_random_images_and_says_so(
     assert "mine.csv" in done.note
     assert not done.checks[0].test_images
     assert "random images" in (folder / "away" / "MODEL_CARD.md").read_text()
-    assert "mine.csv" not in (folder / "away" / "check.json").read_text()  # it is passed on with the model
+    assert (
+        "mine.csv" not in (folder / "away" / "check.json").read_text()
+    )  # it is passed on with the model
 
 
-def test_a_file_that_scores_differently_stops_the_export(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_scores_differently_stops_the_export(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(trained, place):
         return lambda pixels: np.full((len(pixels), len(trained.findings)), 0.5, np.float32)
 
@@ -167,7 +179,11 @@ def test_a_file_that_scores_differently_stops_the_export(folder: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("--formats", "onxx"), "did you mean onnx"), (("--model", "best"), "kept no model"), ((), "is already used")],
+    [
+        (("--formats", "onxx"), "did you mean onnx"),
+        (("--model", "best"), "kept no model"),
+        ((), "is already used"),
+    ],
 )
 def test_mistakes_are_one_line(folder: Path, words: tuple[str, ...], says: str) -> None:
     (folder / "used").mkdir(exist_ok=True)

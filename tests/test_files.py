@@ -1,4 +1,6 @@
-"""Nothing that we write, rename or delete follows a link; files are whole; what is private is for its owner only."""
+"""Nothing that we write, rename or delete follows a link; files are whole; what is private is for
+its owner only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
 from feddraw.system import locks
-from feddraw.system.file_writing import append_to_log, make_folder, make_subfolder, open_file, write_whole
+from feddraw.system.file_writing import (
+    append_to_log,
+    make_folder,
+    make_subfolder,
+    open_file,
+    write_whole,
+)
 from run_folders import make_run
 from small import small
 
@@ -34,28 +42,43 @@ def outside(tmp_path: Path) -> Path:
 
 
 def untouched(outside: Path) -> bool:
-    files = {str(path.relative_to(outside)): path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(outside)): path.read_bytes()
+        for path in outside.rglob("*")
+        if path.is_file()
+    }
     return files == {".bashrc": SECRET, "Pictures/chm-9-sizes.svg": SECRET}
 
 
 def said(*words: str | Path) -> str:
     done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, UserError | SystemExit), done.exception
+    assert done.exception is None or isinstance(done.exception, UserError | SystemExit), (
+        done.exception
+    )
     return str(done.exception or "")
 
 
-# ---------------------------------------------------------------------------------------------------- links
+# -------------------------------------------------------------------------------------------- links
 
 
 def test_a_report_writes_through_no_link(tmp_path: Path, outside: Path) -> None:
     stranger = make_run(tmp_path / "stranger", rounds=2)
     (stranger / "figures").mkdir()
-    names = ["report.html", "report.md", "report.csv", "tables.tex", "figures/figures.json", "figures/chm-2-sizes.svg"]
+    names = [
+        "report.html",
+        "report.md",
+        "report.csv",
+        "tables.tex",
+        "figures/figures.json",
+        "figures/chm-2-sizes.svg",
+    ]
     for name in names:
         for planted in (name, f"{name}.part"):
             (stranger / planted).unlink(missing_ok=True)
             (stranger / planted).symlink_to(outside / ".bashrc")
-        assert f"{Path(name).name} is a link and may lead out of its folder" in said("report", stranger)
+        assert f"{Path(name).name} is a link and may lead out of its folder" in said(
+            "report", stranger
+        )
         assert untouched(outside)
         (stranger / name).unlink()
     assert said("report", stranger) == ""  # past all that is left behind under temporary names
@@ -72,7 +95,9 @@ def test_a_report_neither_writes_to_a_linked_folder_nor_deletes_what_its_markdow
     assert untouched(outside)
 
 
-def test_only_figures_that_a_manifest_says_are_ours_and_unchanged_are_removed(tmp_path: Path, outside: Path) -> None:
+def test_only_figures_that_a_manifest_says_are_ours_and_unchanged_are_removed(
+    tmp_path: Path, outside: Path
+) -> None:
     make_run(tmp_path / "runs" / "a", scenario="CHM-1", rounds=2)
     make_run(tmp_path / "runs" / "b", scenario="CHM-2", rounds=2)
     assert said("report", tmp_path / "runs", "--out", tmp_path / "page") == ""
@@ -81,7 +106,8 @@ def test_only_figures_that_a_manifest_says_are_ours_and_unchanged_are_removed(tm
     (figures / "chm-2-sizes.png").unlink()
     (figures / "chm-2-sizes.png").symlink_to(outside / ".bashrc")
     (tmp_path / "page" / "report.md").write_text(  # also names that no file can have
-        f"![](figures/mine.svg) ![](figures/\0.svg) ![](figures/{'x' * 5000}.svg) ![](figures/..svg)"
+        f"![](figures/mine.svg) ![](figures/\0.svg) ![](figures/{'x' * 5000}.svg)"
+        " ![](figures/..svg)"
     )
     (figures / "mine.svg").write_text("<svg/>")
     assert said("report", tmp_path / "runs" / "a", "--out", tmp_path / "page") == ""
@@ -91,8 +117,20 @@ def test_only_figures_that_a_manifest_says_are_ours_and_unchanged_are_removed(tm
     assert untouched(outside)
 
 
-LINKED = ("checkpoint", "tensorboard", "rounds.jsonl", "weights.csv", "metrics.json", "model.safetensors")
-LINKED += ("environment.json", "predictions.safetensors", "pieces.csv", "checkpoint/state.safetensors")
+LINKED = (
+    "checkpoint",
+    "tensorboard",
+    "rounds.jsonl",
+    "weights.csv",
+    "metrics.json",
+    "model.safetensors",
+)
+LINKED += (
+    "environment.json",
+    "predictions.safetensors",
+    "pieces.csv",
+    "checkpoint/state.safetensors",
+)
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -102,10 +140,16 @@ def test_a_run_is_not_resumed_through_a_link(tmp_path: Path, outside: Path, name
     begun.close()
     for planted in (tmp_path / "run" / name, tmp_path / "run" / f"{name}.part"):
         if planted.exists():
-            planted.rename(tmp_path / "moved") if not planted.is_dir() else planted.rename(tmp_path / "folder")
+            (
+                planted.rename(tmp_path / "moved")
+                if not planted.is_dir()
+                else planted.rename(tmp_path / "folder")
+            )
         planted.symlink_to(outside / (".bashrc" if planted.suffix else "Pictures"))
     link = tmp_path / "run" / name
-    if name == "metrics.json":  # a link to something that is no result of ours: it must not stand for one
+    if (
+        name == "metrics.json"
+    ):  # a link to something that is no result of ours: it must not stand for one
         link.unlink()
         link.symlink_to(outside / "nothing")
     with pytest.raises(UserError, match="is a link and may lead out of its folder"):
@@ -120,11 +164,15 @@ def test_a_folder_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "big disk" / "metrics.json").is_file()
 
 
-def test_a_study_runs_in_no_linked_folder_and_logs_to_no_linked_file(tmp_path: Path, outside: Path) -> None:
+def test_a_study_runs_in_no_linked_folder_and_logs_to_no_linked_file(
+    tmp_path: Path, outside: Path
+) -> None:
     (tmp_path / "s.toml").write_text("rounds = 1\nscenario = 'CHM-1'\nmethod = ['fedavg']\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "CHM-1_fedavg_seed=0").symlink_to(outside / "Pictures")
-    done = CliRunner().invoke(app, ["study", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(
+        app, ["study", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out")]
+    )
     assert done.exit_code == 1
     assert untouched(outside)
     (tmp_path / "failures.log").symlink_to(outside / ".bashrc")
@@ -149,7 +197,7 @@ def test_every_writer_refuses_a_link(tmp_path: Path, outside: Path, target: str)
         write_whole(Path("/dev/null"), b"")
 
 
-# ---------------------------------------------------------------------------------------------------- whole
+# -------------------------------------------------------------------------------------------- whole
 
 
 def test_a_file_left_behind_by_a_dead_process_goes_and_one_in_use_stays(tmp_path: Path) -> None:
@@ -172,7 +220,7 @@ def test_a_file_left_behind_by_a_dead_process_goes_and_one_in_use_stays(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["y"]
 
 
-# ---------------------------------------------------------------------------------------------------- private
+# ------------------------------------------------------------------------------------------ private
 
 
 @pytest.fixture(params=[0o000, 0o022])
@@ -212,8 +260,11 @@ def test_prepared_images_are_for_their_owner_only_and_older_ones_are_closed(
 
     from feddraw.data.npz_archive import NpzArchive
 
-    parts = {f"{part}_{kind}": np.zeros((4, 8, 8) if kind == "images" else (4, 14), np.uint8)
-             for part in ("train", "val", "test") for kind in ("images", "labels")}  # fmt: skip
+    parts = {
+        f"{part}_{kind}": np.zeros((4, 8, 8) if kind == "images" else (4, 14), np.uint8)
+        for part in ("train", "val", "test")
+        for kind in ("images", "labels")
+    }
     np.savez(tmp_path / "a.npz", **parts)
     monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "cache"))
 
@@ -284,6 +335,8 @@ def test_without_fcntl_a_run_is_written_and_locks_are_files(tmp_path: Path) -> N
 def test_nothing_imports_fcntl_before_it_is_needed() -> None:
     source = Path(locks.__file__).parent.parent
     early = [
-        path for path in source.rglob("*.py") if re.search(r"^(import|from) fcntl", path.read_text(), re.MULTILINE)
+        path
+        for path in source.rglob("*.py")
+        if re.search(r"^(import|from) fcntl", path.read_text(), re.MULTILINE)
     ]
     assert not early

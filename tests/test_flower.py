@@ -1,4 +1,6 @@
-"""The Flower path gives the bits of the serial engine, for every method, and survives what a federation brings."""
+"""The Flower path gives the bits of the serial engine, for every method, and survives what a
+federation brings.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ ROUNDS = 3
 
 def app(method: Method, memory: Path) -> ClientApp:
     """The tiny federation's clients behind Flower's door."""
-    trainer = Trainer(tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks)
+    trainer = Trainer(
+        tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks
+    )
 
     def site(context: Any) -> Site:
         number = int(context.node_config["partition-id"])
@@ -52,24 +56,30 @@ def app(method: Method, memory: Path) -> ClientApp:
     return client(site)
 
 
-def federation(method: Method, memory: Path, arrive: Any = None, nodes: Any = NODES) -> InProcessGrid:
+def federation(
+    method: Method, memory: Path, arrive: Any = None, nodes: Any = NODES
+) -> InProcessGrid:
     return InProcessGrid(app(method, memory), nodes, arrive=arrive)
 
 
-def trained(method: Method, memory: Path, rounds: int = ROUNDS, arrive: Any = None, **options: Any) -> MethodStrategy:
+def trained(
+    method: Method, memory: Path, rounds: int = ROUNDS, arrive: Any = None, **options: Any
+) -> MethodStrategy:
     strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, **options)
     strategy.start(federation(method, memory, arrive), model_to_arrays(tiny.initial()), rounds)
     return strategy
 
 
-# ---------------------------------------------------------------------------------------------------- the same bits
+# ------------------------------------------------------------------------------------ the same bits
 
 
 @pytest.mark.parametrize("name", catalog.names("methods"))
 def test_every_method_gives_the_bits_of_the_serial_engine(name: str, tmp_path: Path) -> None:
     method = catalog.find("methods", name)()
     *_, last = tiny.train(method, ROUNDS)
-    strategy = trained(method, tmp_path, proxy=tiny.server_images() if method.weighting.proxy else None)
+    strategy = trained(
+        method, tmp_path, proxy=tiny.server_images() if method.weighting.proxy else None
+    )
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
@@ -84,10 +94,13 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path: Path) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- the one-line swap
+# -------------------------------------------------------------------------------- the one-line swap
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "flower" / "quickstart"
-OURS = "from feddraw.flower import FedDRAW as FedAvg  # was: from flwr.serverapp.strategy import FedAvg"
+OURS = (
+    "from feddraw.flower import FedDRAW as FedAvg  # was: from flwr.serverapp.strategy import"
+    " FedAvg"
+)
 
 
 def quickstart(monkeypatch: pytest.MonkeyPatch, strategy: str) -> tuple[Any, Any]:
@@ -122,7 +135,9 @@ def test_a_quickstart_app_runs_with_one_line_changed(monkeypatch: pytest.MonkeyP
     assert (before.arrays[counter].dtype, result.arrays[counter].dtype) == ("float64", "int64")
     assert [len(r.weights) for r in strategy.history] == [3, 3, 3]
     assert strategy.history[0].weights["node 1001"] == pytest.approx(160 / 240)  # by size at first
-    assert list(strategy.history[2].weights.values()) == pytest.approx([1 / 3] * 3)  # equal at the end
+    assert list(strategy.history[2].weights.values()) == pytest.approx(
+        [1 / 3] * 3
+    )  # equal at the end
     assert strategy.model.layout.classifier == "head"
     assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
     assert result.train_metrics_clientapp[3]["ledger-weight"] == pytest.approx([1 / 3] * 3)
@@ -130,28 +145,43 @@ def test_a_quickstart_app_runs_with_one_line_changed(monkeypatch: pytest.MonkeyP
 
 
 def test_the_strategy_takes_the_place_of_fedavg_in_every_argument() -> None:
-    names = ["fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"]
+    names = [
+        "fraction_train",
+        "fraction_evaluate",
+        "min_train_nodes",
+        "min_evaluate_nodes",
+        "min_available_nodes",
+    ]
     names += ["weighted_by_key", "arrayrecord_key", "configrecord_key"]
     values = [0.5, 0.25, 3, 4, 5, "images", "model", "settings"]
     theirs, ours = FedAvg(*values), FedDRAW(*values)
     assert isinstance(ours, FedAvg)
-    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names] == values
+    assert (
+        [getattr(ours, name) for name in names]
+        == [getattr(theirs, name) for name in names]
+        == values
+    )
 
 
 def test_a_server_needs_no_torch() -> None:
     code = (
-        "import sys; from feddraw.flower import FedDRAW; FedDRAW(); print('torch' in sys.modules, 'ray' in sys.modules)"
+        "import sys; from feddraw.flower import FedDRAW; FedDRAW(); print('torch' in sys.modules,"
+        " 'ray' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
 
 
-# ---------------------------------------------------------------------------------------------------- types
+# -------------------------------------------------------------------------------------------- types
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_precision_travels_without_loss(dtype: torch.dtype) -> None:
-    state = {"head.weight": torch.randn(3, 5).to(dtype), "head.bias": torch.randn(3).to(dtype), "n": torch.tensor(7)}
+    state = {
+        "head.weight": torch.randn(3, 5).to(dtype),
+        "head.bias": torch.randn(3).to(dtype),
+        "n": torch.tensor(7),
+    }
     arrays = record(state)
     model = arrays_to_model(arrays, layout_of_arrays(arrays))
     back = state_dict(model_to_arrays(model))
@@ -163,7 +193,10 @@ def test_every_precision_travels_without_loss(dtype: torch.dtype) -> None:
 def test_records_are_byte_for_byte_those_of_flower() -> None:
     state = tiny.build()[0].state_dict()
     theirs, ours = ArrayRecord(state), record(state)
-    assert all(theirs[name].data == ours[name].data and theirs[name].shape == ours[name].shape for name in state)
+    assert all(
+        theirs[name].data == ours[name].data and theirs[name].shape == ours[name].shape
+        for name in state
+    )
     assert torch.equal(ours.to_torch_state_dict()["first.weight"], state["first.weight"])
 
 
@@ -180,13 +213,21 @@ def test_averages_keep_the_type_of_each_tensor(tmp_path: Path) -> None:
     strategy = FedDRAW(fraction_evaluate=0.0)
     result = strategy.start(grid, record(state), 2)
     found = state_dict(result.arrays)
-    assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in state.items()}
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        name: t.dtype for name, t in state.items()
+    }
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
     assert strategy.model.layout.classifier == "head"
 
 
 def test_the_classifier_is_the_last_matrix_with_a_bias_or_the_one_that_is_named() -> None:
-    shapes = {"embed.weight": (9, 4), "head.weight": (3, 4), "head.bias": (3,), "tie.weight": (4, 4), "tie.scale": (4,)}
+    shapes = {
+        "embed.weight": (9, 4),
+        "head.weight": (3, 4),
+        "head.bias": (3,),
+        "tie.weight": (4, 4),
+        "tie.scale": (4,),
+    }
     arrays = record({name: torch.zeros(shape) for name, shape in shapes.items()})
     assert layout_of_arrays(arrays).classifier == "head"
     assert layout_of_arrays(arrays, "embed").classifier == "embed"
@@ -198,18 +239,30 @@ def test_the_classifier_is_the_last_matrix_with_a_bias_or_the_one_that_is_named(
     ("shapes", "taken"),
     [
         ({"hidden.weight": (5, 4), "hidden.bias": (5,), "fc.weight": (2, 5)}, "fc"),
-        ({"neck.weight": (5, 4), "neck.bias": (5,), "head.weight": (2, 5, 1, 1), "head.bias": (2,)}, "head"),
+        (
+            {
+                "neck.weight": (5, 4),
+                "neck.bias": (5,),
+                "head.weight": (2, 5, 1, 1),
+                "head.bias": (2,),
+            },
+            "head",
+        ),
         ({"body.weight": (5, 4), "fc.weight": (2, 5)}, "fc"),
         ({"fc.weight": (2, 5), "fc.bias": (2,), "aux.weight": (2, 5), "aux.bias": (2,)}, ""),
         ({"fc.weight": (2, 5), "fc.bias": (2,), "aux.weight": (1, 5), "aux.bias": (1,)}, ""),
     ],
 )
-def test_a_head_that_cannot_be_told_is_asked_for_with_the_candidates(shapes: dict[str, Any], taken: str) -> None:
+def test_a_head_that_cannot_be_told_is_asked_for_with_the_candidates(
+    shapes: dict[str, Any], taken: str
+) -> None:
     arrays = record({name: torch.ones(shape) for name, shape in shapes.items()})
 
     def started(**options: Any) -> Any:
         grid = InProcessGrid(echo(lambda arrays, number: arrays), NODES[:2])
-        strategy = MethodStrategy(options.pop("method", feddraw()), fraction_evaluate=0.0, **options)
+        strategy = MethodStrategy(
+            options.pop("method", feddraw()), fraction_evaluate=0.0, **options
+        )
         strategy.start(grid, arrays, 1)
         return strategy.model.layout.classifier
 
@@ -224,7 +277,7 @@ def test_a_head_that_cannot_be_told_is_asked_for_with_the_candidates(shapes: dic
         started(classifier=taken or "fc", findings=("a", "b", "c"))
 
 
-# ---------------------------------------------------------------------------------------------------- bad replies
+# -------------------------------------------------------------------------------------- bad replies
 
 
 def echo(answer: Any, sizes: Any = None) -> ClientApp:
@@ -237,14 +290,19 @@ def echo(answer: Any, sizes: Any = None) -> ClientApp:
         arrays = answer(message.content["arrays"], number)
         metrics = {"num-examples": 10 * (number + 1), "partition-id": number, "train_loss": 0.5}
         metrics |= {} if sizes is None else sizes(number)
-        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=message
+        )
 
     return app
 
 
 def moved(arrays: ArrayRecord, number: int) -> ArrayRecord:
     return record(
-        {name: t + 0.01 * (number + 1) if t.is_floating_point() else t + 1 for name, t in state_dict(arrays).items()}
+        {
+            name: t + 0.01 * (number + 1) if t.is_floating_point() else t + 1
+            for name, t in state_dict(arrays).items()
+        }
     )
 
 
@@ -272,7 +330,9 @@ def broken(how: str) -> Any:
                 return ArrayRecord()
         found = record(tensors)
         if how == "garbage":
-            found["head.weight"] = Array("float32", (2, 4), "numpy.ndarray", b"\x93NUMPY\x01\x00garbage")
+            found["head.weight"] = Array(
+                "float32", (2, 4), "numpy.ndarray", b"\x93NUMPY\x01\x00garbage"
+            )
         if how == "a pickle":
             found["head.weight"] = Array("object", (1,), "numpy.ndarray", np_pickle())
         return found
@@ -299,7 +359,9 @@ def start_arrays() -> ArrayRecord:
 
 def once(app: ClientApp, arrive: Any = None, rounds: int = 1, **options: Any) -> FedDRAW:
     strategy = FedDRAW(fraction_evaluate=0.0, **options)
-    strategy.result = strategy.start(InProcessGrid(app, NODES[:3], arrive=arrive), start_arrays(), rounds)
+    strategy.result = strategy.start(
+        InProcessGrid(app, NODES[:3], arrive=arrive), start_arrays(), rounds
+    )
     return strategy
 
 
@@ -325,7 +387,9 @@ def test_a_broken_reply_is_left_out_and_named_and_the_round_goes_on(how: str, wh
     assert re.search(why, status["partition 1"])
     assert strategy.history[0].weights == {"partition 0": 0.25, "partition 2": 0.75}
     expected = 1 + 0.01 * (0.25 * 1 + 0.75 * 3)
-    assert state_dict(strategy.result.arrays)["body.weight"].numpy() == pytest.approx(expected, rel=1e-6)
+    assert state_dict(strategy.result.arrays)["body.weight"].numpy() == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [0, -5, float("nan"), float("inf"), 1e12, [3, 4], None])
@@ -336,7 +400,9 @@ def test_a_size_that_is_none_is_refused(size: Any) -> None:
     app = echo(moved, sizes) if size is not None else echo(moved)
     if size is None:
         strategy = once(app, weighted_by_key="images")
-        assert {entry.status for entry in strategy.history[0].ledger} == {"refused: no images among its metrics"}
+        assert {entry.status for entry in strategy.history[0].ledger} == {
+            "refused: no images among its metrics"
+        }
         return
     strategy = once(app)
     assert re.search("is not a positive number", strategy.history[0].ledger[1].status)
@@ -355,13 +421,17 @@ def test_when_nobody_counts_the_model_stays_and_a_second_round_of_it_ends_the_ru
         "server round 1: no update counted, the model stays as it was "
         "(3 refused: 4 tensor(s) are not there, such as body.weight)"
     ]
-    with pytest.raises(RunFailed, match=r"no update counted in rounds 1 and 2 \(3 refused: 4 tensor"):
+    with pytest.raises(
+        RunFailed, match=r"no update counted in rounds 1 and 2 \(3 refused: 4 tensor"
+    ):
         once(empty, rounds=5)
 
 
 def test_rounds_in_which_nobody_counts_may_be_apart() -> None:
     rounds = iter([[], [0, 1, 2], [], [1, 2]])
-    strategy = once(echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=4)
+    strategy = once(
+        echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=4
+    )
     assert [len(r.weights) for r in strategy.history] == [0, 3, 0, 2]
 
 
@@ -380,12 +450,14 @@ def test_a_million_times_too_large_a_size_is_pointed_out_and_capped_where_asked(
     assert list(strict.weights) == ["partition 0", "partition 1"]
 
 
-# ---------------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> None:
     def arrive(replies: list[Message]) -> list[Message]:
-        failed = Message(Error(1, "disk\nfull"), reply_to=Message(RecordDict(), 1003, "train", group_id="1"))
+        failed = Message(
+            Error(1, "disk\nfull"), reply_to=Message(RecordDict(), 1003, "train", group_id="1")
+        )
         return [replies[0], failed]
 
     strategy = once(echo(moved), arrive)
@@ -400,7 +472,11 @@ def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> No
 def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
     rows = [*tiny.shards()[:3], tiny.shards()[3][:1]]
     trainer = Trainer(tiny.build, tiny.examples(), rows, tiny.TRAINING, fedavg().local)
-    site = client(lambda context: Site(trainer, tiny.NAMES[n := int(context.node_config["partition-id"])], n, n))
+    site = client(
+        lambda context: Site(
+            trainer, tiny.NAMES[n := int(context.node_config["partition-id"])], n, n
+        )
+    )
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, min_available_nodes=4)
     strategy.start(InProcessGrid(site, NODES), model_to_arrays(tiny.initial()), 1)
     (ledger,) = (done.ledger for done in strategy.history)
@@ -410,7 +486,9 @@ def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path:
 
 def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
     rounds = iter([[0, 1, 2], [2, 0]])
-    strategy = once(echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=2)
+    strategy = once(
+        echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=2
+    )
     assert [(entry.client, entry.status) for entry in strategy.history[1].ledger] == [
         ("partition 0", "counted"),
         ("partition 1", "missing"),
@@ -420,13 +498,19 @@ def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
 
 def test_equal_copies_count_once_and_different_answers_of_one_node_not_at_all() -> None:
     same = once(echo(moved), lambda replies: [replies[1], *replies])
-    assert repr(same.history[0].ledger) == repr(once(echo(moved)).history[0].ledger)  # also where nan is in it
+    assert repr(same.history[0].ledger) == repr(
+        once(echo(moved)).history[0].ledger
+    )  # also where nan is in it
 
     def arrive(replies: list[Message]) -> list[Message]:
         other = RecordDict(
-            dict(replies[0].content) | {"metrics": MetricRecord({"num-examples": 99, "partition-id": 1})}
+            dict(replies[0].content)
+            | {"metrics": MetricRecord({"num-examples": 99, "partition-id": 1})}
         )
-        return [*replies, Message(other, reply_to=Message(RecordDict(), 1002, "train", group_id="1"))]
+        return [
+            *replies,
+            Message(other, reply_to=Message(RecordDict(), 1002, "train", group_id="1")),
+        ]
 
     for order in (arrive, lambda replies: arrive(replies)[::-1]):
         ledger = once(echo(moved), order).history[0].ledger
@@ -445,10 +529,15 @@ def test_two_nodes_under_one_name_are_not_believed_unless_one_is_known() -> None
     first = once(echo(moved), rename)
     assert list(first.history[0].weights) == ["partition 0"]
     later = once(
-        echo(moved), lambda replies: rename(replies) if replies[0].metadata.group_id == "2" else replies, rounds=2
+        echo(moved),
+        lambda replies: rename(replies) if replies[0].metadata.group_id == "2" else replies,
+        rounds=2,
     )
     assert list(later.history[1].weights) == ["partition 0", "partition 1"]
-    assert later.history[1].ledger[2].status == "refused: it answers as partition 1, which is another node's name"
+    assert (
+        later.history[1].ledger[2].status
+        == "refused: it answers as partition 1, which is another node's name"
+    )
 
 
 def test_a_late_reply_and_one_of_a_stranger_do_not_count() -> None:
@@ -458,7 +547,9 @@ def test_a_late_reply_and_one_of_a_stranger_do_not_count() -> None:
         if not kept:  # the last client is too late for the first round
             kept.append(replies.pop())
             return replies
-        stranger = Message(kept[0].content, reply_to=Message(RecordDict(), 77, "train", group_id="2"))
+        stranger = Message(
+            kept[0].content, reply_to=Message(RecordDict(), 77, "train", group_id="2")
+        )
         return [*(r for r in replies if r.metadata.src_node_id != 1003), kept[0], stranger]
 
     strategy = once(echo(moved), arrive, rounds=2)
@@ -486,17 +577,21 @@ def test_sampling_is_drawn_from_its_own_seed() -> None:
     assert all(len(clients) == 2 for clients in asked(0, 1))
 
 
-# ---------------------------------------------------------------------------------------------------- ledger and resume
+# -------------------------------------------------------------------------------- ledger and resume
 
 
 def test_the_ledger_is_written_and_every_round_is_told_as_it_happens(tmp_path: Path) -> None:
     told: list[Any] = []
-    strategy = trained(feddraw(), tmp_path / "memory", folder=tmp_path / "run", on_round=told.append)
+    strategy = trained(
+        feddraw(), tmp_path / "memory", folder=tmp_path / "run", on_round=told.append
+    )
     assert told == strategy.history
     with (tmp_path / "run" / "weights.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["client"] for line in lines] == list(tiny.NAMES) * ROUNDS
-    assert [float(line["weight"]) for line in lines[:4]] == list(strategy.history[0].weights.values())
+    assert [float(line["weight"]) for line in lines[:4]] == list(
+        strategy.history[0].weights.values()
+    )
 
 
 def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None:
@@ -511,7 +606,9 @@ def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None
     told = run.detail()
     assert told["clients"] == list(tiny.NAMES)
     assert [row[-1] for row in told["weights"]] == list(strategy.history[-1].weights.values())
-    assert [row[-1] for row in told["client_seconds"]] == list(strategy.history[-1].client_seconds.values())
+    assert [row[-1] for row in told["client_seconds"]] == list(
+        strategy.history[-1].client_seconds.values()
+    )
     assert told["loss"] == [done.metrics["loss"] for done in strategy.history]
     assert all(set(seconds) == {"training", "aggregation"} for seconds in told["seconds"])
 
@@ -535,13 +632,17 @@ def test_a_server_killed_between_rounds_goes_on_to_the_same_bits(name: str, tmp_
     assert [r.round for r in resumed.history] == [2]
     assert tiny.same(resumed.model, whole.model)
     assert len((tmp_path / "run" / "weights.csv").read_text().splitlines()) == 1 + 4 * ROUNDS
-    assert [line["round"] for line in read_jsonl(tmp_path / "run" / "rounds.jsonl")] == list(range(ROUNDS))
+    assert [line["round"] for line in read_jsonl(tmp_path / "run" / "rounds.jsonl")] == list(
+        range(ROUNDS)
+    )
     assert trained(method, tmp_path / "memory", resume=True, **options).history == []
     with pytest.raises(UserError, match="already used"):
         trained(method, tmp_path / "memory", **options)
 
 
-def test_a_round_that_is_asked_for_again_finds_the_clients_memory_of_the_first_time(tmp_path: Path) -> None:
+def test_a_round_that_is_asked_for_again_finds_the_clients_memory_of_the_first_time(
+    tmp_path: Path,
+) -> None:
     """The server dies after the clients have trained, before it has their replies."""
     method = catalog.find("methods", "scaffold")()
     whole = trained(method, tmp_path / "memory")
@@ -573,10 +674,15 @@ def test_an_offset_goes_on_with_the_schedule_by_hand(tmp_path: Path) -> None:
 def test_a_loop_of_ones_own_must_say_how_many_rounds(tmp_path: Path) -> None:
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0)
     with pytest.raises(UserError, match=r"Pass rounds=… to this strategy"):
-        strategy.configure_train(1, model_to_arrays(tiny.initial()), ConfigRecord(), federation(fedavg(), tmp_path))
+        strategy.configure_train(
+            1, model_to_arrays(tiny.initial()), ConfigRecord(), federation(fedavg(), tmp_path)
+        )
 
 
 def test_a_client_of_another_network_says_so(tmp_path: Path) -> None:
     strategy = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4)
     strategy.start(federation(feddraw(), tmp_path), start_arrays(), 1)
-    assert all("the server's model is not this site's network" in e.status for e in strategy.history[0].ledger)
+    assert all(
+        "the server's model is not this site's network" in e.status
+        for e in strategy.history[0].ledger
+    )

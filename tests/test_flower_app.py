@@ -1,4 +1,6 @@
-"""The ready Flower app: the same experiment, the same numbers, the same folder; sites with folders of their own."""
+"""The ready Flower app: the same experiment, the same numbers, the same folder; sites with folders
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
-from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
+from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl
 from small import small
 
@@ -47,7 +49,11 @@ def config(**changes: Any) -> dict[str, Any]:
         if name in changes
     }
     settings = dotted_settings(small(**changes).table())
-    return {"nodes": 3} | {key: value for key, value in settings.items() if not isinstance(value, list)} | federation
+    return (
+        {"nodes": 3}
+        | {key: value for key, value in settings.items() if not isinstance(value, list)}
+        | federation
+    )
 
 
 def carry_out(settings: dict[str, Any], nodes: Any = NODES, arrive: Any = None) -> Any:
@@ -67,7 +73,9 @@ def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) 
     assert [line["validation"] for line in ours] == [line["validation"] for line in theirs]
 
 
-def test_the_app_evaluates_holdouts_and_the_test_images_after_every_round_as_run_does(tmp_path: Path) -> None:
+def test_the_app_evaluates_holdouts_and_the_test_images_after_every_round_as_run_does(
+    tmp_path: Path,
+) -> None:
     changes = {"method": "fedavg", "rounds": 2, "test_every_round": True, "holdout": 0.2}
     list(run(small(**changes), tmp_path / "run"))
     carry_out(config(out=str(tmp_path / "flower"), **changes))
@@ -88,10 +96,15 @@ def keyed(nodes: Any, names: Any, folder: Path) -> list[dict[str, Any]]:
     lines = [site_directory_line(name, new_signing_key(folder / f"{name}.key")) for name in names]
     (folder / "sites.toml").write_text("\n".join(lines))
     common = {"sites": str(folder / "sites.toml"), "memory": str(folder / "memory")}
-    return [node | common | {"key": str(folder / f"{name}.key")} for node, name in zip(nodes, names, strict=True)]
+    return [
+        node | common | {"key": str(folder / f"{name}.key")}
+        for node, name in zip(nodes, names, strict=True)
+    ]
 
 
-def test_the_app_under_secure_sums_writes_the_folder_that_run_writes_under_them(tmp_path: Path) -> None:
+def test_the_app_under_secure_sums_writes_the_folder_that_run_writes_under_them(
+    tmp_path: Path,
+) -> None:
     list(run(small(rounds=2, secure=True), tmp_path / "run"))
     secured = config(rounds=2, out=str(tmp_path / "flower"), secure=True) | {
         "site_keys": str(tmp_path / "k/sites.toml")
@@ -102,7 +115,9 @@ def test_the_app_under_secure_sums_writes_the_folder_that_run_writes_under_them(
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
-def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(tmp_path: Path) -> None:
+def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(
+    tmp_path: Path,
+) -> None:
     settings = config(method="scaffold", out=str(tmp_path / "whole"), **KEPT)
     carry_out(settings)
 
@@ -136,7 +151,9 @@ def test_a_server_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alo
     class Late(server_app.ServerEvaluation):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            list(run(small(method="fedavg", rounds=1), tmp_path / "run"))  # another process, while data are opened
+            list(
+                run(small(method="fedavg", rounds=1), tmp_path / "run")
+            )  # another process, while data are opened
 
     monkeypatch.setattr(server_app, "ServerEvaluation", Late)
     with pytest.raises(UserError, match="is already used"):
@@ -144,7 +161,10 @@ def test_a_server_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alo
     assert "scaffold" not in (tmp_path / "run" / "experiment.toml").read_text()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another process is using"):
+    with (
+        RunFolder(tmp_path / "run").locked(),
+        pytest.raises(UserError, match="another process is using"),
+    ):
         MethodStrategy(scaffold(), folder=tmp_path / "run", resume=True).start(
             InProcessGrid(app, NODES, {}), model_to_arrays(prepare(small()).initial)
         )
@@ -163,13 +183,17 @@ def test_settings_are_those_of_an_experiment() -> None:
         read_run_config({"nodes": "three"})
 
 
-@pytest.mark.parametrize("given", [{"data": "phantom", "data.size": 28}, {"data.size": 28, "data": "phantom"}])
+@pytest.mark.parametrize(
+    "given", [{"data": "phantom", "data.size": 28}, {"data.size": 28, "data": "phantom"}]
+)
 def test_a_section_may_be_named_before_and_after_its_settings(given: dict[str, Any]) -> None:
     name, options = read_run_config(given)[0].section("data")
     assert (name, options["size"]) == ("phantom", 28)
 
 
-def test_code_that_the_settings_name_is_not_imported_unless_a_site_allows_it(tmp_path: Path) -> None:
+def test_code_that_the_settings_name_is_not_imported_unless_a_site_allows_it(
+    tmp_path: Path,
+) -> None:
     settings = config(rounds=1) | {"model.name": "os:abort"}
     settings.pop("model.growth")
     with pytest.raises(UserError, match="name code to import"):
@@ -184,7 +208,7 @@ def test_a_node_without_data_and_one_of_a_wrong_partition_are_named() -> None:
     assert "this node has no data" in status[3]
 
 
-# ---------------------------------------------------------------------------------------------------- own folders
+# -------------------------------------------------------------------------------------- own folders
 
 
 def hospital(folder: Path, images: int, seed: int) -> str:
@@ -198,7 +222,9 @@ def hospital(folder: Path, images: int, seed: int) -> str:
         pixels[:, :8] += 40 * enlarged
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
         split = ("train", "train", "train", "val", "test")[number % 5]
-        rows.append({"path": f"{number}.png", "split": split, "Opacity": opaque, "Enlarged": enlarged})
+        rows.append(
+            {"path": f"{number}.png", "split": split, "Opacity": opaque, "Enlarged": enlarged}
+        )
     with (folder / "images.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -234,13 +260,19 @@ def folders(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_sites_with_folders_of_their_own_train_and_are_judged_by_pooled_counts(hospitals: Any, tmp_path: Path) -> None:
+def test_sites_with_folders_of_their_own_train_and_are_judged_by_pooled_counts(
+    hospitals: Any, tmp_path: Path
+) -> None:
     strategy = carry_out(folders(tmp_path), hospitals)
     assert strategy.clients == ["East", "North", "South"]
     assert strategy.history[0].weights["North"] == pytest.approx(36 / 84)
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert found["test"]["auc"]["macro"] > 0.8
-    assert {line["client"] for line in read_csv(tmp_path / "run" / "weights.csv")} == {"North", "East", "South"}
+    assert {line["client"] for line in read_csv(tmp_path / "run" / "weights.csv")} == {
+        "North",
+        "East",
+        "South",
+    }
 
 
 def lost_evaluations(*groups: str) -> Any:
@@ -248,7 +280,11 @@ def lost_evaluations(*groups: str) -> Any:
 
     def arrive(replies: Any) -> Any:
         about = replies[0].metadata
-        return [] if about.message_type.startswith("evaluate") and about.group_id in groups else replies
+        return (
+            []
+            if about.message_type.startswith("evaluate") and about.group_id in groups
+            else replies
+        )
 
     return arrive
 
@@ -274,7 +310,10 @@ def test_a_server_killed_in_an_evaluation_asks_the_sites_for_it_again(
     carry_out(settings | {"out": str(tmp_path / "whole")}, hospitals)
 
     def killed(replies: Any) -> Any:
-        if replies[0].metadata.message_type.startswith("evaluate") and replies[0].metadata.group_id == round:
+        if (
+            replies[0].metadata.message_type.startswith("evaluate")
+            and replies[0].metadata.group_id == round
+        ):
             raise RunFailed("the server is gone")
         return replies
 
@@ -288,7 +327,9 @@ def test_a_server_killed_in_an_evaluation_asks_the_sites_for_it_again(
     assert [line["validation"] for line in lines[0]] == [line["validation"] for line in lines[1]]
 
 
-def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(hospitals: Any, tmp_path: Path) -> None:
+def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(
+    hospitals: Any, tmp_path: Path
+) -> None:
     seen: list[RecordDict] = []
 
     def arrive(replies: Any) -> Any:
@@ -299,18 +340,28 @@ def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(hospitals: 
     carry_out(folders(tmp_path, rounds=1, secure=True), nodes, arrive)
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert found["test"]["auc"]["macro"] > 0.5
-    assert [set(content.array_records) for content in seen].count({"words"}) == 6  # of training, of evaluation
+    assert [set(content.array_records) for content in seen].count(
+        {"words"}
+    ) == 6  # of training, of evaluation
     assert len(seen) == 2 * 5 * 3
-    said = {name for content in seen for record in content.metric_records.values() for name in record}
+    said = {
+        name for content in seen for record in content.metric_records.values() for name in record
+    }
     assert said == {"num-examples", "num-steps", "loss", "train-seconds"}
 
 
 def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_images() -> None:
     rng, truth = np.random.default_rng(0), np.random.default_rng(1).integers(0, 2, (60, 3))
     scores = rng.uniform(size=(60, 3))
-    parts = [score_histograms.count_by_score(scores[part], truth[part]) for part in np.split(np.arange(60), 3)]
+    parts = [
+        score_histograms.count_by_score(scores[part], truth[part])
+        for part in np.split(np.arange(60), 3)
+    ]
     sites = [
-        RecordDict({"metrics": MetricRecord(score_histograms.histograms_to_metrics("test", one, [1]))}) for one in parts
+        RecordDict(
+            {"metrics": MetricRecord(score_histograms.histograms_to_metrics("test", one, [1]))}
+        )
+        for one in parts
     ]
     total = sum(
         (score_histograms.histograms_to_words(site, 3) for site in sites),
@@ -318,7 +369,8 @@ def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_image
     )
     found = [RecordDict({"metrics": score_histograms.histograms_from_words(total, 3)})]
     assert np.array_equal(
-        score_histograms.add_up_histograms(found, "test", 3), score_histograms.count_by_score(scores, truth)
+        score_histograms.add_up_histograms(found, "test", 3),
+        score_histograms.count_by_score(scores, truth),
     )
     assert score_histograms.findings_with_broken_scores(found, "test", 3) == [1]
     assert not score_histograms.add_up_histograms(found, "validation", 3).any()
@@ -337,13 +389,17 @@ def test_a_server_with_images_of_its_own_judges_on_them(hospitals: Any, tmp_path
     assert (tmp_path / "run" / "predictions.safetensors").is_file()
 
 
-def test_findings_must_be_named_where_every_site_has_its_own_table(hospitals: Any, tmp_path: Path) -> None:
+def test_findings_must_be_named_where_every_site_has_its_own_table(
+    hospitals: Any, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"need data\.findings"):
         carry_out(folders(tmp_path, **{"data.findings": ""}), hospitals)
 
 
 def test_one_finding_is_named_like_several(hospitals: Any, tmp_path: Path) -> None:
-    strategy = carry_out(folders(tmp_path, rounds=1, **{"data.findings": "Opacity", "training.epochs": 1}), hospitals)
+    strategy = carry_out(
+        folders(tmp_path, rounds=1, **{"data.findings": "Opacity", "training.epochs": 1}), hospitals
+    )
     assert [entry.status for entry in strategy.history[0].ledger] == ["counted"] * 3
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert list(found["test"]["auc"]["per_class"]) == ["Opacity"]
@@ -351,7 +407,11 @@ def test_one_finding_is_named_like_several(hospitals: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("given", "means"),
-    [("Edema", ["Edema"]), ("Edema, pleural effusion", ["Edema", "Pleural Effusion"]), (["Edema"], ["Edema"])],
+    [
+        ("Edema", ["Edema"]),
+        ("Edema, pleural effusion", ["Edema", "Pleural Effusion"]),
+        (["Edema"], ["Edema"]),
+    ],
 )
 def test_findings_are_names_with_commas(given: Any, means: list[str]) -> None:
     experiment, _ = read_run_config({"data.name": "folder", "data.findings": given})
@@ -361,14 +421,18 @@ def test_findings_are_names_with_commas(given: Any, means: list[str]) -> None:
 @pytest.mark.parametrize("given", ["all", "Edema,,Mass", 3])
 def test_findings_that_name_nothing_are_refused_in_a_line(given: Any) -> None:
     with pytest.raises(UserError, match=r"findings"):
-        settings.findings_of_own_folders(read_run_config({"data.name": "folder", "data.findings": given})[0])
+        settings.findings_of_own_folders(
+            read_run_config({"data.name": "folder", "data.findings": given})[0]
+        )
 
 
 def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> None:
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 2, (900, 2))
     scores = 1 / (1 + np.exp(-(rng.normal(size=(900, 2)) + truth * [0.5, 2.0])))
-    scores[600:] *= 0.3  # one site's scores are lower, so that a mean of its own AUC hides what the pool shows
+    scores[600:] *= (
+        0.3  # one site's scores are lower, so that a mean of its own AUC hides what the pool shows
+    )
     parts = np.split(np.arange(900), [500, 600])
     contents = [
         RecordDict(
@@ -404,10 +468,14 @@ def test_unless_told_otherwise_a_run_waits_for_every_client_of_the_scenario(tmp_
 @pytest.mark.parametrize("nodes", [0, 3])
 def test_a_fraction_of_the_nodes_trains_in_a_round(nodes: int) -> None:
     strategy = carry_out(config(method="fedavg", rounds=2, nodes=nodes, fraction=0.34))
-    assert [[entry.status for entry in done.ledger].count("counted") for done in strategy.history] == [1, 1]
+    assert [
+        [entry.status for entry in done.ledger].count("counted") for done in strategy.history
+    ] == [1, 1]
 
 
-def test_the_record_counts_the_nodes_that_a_round_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddraw.sums.WORTH_COMPILING", 3 * 1000)
+def test_the_record_counts_the_nodes_that_a_round_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddraw.core.sums.WORTH_COMPILING", 3 * 1000)
     carry_out(config(rounds=1, nodes=0, out=str(tmp_path)))
     assert not read_json(tmp_path / "environment.json")["sums"].startswith("numpy: fewer than")

@@ -1,4 +1,6 @@
-"""A real federation on this machine, with TLS, keys and signatures: the bits of the serial engine."""
+"""A real federation on this machine, with TLS, keys and signatures: the bits of the serial
+engine.
+"""
 
 from __future__ import annotations
 
@@ -28,37 +30,52 @@ def script() -> Any:
 
 
 def settings(**changes: Any) -> str:
-    """The tests' small experiment as a `--run-config`; all of it but what the app's file names goes into `set`."""
+    """The tests' small experiment as a `--run-config`; all of it but what the app's file names goes
+    into `set`.
+    """
     table = dotted_settings(small(**changes).table())
     named = {"rounds": table.pop("rounds"), "data.name": table.pop("data.name")}
     named |= {f"{part}.name": table.pop(f"{part}.name") for part in ("scenario", "model", "method")}
     others = {
-        key: value for key, value in table.items() if key not in ("engine", "workers") and not isinstance(value, list)
+        key: value
+        for key, value in table.items()
+        if key not in ("engine", "workers") and not isinstance(value, list)
     }
     more = " ".join(
         f"{key}={str(value).lower() if isinstance(value, bool) else value}"
         for key, value in others.items()
         if value != ""
     )
-    quoted = {key: f'"{value}"' if isinstance(value, str) else value for key, value in (named | {"set": more}).items()}
+    quoted = {
+        key: f'"{value}"' if isinstance(value, str) else value
+        for key, value in (named | {"set": more}).items()
+    }
     return " ".join(f"{key}={value}" for key, value in quoted.items())
 
 
-@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen")
-def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_stranger_is_refused(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen"
+)
+def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_stranger_is_refused(
+    tmp_path: Path,
+) -> None:
     local = script()
     with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
         for number in range(3):
             made.supernode(f"node{number}", f"partition-id={number}")
         made.supernode("stranger", "partition-id=0", register=False)
-        said = made.run(f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600)
+        said = made.run(
+            f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600
+        )
         stranger = made.processes["stranger"]
         assert stranger.wait(timeout=60)
         assert f"Exit Code: {local.REFUSED}" in made.log("stranger")
     assert "round 2/2: C1 0.333  C2 0.333  C3 0.333" in said
     list(run(small(rounds=2), tmp_path / "serial"))
     for name in FILES:
-        assert (tmp_path / "federation" / "run" / name).read_bytes() == (tmp_path / "serial" / name).read_bytes()
+        assert (tmp_path / "federation" / "run" / name).read_bytes() == (
+            tmp_path / "serial" / name
+        ).read_bytes()
     assert all(process.poll() is not None for process in made.processes.values())
 
 
@@ -70,7 +87,9 @@ def test_the_example_has_a_node_for_every_client_of_the_scenario_or_refuses(
     assert local.clients('scenario.name="CHM-3" rounds=2') == 6
     with pytest.raises(SystemExit, match="2"):
         local.main(["--nodes", "3", "--folder", str(tmp_path / "federation")])
-    assert "the run's scenario has 4 clients, so there are 4 nodes, not 3" in capsys.readouterr().err
+    assert (
+        "the run's scenario has 4 clients, so there are 4 nodes, not 3" in capsys.readouterr().err
+    )
     assert not (tmp_path / "federation").exists()
 
 
@@ -83,5 +102,9 @@ def test_the_tutorials_federation_and_its_command_in_one_process_are_one_experim
     text = (EXAMPLE.parent.parent.parent / "docs" / "tutorial" / "5-federation.md").read_text()
     (line,) = re.findall(r"^feddraw run .*", text, re.MULTILINE)
     (settings,) = re.findall(r"local_federation\.py .*--run-config '(.*)'", text)
-    assert line == "feddraw run --method feddraw --scenario CHM-2 --rounds 2 --set policy.cap_times=1.5 --out plain"
+    assert (
+        line
+        == "feddraw run --method feddraw --scenario CHM-2 --rounds 2 --set policy.cap_times=1.5"
+        " --out plain"
+    )
     assert settings == 'rounds=2 out="run"'

@@ -1,4 +1,6 @@
-"""`--engine flower` gives the bits of the serial engine, and checkpoints that any engine can go on from."""
+"""`--engine flower` gives the bits of the serial engine, and checkpoints that any engine can go on
+from.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_the_flower_engine_gives_the_bits_of_the_serial_engine(method: str, tmp_
     for engine in ("serial", "flower"):
         list(run(small(method=method, rounds=2, engine=engine), tmp_path / engine))
     for name in FILES:
-        assert (tmp_path / "serial" / name).read_bytes() == (tmp_path / "flower" / name).read_bytes()
+        assert (tmp_path / "serial" / name).read_bytes() == (
+            tmp_path / "flower" / name
+        ).read_bytes()
 
 
 def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -45,16 +49,26 @@ def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_sampled_clients_and_stragglers_are_asked_for_their_share(tmp_path: Path) -> None:
-    some = {"participation.sampler": "uniform", "participation.fraction": 0.67, "participation.stragglers": 0.5}
+    some = {
+        "participation.sampler": "uniform",
+        "participation.fraction": 0.67,
+        "participation.stragglers": 0.5,
+    }
     for engine in ("serial", "flower"):
-        list(run(small(rounds=2, engine=engine, **some, **{"training.epochs": 4}), tmp_path / engine))
+        list(
+            run(small(rounds=2, engine=engine, **some, **{"training.epochs": 4}), tmp_path / engine)
+        )
     for name in FILES:
-        assert (tmp_path / "serial" / name).read_bytes() == (tmp_path / "flower" / name).read_bytes()
+        assert (tmp_path / "serial" / name).read_bytes() == (
+            tmp_path / "flower" / name
+        ).read_bytes()
 
 
 def test_an_error_at_a_client_names_it() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
-    with pytest.raises(RunFailed, match=r"training client C\d failed: its app failed: ValueError: no more"):
+    with pytest.raises(
+        RunFailed, match=r"training client C\d failed: its app failed: ValueError: no more"
+    ):
         list(run(small(model="test_engines:failing", engine="flower")))
 
 
@@ -71,12 +85,16 @@ class Deaf(InProcessGrid):
         return []
 
 
-def test_a_simulation_that_crashes_after_its_start_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_that_crashes_after_its_start_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     servers = []
 
     def crashing(server: ServerApp, app: Any, nodes: int, **_: Any) -> None:
         grid = Deaf(app, [{"partition-id": number} for number in range(nodes)])
-        servers.append(threading.Thread(target=server, args=(grid, Context(1, 1, {}, RecordDict(), {}))))
+        servers.append(
+            threading.Thread(target=server, args=(grid, Context(1, 1, {}, RecordDict(), {})))
+        )
         servers[0].start()
         grid.asked.wait(timeout=60)
         try:

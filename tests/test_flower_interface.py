@@ -1,4 +1,6 @@
-"""In the place of Flower's FedAvg: the same arguments, messages and records, as another's app sees them."""
+"""In the place of Flower's FedAvg: the same arguments, messages and records, as another's app sees
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ START["head.bias"] = np.zeros(2, np.float32)
 
 
 def arrays(tensors: dict[str, Any] | None = None) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(values)) for name, values in (tensors or START).items()})
+    return ArrayRecord(
+        {name: Array(np.asarray(values)) for name, values in (tensors or START).items()}
+    )
 
 
 def clients(answer: Any = None, seen: list[Any] | None = None) -> ClientApp:
@@ -37,7 +41,9 @@ def clients(answer: Any = None, seen: list[Any] | None = None) -> ClientApp:
             seen.append((message.metadata.message_type, number, dict(message.content["config"])))
         received = {name: array.numpy() for name, array in message.content["arrays"].items()}
         moved = {name: values + (number + 1) for name, values in received.items()}
-        reply = RecordDict({"arrays": arrays(moved), "metrics": MetricRecord({"num-examples": 10, "acc": 0.5})})
+        reply = RecordDict(
+            {"arrays": arrays(moved), "metrics": MetricRecord({"num-examples": 10, "acc": 0.5})}
+        )
         return reply if answer is None else answer(reply, number)
 
     @app.train()
@@ -54,24 +60,39 @@ def clients(answer: Any = None, seen: list[Any] | None = None) -> ClientApp:
 
 
 def run(
-    answer: Any = None, rounds: int = 1, *, seen: Any = None, nodes: int = 3, start: Any = None, **options: Any
+    answer: Any = None,
+    rounds: int = 1,
+    *,
+    seen: Any = None,
+    nodes: int = 3,
+    start: Any = None,
+    **options: Any,
 ) -> Any:
     """A strategy with its result."""
     options = {"fraction_evaluate": 0.0} | options
-    strategy = options.pop("strategy", None) or MethodStrategy(options.pop("method", fedavg()), **options)
-    grid = InProcessGrid(clients(answer, seen), [{"partition-id": number} for number in range(nodes)])
+    strategy = options.pop("strategy", None) or MethodStrategy(
+        options.pop("method", fedavg()), **options
+    )
+    grid = InProcessGrid(
+        clients(answer, seen), [{"partition-id": number} for number in range(nodes)]
+    )
     strategy.result = strategy.start(grid, arrays(), rounds, **(start or {}))
     return strategy
 
 
-# ---------------------------------------------------------------------------------------------------- what is sent
+# ------------------------------------------------------------------------------------- what is sent
 
 
 def test_every_key_of_the_users_configuration_arrives_as_it_was_given() -> None:
     theirs = {"seed": 7, "rounds": 99, "run": "mine", "round": -1, "final": "no", "lr": 0.1}
     seen: list[Any] = []
     given = ConfigRecord(dict(theirs))
-    run(rounds=2, seen=seen, fraction_evaluate=1.0, start={"train_config": given, "evaluate_config": given})
+    run(
+        rounds=2,
+        seen=seen,
+        fraction_evaluate=1.0,
+        start={"train_config": given, "evaluate_config": given},
+    )
     assert len(seen) == 12
     for _, _, config in seen:
         assert {key: config[key] for key in theirs} == theirs
@@ -79,7 +100,9 @@ def test_every_key_of_the_users_configuration_arrives_as_it_was_given() -> None:
     assert set(given) == theirs.keys() | {"server-round"}  # as FedAvg leaves it
 
 
-def test_a_message_holds_one_record_of_tensors_and_one_of_settings_as_flowers_mods_want_it() -> None:
+def test_a_message_holds_one_record_of_tensors_and_one_of_settings_as_flowers_mods_want_it() -> (
+    None
+):
     grid = InProcessGrid(clients(), NODES)
     strategy = FedDRAW(rounds=3)
     for message in strategy.configure_train(1, arrays(), ConfigRecord(), grid):
@@ -94,7 +117,10 @@ def test_our_own_key_is_not_to_be_used_by_others() -> None:
 def test_evaluation_draws_other_nodes_than_training() -> None:
     seen: list[Any] = []
     run(rounds=20, seen=seen, nodes=10, fraction_train=0.5, fraction_evaluate=0.5)
-    asked: dict[str, list[set[int]]] = {"train": [set() for _ in range(20)], "evaluate": [set() for _ in range(20)]}
+    asked: dict[str, list[set[int]]] = {
+        "train": [set() for _ in range(20)],
+        "evaluate": [set() for _ in range(20)],
+    }
     for kind, number, config in seen:
         asked[kind][config["server-round"] - 1].add(number)
     both = zip(asked["train"], asked["evaluate"], strict=True)
@@ -103,7 +129,7 @@ def test_evaluation_draws_other_nodes_than_training() -> None:
     assert 1.5 < np.mean(shared) < 3.5  # 2.5 by chance
 
 
-# ---------------------------------------------------------------------------------------------------- counting on
+# -------------------------------------------------------------------------------------- counting on
 
 
 class Killed(Exception):
@@ -122,7 +148,13 @@ def test_rounds_are_counted_on_after_a_restart(tmp_path: Path) -> None:
     sent: list[Any] = []
     judged: list[int] = []
     start = {"evaluate_fn": lambda server_round, arrays: judged.append(server_round)}
-    options = {"seen": sent, "start": start, "rounds": 4, "fraction_evaluate": 1.0, "folder": tmp_path / "run"}
+    options = {
+        "seen": sent,
+        "start": start,
+        "rounds": 4,
+        "fraction_evaluate": 1.0,
+        "folder": tmp_path / "run",
+    }
     with pytest.raises(Killed):
         run(on_round=kill_after(2), **options)
     sent.clear()
@@ -141,7 +173,10 @@ def test_a_schedule_at_the_clients_gives_the_same_bits_after_a_restart(tmp_path:
     def train(message: Message, context: Any) -> Message:
         rate = 0.5 ** message.content["config"]["server-round"]
         received = {name: array.numpy() for name, array in message.content["arrays"].items()}
-        moved = {name: values + np.float32(rate * (1 + context.node_id % 7)) for name, values in received.items()}
+        moved = {
+            name: values + np.float32(rate * (1 + context.node_id % 7))
+            for name, values in received.items()
+        }
         metrics = MetricRecord({"num-examples": 10})
         return Message(RecordDict({"arrays": arrays(moved), "metrics": metrics}), reply_to=message)
 
@@ -163,7 +198,9 @@ def private(strategy: Any, noise: float = 0.0) -> Any:
     return DifferentialPrivacyServerSideFixedClipping(strategy, noise, 1.0, 3)
 
 
-def test_a_wrapper_for_differential_privacy_is_led_through_start_and_resumes(tmp_path: Path) -> None:
+def test_a_wrapper_for_differential_privacy_is_led_through_start_and_resumes(
+    tmp_path: Path,
+) -> None:
     grid = InProcessGrid(clients(), NODES)
 
     def trained(**options: Any) -> tuple[Any, list[int]]:
@@ -177,21 +214,29 @@ def test_a_wrapper_for_differential_privacy_is_led_through_start_and_resumes(tmp
         trained(folder=tmp_path / "run", on_round=kill_after(3))
     resumed, judged = trained(folder=tmp_path / "run", resume=True)
     assert resumed == whole
-    assert judged == [2, 3, 4]  # the killed round was not in a checkpoint yet: its model was not the wrapper's
+    assert judged == [
+        2,
+        3,
+        4,
+    ]  # the killed round was not in a checkpoint yet: its model was not the wrapper's
 
 
 def test_a_checkpoint_holds_the_model_with_the_wrappers_noise(tmp_path: Path) -> None:
     seen: list[ArrayRecord] = []
     strategy = FedDRAW(fraction_evaluate=0.0, folder=tmp_path / "run")
     judge = {"evaluate_fn": lambda server_round, arrays: seen.append(arrays)}
-    strategy.start(InProcessGrid(clients(), NODES), arrays(), 2, through=private(strategy, 1.0), **judge)
+    strategy.start(
+        InProcessGrid(clients(), NODES), arrays(), 2, through=private(strategy, 1.0), **judge
+    )
     again = FedDRAW(fraction_evaluate=0.0, folder=tmp_path / "run", resume=True, rounds=2)
     assert again.restore(arrays()) == seen[-1]
 
 
 def test_a_wrappers_own_start_works_with_rounds_and_says_so_without(tmp_path: Path) -> None:
     grid = InProcessGrid(clients(), NODES)
-    with pytest.raises(UserError, match=r"Pass rounds=… to this strategy, or start with strategy\.start"):
+    with pytest.raises(
+        UserError, match=r"Pass rounds=… to this strategy, or start with strategy\.start"
+    ):
         private(FedDRAW(fraction_evaluate=0.0)).start(grid, arrays(), 2)
     strategy = FedDRAW(fraction_evaluate=0.0, rounds=2, folder=tmp_path / "run")
     led = FedDRAW(fraction_evaluate=0.0)
@@ -199,7 +244,10 @@ def test_a_wrappers_own_start_works_with_rounds_and_says_so_without(tmp_path: Pa
     assert result.arrays == led.start(grid, arrays(), 2, through=private(led)).arrays
     assert len((tmp_path / "run" / "weights.csv").read_text().splitlines()) == 1 + 2 * 3
     again = FedDRAW(fraction_evaluate=0.0, rounds=3, folder=tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match=r"holds 2 rounds that this loop does not know of: go on with strategy\.start"):
+    with pytest.raises(
+        UserError,
+        match=r"holds 2 rounds that this loop does not know of: go on with strategy\.start",
+    ):
         private(again).start(grid, arrays(), 1)
 
 
@@ -207,7 +255,9 @@ def own_loop(strategy: Any, rounds: int, first: ArrayRecord, grid: Any) -> Array
     """As many users write it."""
     model = first
     for server_round in range(1, rounds + 1):
-        replies = grid.send_and_receive(strategy.configure_train(server_round, model, ConfigRecord(), grid))
+        replies = grid.send_and_receive(
+            strategy.configure_train(server_round, model, ConfigRecord(), grid)
+        )
         model = strategy.aggregate_train(server_round, replies)[0] or model
         strategy.configure_evaluate(server_round, model, ConfigRecord(), grid)
     return model
@@ -237,7 +287,7 @@ def test_a_strategy_that_only_evaluates_gives_no_model() -> None:
     assert strategy.result.evaluate_metrics_clientapp[1]["acc"] == 0.5
 
 
-# ---------------------------------------------------------------------------------------------------- what comes back
+# ---------------------------------------------------------------------------------- what comes back
 
 
 def with_metrics(*numbers: dict[str, Any]) -> Any:
@@ -252,7 +302,9 @@ def with_metrics(*numbers: dict[str, Any]) -> Any:
 
 def test_any_positive_number_is_a_weight() -> None:
     weights = (0.25, 0.4, 1.35)
-    strategy = run(with_metrics(*({"weight": weight} for weight in weights)), weighted_by_key="weight")
+    strategy = run(
+        with_metrics(*({"weight": weight} for weight in weights)), weighted_by_key="weight"
+    )
     assert list(strategy.history[0].weights.values()) == pytest.approx([w / 2 for w in weights])
     assert [entry.size for entry in strategy.history[0].ledger] == list(weights)
     moved = strategy.result.arrays["body.weight"].numpy()
@@ -261,23 +313,37 @@ def test_any_positive_number_is_a_weight() -> None:
 
 def test_a_cap_in_medians_holds_for_weights_below_one() -> None:
     answer = with_metrics({"num-examples": 0.1}, {"num-examples": 0.1}, {"num-examples": 0.9})
-    assert [entry.size for entry in run(answer, policy=Policy(max_size_times=3)).history[0].ledger] == pytest.approx(
-        [0.1, 0.1, 0.3]
-    )
+    assert [
+        entry.size for entry in run(answer, policy=Policy(max_size_times=3)).history[0].ledger
+    ] == pytest.approx([0.1, 0.1, 0.3])
 
 
 def test_lists_among_the_metrics_are_averaged_number_by_number() -> None:
-    both = {"acc": 1, "curve": [1.0, 3.0]}, {"acc": 0, "curve": [3.0, 5.0]}, {"acc": 1, "curve": [2.0, 4.0]}
-    answer = with_metrics(*({"num-examples": size} | m for size, m in zip((1, 1, 2), both, strict=True)))
+    both = (
+        {"acc": 1, "curve": [1.0, 3.0]},
+        {"acc": 0, "curve": [3.0, 5.0]},
+        {"acc": 1, "curve": [2.0, 4.0]},
+    )
+    answer = with_metrics(
+        *({"num-examples": size} | m for size, m in zip((1, 1, 2), both, strict=True))
+    )
     strategy = run(answer, fraction_evaluate=1.0)
-    for found in (strategy.result.train_metrics_clientapp[1], strategy.result.evaluate_metrics_clientapp[1]):
+    for found in (
+        strategy.result.train_metrics_clientapp[1],
+        strategy.result.evaluate_metrics_clientapp[1],
+    ):
         assert (found["acc"], found["curve"]) == (0.75, [2.0, 4.0])
         assert "num-examples" not in found
 
 
 @pytest.mark.parametrize("name", ["loss", "train_loss", "train-loss"])
-def test_the_clients_loss_is_in_the_lines_of_the_rounds_under_any_of_its_names(name: str, tmp_path: Path) -> None:
-    run(with_metrics(*({"num-examples": 10, name: loss} for loss in (1.0, 2.0, 6.0))), folder=tmp_path / "run")
+def test_the_clients_loss_is_in_the_lines_of_the_rounds_under_any_of_its_names(
+    name: str, tmp_path: Path
+) -> None:
+    run(
+        with_metrics(*({"num-examples": 10, name: loss} for loss in (1.0, 2.0, 6.0))),
+        folder=tmp_path / "run",
+    )
     assert [line["loss"] for line in read_jsonl(tmp_path / "run" / "rounds.jsonl")] == [3.0]
 
 
@@ -290,7 +356,10 @@ def test_a_metric_that_is_not_finite_costs_neither_the_model_nor_the_others_metr
     numbers = [{"num-examples": 10, "acc": value, "train_loss": loss} for value, loss in pairs]
     strategy = run(with_metrics(*numbers), fraction_evaluate=1.0)
     assert [entry.status for entry in strategy.history[0].ledger] == ["counted"] * 3
-    for found in (strategy.result.train_metrics_clientapp[1], strategy.result.evaluate_metrics_clientapp[1]):
+    for found in (
+        strategy.result.train_metrics_clientapp[1],
+        strategy.result.evaluate_metrics_clientapp[1],
+    ):
         assert (found["acc"], found["train_loss"]) == (good, 2.0)
     assert "acc of 3 clients: 1 not finite, left out of the mean" in caplog.text
 
@@ -324,7 +393,9 @@ def test_nobody_but_us_looks_so_the_tensors_leave_the_replies() -> None:
         kept.extend(replies)
         return replies
 
-    FedDRAW(fraction_evaluate=0.0).start(InProcessGrid(clients(), NODES, arrive=arrive), arrays(), 1)
+    FedDRAW(fraction_evaluate=0.0).start(
+        InProcessGrid(clients(), NODES, arrive=arrive), arrays(), 1
+    )
     assert all("arrays" not in reply.content for reply in kept)
 
 
@@ -332,7 +403,9 @@ def at_home(*names: str) -> Any:
     """Clients that keep tensors to themselves."""
 
     def answer(reply: RecordDict, number: int) -> RecordDict:
-        reply["arrays"] = ArrayRecord({name: one for name, one in reply["arrays"].items() if name not in names})
+        reply["arrays"] = ArrayRecord(
+            {name: one for name, one in reply["arrays"].items() if name not in names}
+        )
         return reply
 
     return answer
@@ -364,22 +437,28 @@ def test_one_client_cannot_cut_the_model_and_nobody_its_classifier() -> None:
         run(at_home("head.bias"), rounds=3)
 
 
-# -------------------------------------------------------------------------------------------------- Flower's own cases
+# ------------------------------------------------------------------------------- Flower's own cases
 # What the tests of Flower's strategies ask of replies and their averages, in our words. Where Flower gives up the whole
 # round because of one reply, we refuse that reply: see docs/federation.md.
 
 MATRIX = np.arange(21, dtype=np.float64).reshape(7, 3)
 
 
-def averaged(tensors: Any, weights: Any, sent: Any = None, rounds: int = 1, names: Any = None) -> Any:
+def averaged(
+    tensors: Any, weights: Any, sent: Any = None, rounds: int = 1, names: Any = None
+) -> Any:
     """The model and the ledger of replies with these tensors, a list a client."""
     named = [dict(zip(names or map(str, range(99)), one, strict=False)) for one in tensors]
-    first = arrays({name: np.zeros_like(values) for name, values in named[0].items()} if sent is None else sent)
+    first = arrays(
+        {name: np.zeros_like(values) for name, values in named[0].items()} if sent is None else sent
+    )
 
     def answer(message: Message, context: Any) -> Message:
         number = int(context.node_config["partition-id"])
         metrics = MetricRecord({"num-examples": weights[number]})
-        return Message(RecordDict({"arrays": arrays(named[number]), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": arrays(named[number]), "metrics": metrics}), reply_to=message
+        )
 
     app = ClientApp()
     app.train()(answer)
@@ -395,9 +474,17 @@ CASES = {
         (0.25, 0.4, 0.35),
         1,
     ),
-    "a tensor without dimensions, weights below one": ([[np.array(v)] for v in (0.3, -1.2, 2.0)], (0.25, 0.4, 0.35), 1),
+    "a tensor without dimensions, weights below one": (
+        [[np.array(v)] for v in (0.3, -1.2, 2.0)],
+        (0.25, 0.4, 0.35),
+        1,
+    ),
     "two tensors of two clients": ([[MATRIX, MATRIX[0]], [MATRIX + 28, MATRIX[0] - 5]], (1, 2), 1),
-    "the same replies in a second round": ([[MATRIX, MATRIX[0]], [MATRIX + 28, MATRIX[0] - 5]], (1, 2), 2),
+    "the same replies in a second round": (
+        [[MATRIX, MATRIX[0]], [MATRIX + 28, MATRIX[0] - 5]],
+        (1, 2),
+        2,
+    ),
     "a tensor without dimensions of two clients": ([[np.array(1.0)], [np.array(3.0)]], (1, 2), 1),
     "in single precision": ([[np.array(1.0, np.float32)], [np.array(3.0, np.float32)]], (1, 2), 1),
     "a vector of three clients": ([[np.full(4, v)] for v in (1.0, 0.2, 0.5)], (5, 2, 9), 1),
@@ -441,14 +528,23 @@ def shorter(reply: RecordDict) -> None:
 
 
 REFUSED = {
-    "a list for a weight": (put("metrics", MetricRecord({"num-examples": [3, 4]})), "num-examples = [3, 4]"),
+    "a list for a weight": (
+        put("metrics", MetricRecord({"num-examples": [3, 4]})),
+        "num-examples = [3, 4]",
+    ),
     "no weight": (put("metrics", MetricRecord({"loss": 0.01})), "no num-examples"),
     "no metrics": (lambda reply: reply.pop("metrics"), "no num-examples"),
-    "a tensor of another name": (put("arrays", arrays({**START, "b": MATRIX})), "1 tensor(s) that were not sent"),
+    "a tensor of another name": (
+        put("arrays", arrays({**START, "b": MATRIX})),
+        "1 tensor(s) that were not sent",
+    ),
     "a tensor less": (lambda reply: at_home("head.bias")(reply, 1), "1 tensor(s) are not there"),
     "tensors of another shape": (shorter, "body.weight of shape (1, 3)"),
     "two models, neither by its name": (
-        lambda reply: (reply.__setitem__("one", reply["arrays"]), reply.__setitem__("two", reply.pop("arrays"))),
+        lambda reply: (
+            reply.__setitem__("one", reply["arrays"]),
+            reply.__setitem__("two", reply.pop("arrays")),
+        ),
         "2 records of tensors",
     ),
 }

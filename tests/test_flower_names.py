@@ -1,4 +1,6 @@
-"""A site's name belongs to its node: nobody takes it while the site is away, and nobody is two clients."""
+"""A site's name belongs to its node: nobody takes it while the site is away, and nobody is two
+clients.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +43,27 @@ class Keyed(InProcessGrid):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.contexts = {self.first + place: context for place, context in enumerate(self.contexts.values())}
+        self.contexts = {
+            self.first + place: context for place, context in enumerate(self.contexts.values())
+        }
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, public_key=key) for node, key in zip(self.contexts, KEYS, strict=False)]
+        return [
+            NodeInfo(node_id=node, public_key=key)
+            for node, key in zip(self.contexts, KEYS, strict=False)
+        ]
 
 
 class Restarted(Keyed):
     first = 7_000
 
 
-def federation(method: Any, memory: Path, arrive: Any = None, grid: Any = InProcessGrid) -> InProcessGrid:
-    trainer = Trainer(tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks)
+def federation(
+    method: Any, memory: Path, arrive: Any = None, grid: Any = InProcessGrid
+) -> InProcessGrid:
+    trainer = Trainer(
+        tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks
+    )
 
     def site(context: Any) -> Site:
         number = int(context.node_config["partition-id"])
@@ -62,11 +73,18 @@ def federation(method: Any, memory: Path, arrive: Any = None, grid: Any = InProc
 
 
 def trained(
-    tmp_path: Path, arrive: Any = None, *, method: Any = None, grid: Any = InProcessGrid, **options: Any
+    tmp_path: Path,
+    arrive: Any = None,
+    *,
+    method: Any = None,
+    grid: Any = InProcessGrid,
+    **options: Any,
 ) -> Any:
     method = method or fedavg()
     strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, **options)
-    strategy.start(federation(method, tmp_path / "memory", arrive, grid), model_to_arrays(tiny.initial()), 3)
+    strategy.start(
+        federation(method, tmp_path / "memory", arrive, grid), model_to_arrays(tiny.initial()), 3
+    )
     return strategy
 
 
@@ -104,9 +122,16 @@ def takes_north(replies: list[Message]) -> list[Message]:
 ANOTHERS = "refused: it answers as North, which is another node's name"
 
 
-def test_the_name_of_a_site_that_is_away_is_not_to_be_had(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_name_of_a_site_that_is_away_is_not_to_be_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     strategy = trained(tmp_path, by_round(round2=takes_north))
-    assert status(strategy, 1) == {"North": "missing", "East": "counted", "South": "counted", "West": ANOTHERS}
+    assert status(strategy, 1) == {
+        "North": "missing",
+        "East": "counted",
+        "South": "counted",
+        "West": ANOTHERS,
+    }
     assert set(status(strategy, 2).values()) == {"counted"}
     told = [r.levelname for r in caplog.records if "West refused: it answers as North" in r.message]
     assert told == ["WARNING"]
@@ -143,7 +168,9 @@ def test_a_node_that_changes_its_name_in_every_round_is_one_client(
     moving = trained(tmp_path / "moving", renames, method=method)
     assert moving.clients == ["North", "East", "South", "West 1"]
     assert {len(done.ledger) for done in moving.history} == {4}
-    assert name == "scaffold" or tiny.same(moving.model, honest.model)  # SCAFFOLD's client forgets what it was
+    assert name == "scaffold" or tiny.same(
+        moving.model, honest.model
+    )  # SCAFFOLD's client forgets what it was
     assert "West 1 now calls itself West 3: it counts as West 1" in caplog.text
 
 
@@ -159,7 +186,7 @@ def test_nobody_is_called_by_another_nodes_number(tmp_path: Path) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- keys
+# --------------------------------------------------------------------------------------------- keys
 
 
 def killed(tmp_path: Path, grid: Any) -> None:
@@ -170,11 +197,20 @@ def killed(tmp_path: Path, grid: Any) -> None:
         trained(tmp_path, by_round(round2=dies), folder=tmp_path / "run", grid=grid)
 
 
-def test_a_registered_key_keeps_its_name_when_a_restarted_superlink_gives_new_ids(tmp_path: Path) -> None:
+def test_a_registered_key_keeps_its_name_when_a_restarted_superlink_gives_new_ids(
+    tmp_path: Path,
+) -> None:
     whole = trained(tmp_path / "whole", grid=Keyed)
     killed(tmp_path, Keyed)
-    resumed = trained(tmp_path, by_round(round2=takes_north), folder=tmp_path / "run", resume=True, grid=Restarted)
-    assert status(resumed, 0) == {"North": "missing", "East": "counted", "South": "counted", "West": ANOTHERS}
+    resumed = trained(
+        tmp_path, by_round(round2=takes_north), folder=tmp_path / "run", resume=True, grid=Restarted
+    )
+    assert status(resumed, 0) == {
+        "North": "missing",
+        "East": "counted",
+        "South": "counted",
+        "West": ANOTHERS,
+    }
     assert resumed.clients == whole.clients
 
 
@@ -195,7 +231,9 @@ def test_without_keys_new_ids_are_strangers_until_the_operator_binds_them_again(
     assert tiny.same(bound.model, whole.model)
 
 
-def test_the_operators_list_decides_who_is_who(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_operators_list_decides_who_is_who(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sites = {"Nord": MARKS[0], "East": MARKS[1], "South": FIRST_NODE + 2}
     strategy = trained(tmp_path, grid=Keyed, sites=sites)
     assert strategy.clients == ["Nord", "East", "South"]
@@ -225,7 +263,10 @@ def test_a_list_that_cannot_be_right_is_refused(sites: dict[str, str], says: str
 
 
 def test_the_list_is_also_a_text() -> None:
-    assert read_roster(f"North={MARKS[0]}, St. Mary = {MARKS[1]}") == {"North": MARKS[0], "St. Mary": MARKS[1]}
+    assert read_roster(f"North={MARKS[0]}, St. Mary = {MARKS[1]}") == {
+        "North": MARKS[0],
+        "St. Mary": MARKS[1],
+    }
     assert read_roster("") == {}
     with pytest.raises(UserError, match="NAME=FINGERPRINT"):
         read_roster("North")
@@ -234,8 +275,13 @@ def test_the_list_is_also_a_text() -> None:
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")
 def test_a_fingerprint_is_the_one_that_ssh_keygen_prints(tmp_path: Path) -> None:
     key = tmp_path / "north.key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(key)], check=True)
-    shown = subprocess.run(["ssh-keygen", "-lf", f"{key}.pub"], check=True, capture_output=True, text=True).stdout
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(key)],
+        check=True,
+    )
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", f"{key}.pub"], check=True, capture_output=True, text=True
+    ).stdout
     pem = subprocess.run(
         ["ssh-keygen", "-e", "-m", "PKCS8", "-f", f"{key}.pub"], check=True, capture_output=True
     ).stdout

@@ -1,4 +1,6 @@
-"""A policy in a federation: the strategy's argument, the ready app's default, and the file that a site has."""
+"""A policy in a federation: the strategy's argument, the ready app's default, and the file that a
+site has.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def boasting() -> ClientApp:
     @clients.train()
     def train(message: Message, context: Any) -> Message:
         number = int(context.node_config["partition-id"])
-        metrics = MetricRecord({"num-examples": MOST if number == 3 else 1000 + number, "partition-id": number})
+        metrics = MetricRecord(
+            {"num-examples": MOST if number == 3 else 1000 + number, "partition-id": number}
+        )
         arrays = ArrayRecord(dict(message.content["arrays"]))
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
@@ -54,7 +58,9 @@ def taken(rounds: int = 15, **options: Any) -> list[float]:
     return [done.weights["partition 3"] for done in strategy.history]
 
 
-def test_a_site_that_says_ten_million_images_is_held_to_the_policy_of_the_strategy(tmp_path: Path) -> None:
+def test_a_site_that_says_ten_million_images_is_held_to_the_policy_of_the_strategy(
+    tmp_path: Path,
+) -> None:
     drop_in = taken()  # in FedAvg's place nothing is limited unless asked
     assert [round(share, 3) for share in drop_in[:4]] == [1.0, 0.682, 0.532, 0.427]
     assert drop_in[0] > 0.9996
@@ -71,7 +77,9 @@ def test_a_site_that_says_ten_million_images_is_held_to_the_policy_of_the_strate
 def config(**changes: Any) -> dict[str, Any]:
     """The tests' small experiment without a word about a policy."""
     settings = dotted_settings(small(**changes).table())
-    return {"nodes": 3} | {k: v for k, v in settings.items() if not (isinstance(v, list) or k.startswith("policy."))}
+    return {"nodes": 3} | {
+        k: v for k, v in settings.items() if not (isinstance(v, list) or k.startswith("policy."))
+    }
 
 
 def carry_out(settings: dict[str, Any], **node: Any) -> Any:
@@ -79,7 +87,9 @@ def carry_out(settings: dict[str, Any], **node: Any) -> Any:
     return serve_flower_run(InProcessGrid(app, nodes, settings), settings)
 
 
-def test_the_ready_app_limits_every_site_unless_its_settings_say_otherwise(tmp_path: Path, caplog: Any) -> None:
+def test_the_ready_app_limits_every_site_unless_its_settings_say_otherwise(
+    tmp_path: Path, caplog: Any
+) -> None:
     strategy = carry_out(config(rounds=1) | {"out": str(tmp_path / "flower")})
     assert strategy.policy == READY_POLICY
     assert strategy.history[0].weights["C1"] == 0.5  # with 55 % of the images
@@ -92,10 +102,15 @@ def test_the_ready_app_limits_every_site_unless_its_settings_say_otherwise(tmp_p
     assert read_run_config(config() | {"set": "policy.cap=1.0"})[0].policy == Policy()
     assert "no policy" not in caplog.text
     carry_out(config(rounds=1, method="fednova"))
-    assert "no policy limits how much a site counts: its server rule turns weights into coefficients" in caplog.text
+    assert (
+        "no policy limits how much a site counts: its server rule turns weights into coefficients"
+        in caplog.text
+    )
 
 
-def test_a_site_does_not_train_under_another_policy_than_the_one_in_its_file(tmp_path: Path) -> None:
+def test_a_site_does_not_train_under_another_policy_than_the_one_in_its_file(
+    tmp_path: Path,
+) -> None:
     agreed = tmp_path / "policy.toml"
     agreed.write_text("[policy]\ncap_times = 1.5\n")
     assert carry_out(config(rounds=1), policy=str(agreed)).history[0].ledger[0].counted

@@ -1,4 +1,6 @@
-"""Secure sums over Flower: the bits of the serial engine's, whoever drops, and no model leaves a client."""
+"""Secure sums over Flower: the bits of the serial engine's, whoever drops, and no model leaves a
+client.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,20 @@ from feddraw.flower.array_records import model_to_arrays, unpack_array
 from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
-from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, SecureOrder, hash_of_secure_message
+from feddraw.flower.secure_messages import (
+    SECURE_ORDER,
+    SECURE_RECORD,
+    SecureOrder,
+    hash_of_secure_message,
+)
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.krum import krum
 from feddraw.methods.scaffold import scaffold
-from feddraw.secure_rounds.in_process import InProcessSecureRounds
-from feddraw.secure_sums.client import SecureSumClient
-from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
+from feddraw.secure.rounds.in_process import InProcessSecureRounds
+from feddraw.secure.sums.client import SecureSumClient
+from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from test_flower import QUICKSTART, app
@@ -57,13 +64,18 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def nodes(keys: Path, memory: Path, count: int = 4, **more: Any) -> list[dict[str, Any]]:
     common = {"sites": str(keys / "sites.toml"), "memory": str(memory)} | more
-    return [{"partition-id": n, "key": str(keys / f"{name}.key")} | common for n, name in enumerate(SITES[:count])]
+    return [
+        {"partition-id": n, "key": str(keys / f"{name}.key")} | common
+        for n, name in enumerate(SITES[:count])
+    ]
 
 
 class Line(InProcessGrid):
     """The way from the sites to the server: it writes down all that arrives, and may change it."""
 
-    def __init__(self, app: ClientApp, nodes: list[dict[str, Any]], change: Change | None = None) -> None:
+    def __init__(
+        self, app: ClientApp, nodes: list[dict[str, Any]], change: Change | None = None
+    ) -> None:
         super().__init__(app, nodes, arrive=self._arriving)
         self.arrived: list[tuple[str, str, RecordDict]] = []  # stage, site, content
         self.errors: list[str] = []
@@ -71,9 +83,9 @@ class Line(InProcessGrid):
         self._change = change or (lambda stage, site, reply: [reply])
 
     def _answer(self, message: Message) -> Message:
-        order = json.loads(str(message.content.config_records["config"]["feddraw"])).get(SECURE_ORDER) or {
-            "stage": "plain"
-        }
+        order = json.loads(str(message.content.config_records["config"]["feddraw"])).get(
+            SECURE_ORDER
+        ) or {"stage": "plain"}
         self._stage = f"{order.get('sum', '')} {order['stage']} {order.get('attempt', 0)}".strip()
         self.stages += [self._stage] if self._stage not in self.stages[-1:] else []
         return super()._answer(message)
@@ -89,11 +101,13 @@ class Line(InProcessGrid):
                 yield found
 
 
-# ---------------------------------------------------------------------------------------------------- the same bits
+# ------------------------------------------------------------------------------------ the same bits
 
 
 def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> MethodStrategy:
-    strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, secure=True, **options)
+    strategy = MethodStrategy(
+        method, fraction_evaluate=0.0, min_available_nodes=4, secure=True, **options
+    )
     strategy.start(grid, model_to_arrays(tiny.initial()), rounds)
     return strategy
 
@@ -107,12 +121,16 @@ def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> Meth
         (feddisco(), {}),
     ],
 )
-def test_the_bits_are_those_of_the_serial_engine(method: Method, options: Any, keys: Path, tmp_path: Path) -> None:
+def test_the_bits_are_those_of_the_serial_engine(
+    method: Method, options: Any, keys: Path, tmp_path: Path
+) -> None:
     grid = Line(app(method, tmp_path), nodes(keys, tmp_path))
     strategy = trained(method, grid, **options)
     assert grid.errors == []
     policy = Policy(**options["policy"]) if options else None
-    *_, last = tiny.train(method, 2, secure_rounds=InProcessSecureRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy)
+    *_, last = tiny.train(
+        method, 2, secure_rounds=InProcessSecureRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy
+    )
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
@@ -123,16 +141,21 @@ def test_who_drops_after_its_size_is_known_changes_no_bit_of_what_the_serial_eng
     method = feddraw()
     grid = Line(app(method, tmp_path), nodes(keys, tmp_path), losing([("values", "South")]))
     strategy = trained(method, grid)
-    masked = InProcessSecureRounds(tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)})
+    masked = InProcessSecureRounds(
+        tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)}
+    )
     *_, last = tiny.train(method, 2, secure_rounds=masked)
     assert set(strategy.history[-1].weights) == {"North", "East", "West"}
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
 
-# ---------------------------------------------------------------------------------------------------- a user's own app
+# --------------------------------------------------------------------------------- a user's own app
 
-WEIGHTS, SIZE = np.arange(8, dtype=np.float32).reshape(2, 4) / 8, {name: 20 + 10 * n for n, name in enumerate(SITES)}
+WEIGHTS, SIZE = (
+    np.arange(8, dtype=np.float32).reshape(2, 4) / 8,
+    {name: 20 + 10 * n for n, name in enumerate(SITES)},
+)
 
 
 def moved(number: int, round: int = 1) -> np.ndarray[Any, Any]:
@@ -148,16 +171,28 @@ def plain_app(*mods: Any, extra: Callable[[RecordDict], None] = lambda reply: No
         number = int(context.node_config["partition-id"])
         sent = message.content.array_records["arrays"]
         arrays = {name: sent[name].numpy() for name in sent}
-        arrays["head.weight"] = arrays["head.weight"] + moved(number, message.content["config"]["server-round"])
-        metrics = MetricRecord({"num-examples": SIZE[SITES[number]], "train_loss": 0.5, "secret": 1.5, "list": [0.5]})
-        reply = RecordDict({"arrays": ArrayRecord({n: Array(a) for n, a in arrays.items()}), "metrics": metrics})
+        arrays["head.weight"] = arrays["head.weight"] + moved(
+            number, message.content["config"]["server-round"]
+        )
+        metrics = MetricRecord(
+            {"num-examples": SIZE[SITES[number]], "train_loss": 0.5, "secret": 1.5, "list": [0.5]}
+        )
+        reply = RecordDict(
+            {"arrays": ArrayRecord({n: Array(a) for n, a in arrays.items()}), "metrics": metrics}
+        )
         extra(reply)
         return Message(reply, reply_to=message)
 
     @found.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         metrics = MetricRecord({"num-examples": 5, "accuracy": 0.9, "list": [0.1] * 8})
-        reply = RecordDict({"arrays": message.content["arrays"], "metrics": metrics, "notes": ConfigRecord({"a": "b"})})
+        reply = RecordDict(
+            {
+                "arrays": message.content["arrays"],
+                "metrics": metrics,
+                "notes": ConfigRecord({"a": "b"}),
+            }
+        )
         return Message(reply, reply_to=message)
 
     return found
@@ -194,9 +229,17 @@ def test_a_users_app_needs_the_mod_and_nothing_else(keys: Path, tmp_path: Path) 
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
     strategy = run(grid)
     assert grid.errors == []
-    assert grid.stages == ["begin 0", "moves shares 0", "moves values 0", "moves survivors 0", "moves opening 0"]
+    assert grid.stages == [
+        "begin 0",
+        "moves shares 0",
+        "moves values 0",
+        "moves survivors 0",
+        "moves opening 0",
+    ]
     np.testing.assert_allclose(weights_of(strategy), expected(strategy, tiny.NAMES), atol=1e-6)
-    assert strategy.history[0].weights == pytest.approx({name: SIZE[name] / 140 for name in tiny.NAMES})
+    assert strategy.history[0].weights == pytest.approx(
+        {name: SIZE[name] / 140 for name in tiny.NAMES}
+    )
 
 
 def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_path: Path) -> None:
@@ -227,10 +270,14 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
             assert not any(model in written for model in known)
     assert strategy.history[0].metrics["train_loss"] == 0.5
     words = [
-        unpack_array(content.array_records["words"]["words"]) for _, _, content in grid.arrived if "words" in content
+        unpack_array(content.array_records["words"]["words"])
+        for _, _, content in grid.arrived
+        if "words" in content
     ]
     assert len({one.tobytes() for one in words}) == 8
-    assert np.abs(np.concatenate(words).view(np.int64) / 2.0**40).min() > 1  # a weighted move is less; chance: 10^-5
+    assert (
+        np.abs(np.concatenate(words).view(np.int64) / 2.0**40).min() > 1
+    )  # a weighted move is less; chance: 10^-5
 
 
 def test_a_site_lists_the_metrics_that_leave_it(keys: Path, tmp_path: Path) -> None:
@@ -249,11 +296,16 @@ def test_a_site_with_the_mod_gives_its_model_to_no_server(keys: Path, tmp_path: 
 
 def test_nodes_without_a_key_are_told_how_to_get_one(keys: Path, tmp_path: Path) -> None:
     without = [{**node, "key": ""} for node in nodes(keys, tmp_path)]
-    with pytest.raises(RunFailed, match=r"no update counted .*its app failed: UserError: the server asks for secure"):
+    with pytest.raises(
+        RunFailed,
+        match=r"no update counted .*its app failed: UserError: the server asks for secure",
+    ):
         run(Line(plain_app(secure_mod), without), rounds=2)
 
 
-def test_what_waits_at_a_site_is_for_its_owner_only_and_gone_after_the_round(keys: Path, tmp_path: Path) -> None:
+def test_what_waits_at_a_site_is_for_its_owner_only_and_gone_after_the_round(
+    keys: Path, tmp_path: Path
+) -> None:
     seen: list[tuple[str, list[str]]] = []
 
     def look(stage: str, site: str, reply: Message) -> list[Message]:
@@ -268,7 +320,7 @@ def test_what_waits_at_a_site_is_for_its_owner_only_and_gone_after_the_round(key
     assert waiting == {"begin": 4, "shares": 4, "values": 4, "survivors": 4, "opening": 0}
 
 
-# ---------------------------------------------------------------------------------------------------- who falls silent
+# --------------------------------------------------------------------------------- who falls silent
 
 
 def losing(lost: Collection[tuple[str, str]]) -> Change:
@@ -290,7 +342,9 @@ def test_one_of_four_may_drop_at_any_stage(stage: str, keys: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("stage", STAGES[:3])
-def test_where_too_many_drop_the_others_try_again_with_fresh_keys(stage: str, keys: Path, tmp_path: Path) -> None:
+def test_where_too_many_drop_the_others_try_again_with_fresh_keys(
+    stage: str, keys: Path, tmp_path: Path
+) -> None:
     lost = [(stage, "South"), (stage, "West")]
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), losing(lost))
     strategy = run(grid, min_available_nodes=6)
@@ -299,7 +353,9 @@ def test_where_too_many_drop_the_others_try_again_with_fresh_keys(stage: str, ke
     assert grid.stages[-5:] == ["moves keys 1", *(f"moves {one} 1" for one in STAGES)]
 
 
-def test_a_sum_that_clients_were_asked_to_open_is_never_tried_again(keys: Path, tmp_path: Path) -> None:
+def test_a_sum_that_clients_were_asked_to_open_is_never_tried_again(
+    keys: Path, tmp_path: Path
+) -> None:
     lost = losing([("opening", "South"), ("opening", "West")])
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), lost)
     strategy = run(grid, min_available_nodes=6)
@@ -308,9 +364,13 @@ def test_a_sum_that_clients_were_asked_to_open_is_never_tried_again(keys: Path, 
     assert "opened shares came from 4 of 6 clients, 5 are needed" in statuses(strategy)["North"]
 
 
-def test_a_round_with_too_few_clients_counts_nobody_and_a_second_one_ends_the_run(keys: Path, tmp_path: Path) -> None:
+def test_a_round_with_too_few_clients_counts_nobody_and_a_second_one_ends_the_run(
+    keys: Path, tmp_path: Path
+) -> None:
     lost = losing([("values", "South"), ("values", "West")])
-    with pytest.raises(RunFailed, match=r"no update counted in rounds 1 and 2 .*values came from 2 of 4 clients"):
+    with pytest.raises(
+        RunFailed, match=r"no update counted in rounds 1 and 2 .*values came from 2 of 4 clients"
+    ):
         run(Line(plain_app(secure_mod), nodes(keys, tmp_path), lost), rounds=3)
 
 
@@ -319,7 +379,7 @@ def test_fewer_than_three_clients_are_refused(keys: Path, tmp_path: Path) -> Non
         run(Line(plain_app(secure_mod), nodes(keys, tmp_path, 2)), min_available_nodes=2, wait=0.1)
 
 
-# ---------------------------------------------------------------------------------------------------- what is forged
+# ----------------------------------------------------------------------------------- what is forged
 
 
 def changed(reply: Message, change: Callable[[bytes], bytes]) -> Message:
@@ -342,7 +402,9 @@ if os.environ.get("FEDDRAW_LONG"):
 
 
 @pytest.mark.parametrize("stage", ["begin", *STAGES])
-def test_answers_that_are_broken_on_the_way_are_refused_by_name(stage: str, keys: Path, tmp_path: Path) -> None:
+def test_answers_that_are_broken_on_the_way_are_refused_by_name(
+    stage: str, keys: Path, tmp_path: Path
+) -> None:
     for number, change in enumerate(CHANGES.values()):
 
         def spoil(at: str, site: str, reply: Message, change: Any = change) -> list[Message]:
@@ -365,12 +427,18 @@ def test_words_that_were_changed_on_the_way_are_refused_by_name(keys: Path, tmp_
         return [reply]
 
     strategy = run(Line(plain_app(secure_mod), nodes(keys, tmp_path), spoil))
-    assert statuses(strategy)["South"] == "refused: the masked values of South has a wrong signature"
-    np.testing.assert_allclose(weights_of(strategy), expected(strategy, ["North", "East", "West"]), atol=1e-6)
+    assert (
+        statuses(strategy)["South"] == "refused: the masked values of South has a wrong signature"
+    )
+    np.testing.assert_allclose(
+        weights_of(strategy), expected(strategy, ["North", "East", "West"]), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_answers_of_another_round_are_refused_by_name(stage: str, keys: Path, tmp_path: Path) -> None:
+def test_answers_of_another_round_are_refused_by_name(
+    stage: str, keys: Path, tmp_path: Path
+) -> None:
     kept: dict[tuple[str, str], list[RecordDict]] = {}
 
     def replay(at: str, site: str, reply: Message) -> list[Message]:
@@ -386,7 +454,9 @@ def test_answers_of_another_round_are_refused_by_name(stage: str, keys: Path, tm
     assert len(strategy.history[1].weights) == (4 if stage in ("survivors", "opening") else 3)
 
 
-def test_answers_of_one_stage_to_another_and_twice_the_same_change_nothing(keys: Path, tmp_path: Path) -> None:
+def test_answers_of_one_stage_to_another_and_twice_the_same_change_nothing(
+    keys: Path, tmp_path: Path
+) -> None:
     first: dict[str, Message] = {}
 
     def confuse(stage: str, site: str, reply: Message) -> list[Message]:
@@ -397,8 +467,12 @@ def test_answers_of_one_stage_to_another_and_twice_the_same_change_nothing(keys:
         return [reply, reply]
 
     strategy = run(Line(plain_app(secure_mod), nodes(keys, tmp_path), confuse))
-    assert statuses(strategy)["South"].startswith("refused: a message of a secure sum cannot be read")
-    np.testing.assert_allclose(weights_of(strategy), expected(strategy, ["North", "East", "West"]), atol=1e-6)
+    assert statuses(strategy)["South"].startswith(
+        "refused: a message of a secure sum cannot be read"
+    )
+    np.testing.assert_allclose(
+        weights_of(strategy), expected(strategy, ["North", "East", "West"]), atol=1e-6
+    )
 
 
 def test_a_site_with_anothers_key_is_refused(keys: Path, tmp_path: Path) -> None:
@@ -410,7 +484,7 @@ def test_a_site_with_anothers_key_is_refused(keys: Path, tmp_path: Path) -> None
     assert len(strategy.history[0].weights) == 3
 
 
-# ---------------------------------------------------------------------------------------------------- again
+# -------------------------------------------------------------------------------------------- again
 
 
 class Killed(Exception):
@@ -440,14 +514,18 @@ def test_a_resumed_run_gives_the_same_bits(keys: Path, tmp_path: Path) -> None:
     assert grid.errors == []
 
 
-def test_a_round_that_was_opened_is_not_opened_again_with_other_clients(keys: Path, tmp_path: Path) -> None:
+def test_a_round_that_was_opened_is_not_opened_again_with_other_clients(
+    keys: Path, tmp_path: Path
+) -> None:
     """The difference of the two sums would be what one client sent."""
     lost: list[tuple[str, str]] = []
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"), losing(lost))
     interrupted(grid, tmp_path / "run", at=1)
     lost.append(("values", "South"))
     resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True)
-    assert any("has opened round 1 before, with other clients or weights" in error for error in grid.errors)
+    assert any(
+        "has opened round 1 before, with other clients or weights" in error for error in grid.errors
+    )
     assert resumed.history[0].weights == {}  # the round is lost
     assert len(resumed.history[1].weights) == 3  # and the next is not
 
@@ -470,19 +548,25 @@ def played(grid: Line, stage: str, **order: Any) -> list[Message]:
 def test_an_update_whose_sum_was_opened_is_masked_under_no_other_name(
     lie: dict[str, Any], why: str, keys: Path, tmp_path: Path
 ) -> None:
-    """A second sum of the same updates, over others or under other weights, would show what one client sent."""
+    """A second sum of the same updates, over others or under other weights, would show what one
+    client sent.
+    """
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
     strategy = run(grid)
     for reply in played(grid, "keys", run=strategy.run, round=0, **lie):
         assert why in reply.error.reason
 
 
-def test_a_round_that_was_opened_is_not_opened_again_under_other_weights(keys: Path, tmp_path: Path) -> None:
+def test_a_round_that_was_opened_is_not_opened_again_under_other_weights(
+    keys: Path, tmp_path: Path
+) -> None:
     """Enough different weighted sums of the same updates would show each of them."""
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"))
     interrupted(grid, tmp_path / "run", at=1)
     resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True, beta_max=1.0)
-    assert any("has opened round 1 before, with other clients or weights" in error for error in grid.errors)
+    assert any(
+        "has opened round 1 before, with other clients or weights" in error for error in grid.errors
+    )
     assert resumed.history[0].weights == {}
 
 
@@ -498,27 +582,37 @@ def test_rounds_that_are_over_are_not_played_again(keys: Path, tmp_path: Path) -
 class Partial(Line):
     """A server that sends South something else than the others."""
 
-    def __init__(self, app: ClientApp, nodes: list[dict[str, Any]], kind: str, lie: dict[str, Any]) -> None:
+    def __init__(
+        self, app: ClientApp, nodes: list[dict[str, Any]], kind: str, lie: dict[str, Any]
+    ) -> None:
         super().__init__(app, nodes)
         self._kind, self._lie = kind, lie
 
     def _answer(self, message: Message) -> Message:
         south = message.metadata.dst_node_id == FIRST_NODE + SITES.index("South")
         if south and message.metadata.message_type == self._kind and "arrays" in message.content:
-            config = ConfigRecord(dict(message.content.config_records["config"]) | self._lie.get("config", {}))
+            config = ConfigRecord(
+                dict(message.content.config_records["config"]) | self._lie.get("config", {})
+            )
             message.content = RecordDict(dict(message.content) | self._lie | {"config": config})
         return super()._answer(message)
 
 
 LIES = [
     {"config": {"lr": 0.0}},  # at all others, and the sum would be one site's move
-    {"arrays": ArrayRecord({"head.weight": Array(0 * WEIGHTS), "head.bias": Array(np.zeros(2, np.float32))})},
+    {
+        "arrays": ArrayRecord(
+            {"head.weight": Array(0 * WEIGHTS), "head.bias": Array(np.zeros(2, np.float32))}
+        )
+    },
     {"more": first_arrays()},
 ]
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_site_that_is_sent_anything_else_than_the_others_masks_nothing(lie: Any, keys: Path, tmp_path: Path) -> None:
+def test_a_site_that_is_sent_anything_else_than_the_others_masks_nothing(
+    lie: Any, keys: Path, tmp_path: Path
+) -> None:
     grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "train", lie)
     strategy = run(grid)
     (error,) = grid.errors
@@ -528,24 +622,34 @@ def test_a_site_that_is_sent_anything_else_than_the_others_masks_nothing(lie: An
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_counts_are_summed_of_sites_that_evaluate_the_same_only(lie: Any, keys: Path, tmp_path: Path) -> None:
-    """With a model that puts the others' images into one bin, the rest of the counts would be one site's."""
+def test_counts_are_summed_of_sites_that_evaluate_the_same_only(
+    lie: Any, keys: Path, tmp_path: Path
+) -> None:
+    """With a model that puts the others' images into one bin, the rest of the counts would be one
+    site's.
+    """
     grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "evaluate", lie)
     run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
     (error,) = grid.errors
     assert error.startswith("South, counts shares 0")
     assert "other settings or another model" in error
-    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(tiny.NAMES) - {"South"}
+    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(
+        tiny.NAMES
+    ) - {"South"}
 
 
-@pytest.mark.parametrize(("labelling", "images", "summed"), [(3, 5, True), (2, 5, False), (4, 0, True)])
+@pytest.mark.parametrize(
+    ("labelling", "images", "summed"), [(3, 5, True), (2, 5, False), (4, 0, True)]
+)
 def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_have_no_images(
     labelling: int, images: int, summed: bool, keys: Path, tmp_path: Path
 ) -> None:
     def about(message: Message, context: Context, app: Any) -> Message:
         reply, number = app(message, context), int(context.node_config["partition-id"])
         if message.metadata.message_type == "evaluate":
-            reply.content["client"] = ConfigRecord({"name": SITES[number], "labelled": [number < labelling, True]})
+            reply.content["client"] = ConfigRecord(
+                {"name": SITES[number], "labelled": [number < labelling, True]}
+            )
             reply.content["metrics"]["num-examples"] = images if number == 0 else 5
         return reply
 
@@ -555,10 +659,14 @@ def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_
     assert ("counts opening 0" in grid.stages) == summed
 
 
-def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(keys: Path, tmp_path: Path) -> None:
+def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(
+    keys: Path, tmp_path: Path
+) -> None:
     def about(message: Message, context: Context, app: Any) -> Message:
         reply, number = app(message, context), int(context.node_config["partition-id"])
-        reply.content["client"] = ConfigRecord({"name": SITES[number], "labelled": [True] * (2 if number else 3)})
+        reply.content["client"] = ConfigRecord(
+            {"name": SITES[number], "labelled": [True] * (2 if number else 3)}
+        )
         return reply
 
     found = statuses(run(Line(plain_app(secure_mod, about), nodes(keys, tmp_path))))
@@ -566,16 +674,22 @@ def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(ke
     assert found == dict.fromkeys(tiny.NAMES[1:], "counted")
 
 
-def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(keys: Path, tmp_path: Path) -> None:
+def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(
+    keys: Path, tmp_path: Path
+) -> None:
     def about(message: Message, context: Context, app: Any) -> Message:
         reply, number = app(message, context), int(context.node_config["partition-id"])
         if message.metadata.message_type == "evaluate":
-            reply.content["client"] = ConfigRecord({"name": SITES[number], "labelled": [True] * (2 if number else 1)})
+            reply.content["client"] = ConfigRecord(
+                {"name": SITES[number], "labelled": [True] * (2 if number else 1)}
+            )
         return reply
 
     grid = Line(plain_app(secure_mod, about), nodes(keys, tmp_path))
     run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
-    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(tiny.NAMES) - {SITES[0]}
+    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(
+        tiny.NAMES
+    ) - {SITES[0]}
     assert "counts opening 0" in grid.stages
 
 
@@ -606,7 +720,7 @@ def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
     assert "its state is 'masked', not 'shared'" in second[0].error.reason
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 def test_rules_that_need_every_clients_parameters_are_refused() -> None:
@@ -628,9 +742,19 @@ def test_a_site_asks_for_as_many_clients_as_it_wants(keys: Path, tmp_path: Path)
 def test_a_server_names_rules_of_this_package_and_nothing_else() -> None:
     for name in catalog.names("methods"):
         method = catalog.find("methods", name)()
-        assert method.centralised or method_from_text(json.loads(json.dumps(method_as_text(method)))) == method
+        assert (
+            method.centralised
+            or method_from_text(json.loads(json.dumps(method_as_text(method)))) == method
+        )
     given = method_as_text(feddraw())
-    for bad in ("os:system", "feddraw:cosine", "feddraw.core:Model", "feddraw:feddraw", "subprocess:Popen", "x"):
+    for bad in (
+        "os:system",
+        "feddraw:cosine",
+        "feddraw.core:Model",
+        "feddraw:feddraw",
+        "subprocess:Popen",
+        "x",
+    ):
         with pytest.raises(UserError):
             method_from_text(given | {"weighting": {"rule": bad}})
 
@@ -642,7 +766,12 @@ def test_the_quickstart_trains_with_the_mod_added_and_nothing_else(
     source = (QUICKSTART / "client_app.py").read_text()
     assert source.count("ClientApp()") == 1
     made: dict[str, Any] = {"secure_mod": secure_mod}
-    exec(compile(source.replace("ClientApp()", "ClientApp(mods=[secure_mod])"), "client_app.py", "exec"), made)
+    exec(
+        compile(
+            source.replace("ClientApp()", "ClientApp(mods=[secure_mod])"), "client_app.py", "exec"
+        ),
+        made,
+    )
     from task import Net
 
     torch.manual_seed(0)
@@ -652,7 +781,9 @@ def test_the_quickstart_trains_with_the_mod_added_and_nothing_else(
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), 3, train_config=lr)
     assert grid.errors == []
     assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
-    assert list(strategy.history[2].weights.values()) == pytest.approx([1 / 4] * 4)  # equal at the end
+    assert list(strategy.history[2].weights.values()) == pytest.approx(
+        [1 / 4] * 4
+    )  # equal at the end
     assert result.arrays["norm.num_batches_tracked"].numpy() == 15
 
 
@@ -664,7 +795,9 @@ def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path:
         return Site(trainer, tiny.NAMES[number], number, number, tmp_path)
 
     grid = Line(client(site), nodes(keys, tmp_path, 3))
-    strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, secure=True, frozen=initial.layout.frozen)
+    strategy = MethodStrategy(
+        fedavg(), fraction_evaluate=0.0, secure=True, frozen=initial.layout.frozen
+    )
     strategy.start(grid, model_to_arrays(initial), 2)
     assert grid.errors == []
     assert strategy._frozen.holding == {1001, 1002, 1003}
@@ -676,5 +809,8 @@ def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path:
 
 def test_a_resumed_server_asks_for_the_same_and_one_with_other_settings_does_not() -> None:
     first = hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1})
-    assert hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1, "resume": True}) == first
+    assert (
+        hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1, "resume": True})
+        == first
+    )
     assert hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.0}) != first

@@ -26,7 +26,9 @@ class OlderGrid:
         return [7]
 
 
-def test_a_list_of_keys_is_refused_where_flower_does_not_tell_them_and_node_ids_still_count() -> None:
+def test_a_list_of_keys_is_refused_where_flower_does_not_tell_them_and_node_ids_still_count() -> (
+    None
+):
     with pytest.raises(UserError, match=r"North is given by its key, .* pip install 'flwr>=1\.38'"):
         Roster({"North": KEY}).meet(OlderGrid())  # type: ignore[arg-type]
     roster = Roster({"North": 7})
@@ -34,14 +36,16 @@ def test_a_list_of_keys_is_refused_where_flower_does_not_tell_them_and_node_ids_
     assert roster.name_of(7) == "North"
 
 
-def test_a_flower_without_the_seam_says_which_version_signatures_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flower_without_the_seam_says_which_version_signatures_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "feddraw.flower.supernode", raising=False)
     monkeypatch.setitem(sys.modules, "flwr.supernode", None)
     with pytest.raises(UserError, match=r"signatures need Flower 1\.41\.0, and this is"):
         import_module("feddraw.flower.supernode")
 
 
-# ---------------------------------------------------------------------------------------------------- this Flower's own
+# -------------------------------------------------------------------------------- this Flower's own
 
 
 def test_this_flower_tells_the_keys_of_its_nodes() -> None:
@@ -57,12 +61,18 @@ def test_this_flower_lets_sites_check_signatures() -> None:
 
 
 @pytest.mark.skipif("FEDDRAW_MATRIX" not in os.environ, reason="`make matrix` runs it")
-def test_a_superlink_and_three_supernodes_of_this_flower_give_the_bits_of_the_serial_engine(tmp_path: Path) -> None:
+def test_a_superlink_and_three_supernodes_of_this_flower_give_the_bits_of_the_serial_engine(
+    tmp_path: Path,
+) -> None:
     with script().federation(tmp_path / "federation", secure=False) as made:
         for number in range(3):
             made.supernode(f"node{number}", f"partition-id={number}")
-        said = made.run(f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600)
+        said = made.run(
+            f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600
+        )
     assert "round 2/2: C1 0.333  C2 0.333  C3 0.333" in said
     list(run(small(rounds=2), tmp_path / "serial"))
     for name in FILES:
-        assert (tmp_path / "federation" / "run" / name).read_bytes() == (tmp_path / "serial" / name).read_bytes()
+        assert (tmp_path / "federation" / "run" / name).read_bytes() == (
+            tmp_path / "serial" / name
+        ).read_bytes()

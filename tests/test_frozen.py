@@ -1,4 +1,6 @@
-"""Frozen layers: out of the optimiser, of gradients and of messages, whatever rule trains the others."""
+"""Frozen layers: out of the optimiser, of gradients and of messages, whatever rule trains the
+others.
+"""
 
 from __future__ import annotations
 
@@ -64,25 +66,43 @@ def methods() -> list[str]:
 def test_frozen_parameters_stay_to_the_bit_under_every_rule(name: str) -> None:
     method = catalog.find("methods", name)()
     initial = initial_model(half_frozen, seed=0)
-    training = Training(epochs=1, batch_size=8, lr=1e-2, optimizer="sgd", momentum=0.5, weight_decay=0.1)
+    training = Training(
+        epochs=1, batch_size=8, lr=1e-2, optimizer="sgd", momentum=0.5, weight_decay=0.1
+    )
     frozen_build = with_frozen_layers(half_frozen, initial.layout.frozen)
-    trainer = Trainer(frozen_build, tiny.examples(), tiny.shards(), training, method.local, asks=method.asks)
+    trainer = Trainer(
+        frozen_build, tiny.examples(), tiny.shards(), training, method.local, asks=method.asks
+    )
     engine = Serial(trainer)
-    proxy = ServerImages(frozen_build, tiny.examples(), np.arange(16), 8) if method.weighting.proxy else None
+    proxy = (
+        ServerImages(frozen_build, tiny.examples(), np.arange(16), 8)
+        if method.weighting.proxy
+        else None
+    )
     before = initial.arrays()
     for result in federate(initial, method, engine, tiny.NAMES, rounds=2, seed=0, proxy=proxy):
         after = result.next_model.arrays()
     for which in (trainer.network, *trainer._references):
         for frozen in FROZEN_NAMES:
-            assert np.array_equal(which.module.get_parameter(frozen).detach().numpy(), before[frozen])
+            assert np.array_equal(
+                which.module.get_parameter(frozen).detach().numpy(), before[frozen]
+            )
             assert which.module.get_parameter(frozen).grad is None
     assert all(np.array_equal(after[frozen], before[frozen]) for frozen in FROZEN_NAMES)
     assert (after["second.weight"] != before["second.weight"]).any()
-    assert len(initial.params) == sum(array.size for name, array in before.items() if name in TRAINED)
+    assert len(initial.params) == sum(
+        array.size for name, array in before.items() if name in TRAINED
+    )
 
 
-TRAINED = ("first_norm.weight", "first_norm.bias", "second.weight", "second_norm.weight", "classifier.weight",
-           "classifier.bias")  # fmt: skip
+TRAINED = (
+    "first_norm.weight",
+    "first_norm.bias",
+    "second.weight",
+    "second_norm.weight",
+    "classifier.weight",
+    "classifier.bias",
+)
 
 
 def test_the_others_train_as_torch_does_with_the_same_layers_frozen() -> None:
@@ -92,7 +112,9 @@ def test_the_others_train_as_torch_does_with_the_same_layers_frozen() -> None:
     network(images)[0].square().sum().backward()
     values = network.values(network.grads)
     plain, _ = tiny.build()
-    plain.load_state_dict({name: torch.from_numpy(np.array(a)) for name, a in network.read().arrays().items()})
+    plain.load_state_dict(
+        {name: torch.from_numpy(np.array(a)) for name, a in network.read().arrays().items()}
+    )
     plain.train()(images).square().sum().backward()
     for entry in network.layout.entries:
         if entry.kind == "param":
@@ -105,12 +127,22 @@ def frozen_experiment(**changes: Any) -> Experiment:
     return small(**{"model.freeze": ["body.0", "body.1"], "rounds": 2} | changes)
 
 
-def test_every_engine_gives_the_same_bits_with_frozen_layers_from_a_file_of_weights(tmp_path: Path) -> None:
-    """Workers make their networks anew, without the file: the values of frozen layers are sent to them."""
+def test_every_engine_gives_the_same_bits_with_frozen_layers_from_a_file_of_weights(
+    tmp_path: Path,
+) -> None:
+    """Workers make their networks anew, without the file: the values of frozen layers are sent to
+    them.
+    """
     state = {name: torch.full_like(v, 0.1) for name, v in own(5).state_dict().items()}
     torch.save({"state_dict": state}, tmp_path / "w.pth")
-    changes = {"model": "test_frozen:own", "model.weights": str(tmp_path / "w.pth"), "model.freeze": ["body.0"]}
-    engines = ["serial", "processes"] + ["flower"] * (not installed("ray"))  # which would start processes, too
+    changes = {
+        "model": "test_frozen:own",
+        "model.weights": str(tmp_path / "w.pth"),
+        "model.freeze": ["body.0"],
+    }
+    engines = ["serial", "processes"] + ["flower"] * (
+        not installed("ray")
+    )  # which would start processes, too
     for engine in engines:
         run(small(**changes, rounds=1, engine=engine, workers=1), tmp_path / engine)
     models = [load_file(tmp_path / engine / "model.safetensors") for engine in engines]
@@ -140,11 +172,13 @@ def test_a_frozen_classifier_and_a_layer_that_is_not_there_are_one_line() -> Non
         build_network("compact", 5, {"freeze": ["bdy"]})
 
 
-# ---------------------------------------------------------------------------------------------------- over Flower
+# -------------------------------------------------------------------------------------- over Flower
 
 
 def ordered(layers: FrozenLayers, node: int) -> RecordDict:
-    return layers.with_layers(RecordDict({"config": job_orders.add_orders(ConfigRecord(), layers.order)}), node)
+    return layers.with_layers(
+        RecordDict({"config": job_orders.add_orders(ConfigRecord(), layers.order)}), node
+    )
 
 
 def answered(node: int, held: str = "") -> Reply:
@@ -171,7 +205,9 @@ def test_a_site_gets_the_frozen_layers_once_and_again_when_it_has_lost_them(tmp_
     assert FROZEN in ordered(layers, 2).array_records
     fresh = site_trainer()  # another process of the site
     assert take_frozen(fresh, second, tmp_path) == held
-    assert all(np.array_equal(fresh.network.layout.frozen[name], array) for name, array in server.items())
+    assert all(
+        np.array_equal(fresh.network.layout.frozen[name], array) for name, array in server.items()
+    )
     with pytest.raises(UserError, match="come again in the next round"):
         take_frozen(site_trainer(), second, tmp_path / "nowhere")
     layers.note_holders([1], [])
@@ -199,7 +235,9 @@ def test_a_federation_over_flower_keeps_the_servers_frozen_layers(tmp_path: Path
             sent.append(all(FROZEN in message.content.array_records for message in messages))
             return messages
 
-    strategy = Watched(fedavg(), fraction_evaluate=0.0, frozen=initial.layout.frozen, findings=("bright", "left"))
+    strategy = Watched(
+        fedavg(), fraction_evaluate=0.0, frozen=initial.layout.frozen, findings=("bright", "left")
+    )
     nodes = [{"partition-id": number} for number in range(2)]
     strategy.start(InProcessGrid(client(open_site), nodes), model_to_arrays(initial), 3)
     assert sent == [True, False, False]

@@ -1,4 +1,7 @@
-"""A short fuzz of every reader, the same inputs each time; `make fuzz` is the long one. What it found is kept below."""
+"""A short fuzz of every reader, the same inputs each time; `make fuzz` is the long one.
+
+What it found is kept below.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,37 @@ from guided import attempt, fuzz
 from readers import archive, dicom, targets
 
 from feddraw.cli.weights import parse_similarity
+from feddraw.core.participation import Participation
 from feddraw.data.image_cache import read_cache_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import find_dataset, read_training_labels
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models._saved_parameters import read_saved_parameters
-from feddraw.participation import Participation
 from feddraw.results.recorded_run import read_run
 from feddraw.study.plan import read_study
 from run_folders import make_run
 
 NAMES = (
-    "experiment.toml", "study.toml", "label tables", "ChestX-ray14's table", "tables of results", "tables of studies",
-    "tables for init", "similarities", "index lists", "run folders", "reports", "logs on resume", "checkpoints",
-    "archives (.npz)", "pictures", "weights files", "prepared images",
+    "experiment.toml",
+    "study.toml",
+    "label tables",
+    "ChestX-ray14's table",
+    "tables of results",
+    "tables of studies",
+    "tables for init",
+    "similarities",
+    "index lists",
+    "run folders",
+    "reports",
+    "logs on resume",
+    "checkpoints",
+    "archives (.npz)",
+    "pictures",
+    "weights files",
+    "prepared images",
     *(("Flower replies", "Flower requests") if find_spec("flwr") else ()),
-)  # fmt: skip
+)
 SHORT = [name for name in NAMES if name != "reports"]  # half a second each; `make fuzz` has them
 INPUTS = {"Flower replies": 30}  # sixty seeds come first
 
@@ -67,7 +84,7 @@ def test_good_files_are_read(readers, room, name):
     assert "read" in {attempt(readers[name], data, room) for data in readers[name].seeds}
 
 
-# ---------------------------------------------------------------------------------------------------- what it found
+# ------------------------------------------------------------------------------------ what it found
 
 
 def refused(text: str, call, *arguments) -> None:
@@ -101,11 +118,15 @@ def test_an_experiment_file_with_values_of_a_strange_kind_is_one_line(tmp_path, 
 def test_names_with_characters_that_do_not_exist_are_one_line(tmp_path, code):
     names = np.array([code, 65], np.uint32).view("<U1")
     (tmp_path / "x.npz").write_bytes(archive(classes=names))
-    refused("is damaged at classes: it holds what is no text", read_training_labels, tmp_path / "x.npz")
+    refused(
+        "is damaged at classes: it holds what is no text", read_training_labels, tmp_path / "x.npz"
+    )
 
 
 def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
-    lists = "\n".join(f"{name} = {list(range(300))}" for name in ("seed", "rounds", "holdout", "folds", "workers"))
+    lists = "\n".join(
+        f"{name} = {list(range(300))}" for name in ("seed", "rounds", "holdout", "folds", "workers")
+    )
     (tmp_path / "s.toml").write_text(lists)
     refused("the study has 90,000 runs or more", read_study, tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("seed = [0, 1]\n" + "[[case]]\n" * 3000)
@@ -113,7 +134,9 @@ def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
 
 
 def test_a_cache_log_with_an_infinite_number_only_loses_that_line(tmp_path):
-    (tmp_path / "log").write_text('{"start": 1e999, "bad": {}}\n{"start": 16, "bad": {"17": "gone"}}\n')
+    (tmp_path / "log").write_text(
+        '{"start": 1e999, "bad": {}}\n{"start": 16, "bad": {"17": "gone"}}\n'
+    )
     assert read_cache_log(tmp_path / "log") == {16: {17: "gone"}}
 
 
@@ -169,11 +192,15 @@ def test_a_ledger_in_which_every_line_is_another_client_and_round_asks_for_no_me
     ledger = make_run(tmp_path / "run", rounds=2) / "weights.csv"
     header = ledger.read_text().splitlines()[0]
     rest = "," * (header.count(",") - 11)  # later columns, all blank
-    ledger.write_text("\n".join([header, *(f"{n},C{n},1,1,,,,,,1,1,counted{rest}" for n in range(4000)), ""]))
+    ledger.write_text(
+        "\n".join([header, *(f"{n},C{n},1,1,,,,,,1,1,counted{rest}" for n in range(4000)), ""])
+    )
     refused("4000 clients in a ledger of 4000 lines", read_run, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("old", "new"), [("0.25,counted", "inf,counted"), ("0.25,counted", "1e300,counted")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.25,counted", "inf,counted"), ("0.25,counted", "1e300,counted")]
+)
 def test_a_ledger_with_numbers_that_no_run_gives_is_one_line(tmp_path, old, new):
     ledger = make_run(tmp_path / "run", rounds=2) / "weights.csv"
     ledger.write_text(ledger.read_text().replace(old, new))
@@ -221,7 +248,11 @@ def test_a_ledger_that_names_a_round_far_away_asks_for_no_memory(tmp_path):
 @pytest.mark.parametrize("settings", ["seed = 1e999", "rounds = nan", "a" + ".a" * 900 + " = 1"])
 def test_a_runs_settings_of_a_strange_kind_are_one_line(tmp_path, settings):
     file = make_run(tmp_path / "run", rounds=2) / "experiment.toml"
-    kept = [line for line in file.read_text().splitlines() if line.split(" ")[0] != settings.split(" ")[0]]
+    kept = [
+        line
+        for line in file.read_text().splitlines()
+        if line.split(" ")[0] != settings.split(" ")[0]
+    ]
     file.write_text("\n".join([settings, *kept]))
     with pytest.raises(UserError):
         read_run(tmp_path / "run")

@@ -19,11 +19,25 @@ from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import federate as federate_without
 from feddraw.server.gate import Gate
 from feddraw.server.streaming import aggregate_stream
-from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, through_gate, train
+from tiny import (
+    NAMES,
+    Altered,
+    Canned,
+    bench,
+    cohort_of,
+    copied,
+    initial,
+    same,
+    server_images,
+    through_gate,
+    train,
+)
 
 federate = partial(federate_without, proxy=server_images())
 METHODS = catalog.names("methods")
-TRIED = METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]  # all in the long version
+TRIED = (
+    METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]
+)  # all in the long version
 
 
 def method_of(name):
@@ -37,12 +51,14 @@ def longer(update, times, sent):
 
 
 def moved(lengths, **settings):
-    """Clients that moved so far along the first axis, through the gate: what counts and what was found."""
+    """Clients that moved so far along the first axis, through the gate: what counts and what was
+    found.
+    """
     cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
     return through_gate(cohort.updates, cohort.model, len(lengths), Gate(**settings))
 
 
-# ---------------------------------------------------------------------------------------------------- proportion
+# --------------------------------------------------------------------------------------- proportion
 
 
 def test_a_move_beyond_the_factor_is_told_in_the_ledger_and_counted_by_default():
@@ -59,7 +75,9 @@ def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
 
 
 def test_the_gate_can_be_silent():
-    assert {verdict.status for verdict in moved([1, 1, 1, 1e6], norm="off")[1].values()} == {"counted"}
+    assert {verdict.status for verdict in moved([1, 1, 1, 1e6], norm="off")[1].values()} == {
+        "counted"
+    }
 
 
 def test_the_factor_is_a_setting():
@@ -78,7 +96,9 @@ def test_clipping_cuts_a_move_to_medians_and_says_so():
 def test_clipping_keeps_variances_between_the_sent_and_the_clients():
     method = method_of("fedavg")
     sent = initial()
-    engine = Altered(bench(method), lambda updates: [*updates[:3], longer(copied(updates[3]), 50, sent)])
+    engine = Altered(
+        bench(method), lambda updates: [*updates[:3], longer(copied(updates[3]), 50, sent)]
+    )
     options = {"rounds": 1, "seed": 0}
     plain = next(federate(sent, method, engine, NAMES, **options))
     clipped = next(federate(sent, method, engine, NAMES, gate=Gate(clip=1.5), **options))
@@ -87,7 +107,9 @@ def test_clipping_keeps_variances_between_the_sent_and_the_clients():
     assert clipped.weights.keys() == plain.weights.keys()
     move = np.linalg.norm(clipped.model.params - sent.params)
     assert move < np.linalg.norm(plain.model.params - sent.params) / 3
-    variances = [value for key, value in clipped.model.arrays().items() if key.endswith("running_var")]
+    variances = [
+        value for key, value in clipped.model.arrays().items() if key.endswith("running_var")
+    ]
     assert all((value > 0).all() for value in variances)
 
 
@@ -97,7 +119,9 @@ def test_a_refusal_comes_before_clipping():
 
 def test_one_or_two_clients_have_nobody_to_be_compared_with():
     for lengths in ([5.0], [1.0, 1e6]):
-        assert {verdict.status for verdict in moved(lengths, norm="refuse", factor=2)[1].values()} == {"counted"}
+        assert {
+            verdict.status for verdict in moved(lengths, norm="refuse", factor=2)[1].values()
+        } == {"counted"}
 
 
 def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
@@ -114,7 +138,9 @@ def test_vectors_beside_the_model_are_compared_too():
         return [replace(first, extra={name: 1000 * first.extra[name]}), *updates[1:]]
 
     engine = Altered(bench(method), poison)
-    result = next(federate(initial(), method, engine, NAMES, rounds=1, seed=0, gate=Gate(norm="refuse")))
+    result = next(
+        federate(initial(), method, engine, NAMES, rounds=1, seed=0, gate=Gate(norm="refuse"))
+    )
     assert result.ledger[0].status.startswith(f"refused: {name} of ")
 
 
@@ -134,17 +160,22 @@ def test_a_scaled_update_is_refused_under_every_method(name):
     assert same(result.model, without.model)
 
 
-# ---------------------------------------------------------------------------------------------------- who answers
+# -------------------------------------------------------------------------------------- who answers
 
 
 def one_round(updates, clients=NAMES):
-    return next(federate(initial(), method_of("fedavg"), Canned(updates), clients, rounds=1, seed=0))
+    return next(
+        federate(initial(), method_of("fedavg"), Canned(updates), clients, rounds=1, seed=0)
+    )
 
 
 @pytest.fixture(scope="module")
 def good():
     kept = []
-    train(method_of("fedavg"), engine=Altered(bench(method_of("fedavg")), lambda u: kept.extend(map(copied, u)) or u))
+    train(
+        method_of("fedavg"),
+        engine=Altered(bench(method_of("fedavg")), lambda u: kept.extend(map(copied, u)) or u),
+    )
     return kept
 
 
@@ -163,7 +194,12 @@ def test_a_stranger_is_refused_and_has_a_line_in_the_ledger(good, number):
 
 
 def test_fewer_updates_than_clients_are_missing(good):
-    assert [entry.status for entry in one_round(good[:2]).ledger] == ["counted", "counted", "missing", "missing"]
+    assert [entry.status for entry in one_round(good[:2]).ledger] == [
+        "counted",
+        "counted",
+        "missing",
+        "missing",
+    ]
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -175,20 +211,28 @@ def test_no_bad_update_from_a_worker_process_is_averaged(name):
         kept = []
         next(
             federate(
-                initial(), method, Altered(engine, lambda updates: kept.extend(updates) or updates), NAMES, **options
+                initial(),
+                method,
+                Altered(engine, lambda updates: kept.extend(updates) or updates),
+                NAMES,
+                **options,
             )
         )
         first, *others = sorted(map(copied, kept), key=lambda update: update.client)
         del kept[:]  # they lie in memory that is about to go
     without = next(federate(initial(), method, Canned(others), NAMES, **options))
     for how, (spoilt, reason) in BAD.items():
-        result = next(federate(initial(), method, Canned([spoilt(first), *others]), NAMES, **options))
+        result = next(
+            federate(initial(), method, Canned([spoilt(first), *others]), NAMES, **options)
+        )
         assert result.ledger[0].status.startswith(f"refused: {reason}"), how
         assert same(result.model, without.model), how
 
 
 def second_round(method):
-    """What four clients send in their second round, the model that they got, and the server's state."""
+    """What four clients send in their second round, the model that they got, and the server's
+    state.
+    """
     kept = []
     engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
     first, _ = train(method, rounds=2, engine=engine)
@@ -207,9 +251,9 @@ def test_no_bad_update_enters_a_running_sum(name):
         assert result.ledger[0].status.startswith(f"refused: {reason}"), how
         assert same(result.model, without.model), how
     again = streamed([*others, others[0], replace(bad, client=7)], NAMES, sizes)
-    assert [entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")] == [
-        "stranger 7"
-    ]
+    assert [
+        entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")
+    ] == ["stranger 7"]
     assert again.ledger[1].status == "counted: answered again, its first answer counts"
     assert same(again.model, without.model)
 
@@ -227,7 +271,9 @@ def test_no_bad_reply_over_flower_is_averaged(name):
     def outcome(first):
         strategy = server(method, sent, state, server_images())
         replies = [reply(update, NAMES[update.client]) for update in updates[1:]]
-        strategy.aggregate_train(1, [answered(node, one) for node, one in zip(NODES, [first, *replies], strict=True)])
+        strategy.aggregate_train(
+            1, [answered(node, one) for node, one in zip(NODES, [first, *replies], strict=True)]
+        )
         return strategy
 
     without = outcome(spoilt(contents[0], BAD_REPLIES["nothing"][0])).model
@@ -240,7 +286,7 @@ def test_no_bad_reply_over_flower_is_averaged(name):
         assert same(found.model, without), how
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(
@@ -263,7 +309,9 @@ def test_a_mistake_in_the_settings_is_one_line(settings, says):
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [{"norm": "refuze"}, {"factor": 0.5}, {"clip": -1.0}, {"max_size": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"norm": "refuze"}, {"factor": 0.5}, {"clip": -1.0}, {"max_size": 0}]
+)
 def test_a_gate_with_wrong_settings_cannot_be_made(wrong):
     with pytest.raises(UserError, match=f"gate.{next(iter(wrong))} must be"):
         Gate(**wrong)
@@ -277,5 +325,7 @@ def test_the_gate_is_a_section_of_the_experiment():
 
 
 def test_a_client_that_claims_more_images_than_allowed_is_refused(good):
-    _, verdicts = through_gate([replace(good[0], size=5001), *good[1:]], initial(), 4, Gate(max_size=5000))
+    _, verdicts = through_gate(
+        [replace(good[0], size=5001), *good[1:]], initial(), 4, Gate(max_size=5000)
+    )
     assert verdicts[0].status == "refused: size 5001 is not a positive number up to 5000"

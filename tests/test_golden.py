@@ -1,7 +1,8 @@
 """A few rounds whose numbers are written down: a refactoring must not move them.
 
-By tolerance, because bits depend on the processor and on torch; made by `run(small(method=…))` on one x86-64 machine
-(AVX2, torch 2.13.0). A change that means to move them says why in its commit and writes the new ones here.
+By tolerance, because bits depend on the processor and on torch; made by `run(small(method=…))` on
+one x86-64 machine (AVX2, torch 2.13.0). A change that means to move them says why in its commit and
+writes the new ones here.
 """
 
 from __future__ import annotations
@@ -28,5 +29,7 @@ def test_the_golden_run_has_not_moved(method: str) -> None:
     np.testing.assert_allclose([result.loss for result in results], losses, atol=2e-3)
     np.testing.assert_allclose(np.linalg.norm(results[-1].model.params), norm, atol=1e-3)
     if method == "feddraw":
-        np.testing.assert_allclose([entry.similarity for entry in results[-1].ledger], SIMILARITIES, atol=1e-4)
+        np.testing.assert_allclose(
+            [entry.similarity for entry in results[-1].ledger], SIMILARITIES, atol=1e-4
+        )
         np.testing.assert_allclose(list(results[1].weights.values()), WEIGHTS, atol=1e-4)

@@ -1,4 +1,6 @@
-"""Which layer gives the scores: found, checked against the findings, or asked for; networks of any factory."""
+"""Which layer gives the scores: found, checked against the findings, or asked for; networks of any
+factory.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from feddraw import aggregate
-from feddraw.classifier_layer import candidate_classifiers, choose_classifier
 from feddraw.core import Cohort, Entry, Layout, Model, Update
+from feddraw.core.classifier_layer import candidate_classifiers, choose_classifier
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.running import run
@@ -34,7 +36,12 @@ class Heads(nn.Module):
 
     def __init__(self, classes: int, kind: str) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        layers: list[nn.Module] = [
+            nn.Conv2d(1, 4, 3, stride=2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ]
         self.body = nn.Sequential(*layers)
         self.kind = kind
         if kind in ("aux", "tuple", "tanh", "wide"):
@@ -62,7 +69,11 @@ def coloured(num_classes: int = 7, spatial_dims: int = 3, **others: Any) -> nn.M
         raise TypeError(f"got an unexpected keyword argument '{min(others)}'")
     assert spatial_dims == 2
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, num_classes),
     )
 
 
@@ -70,7 +81,7 @@ def small_with(kind: str, **changes: Any) -> Any:
     return small(**{"model": "test_heads:heads", "model.kind": kind, "rounds": 2} | changes)
 
 
-# ---------------------------------------------------------------------------------------------------- which layer
+# -------------------------------------------------------------------------------------- which layer
 
 
 @pytest.mark.parametrize("kind", ["aux", "tuple"])
@@ -88,7 +99,11 @@ def test_the_similarity_moves_though_an_auxiliary_head_is_registered_last() -> N
 
 
 def test_one_layer_per_finding_is_a_list_of_layers_in_the_order_of_the_scores() -> None:
-    assert build_network("test_heads:heads", 3, {"kind": "single"}, side=SIDE)[1] == ("heads.0", "heads.1", "heads.2")
+    assert build_network("test_heads:heads", 3, {"kind": "single"}, side=SIDE)[1] == (
+        "heads.0",
+        "heads.1",
+        "heads.2",
+    )
     backwards = build_network("test_heads:heads", 3, {"kind": "backwards"}, side=SIDE)[1]
     assert backwards == ("heads.2", "heads.1", "heads.0")
     named = {"kind": "backwards", "classifier": ["heads.0", "heads.1", "heads.2"]}
@@ -101,30 +116,62 @@ def test_one_layer_per_finding_is_a_list_of_layers_in_the_order_of_the_scores() 
     [
         ("wide", {}, r"gives 6 score\(s\) per image for 5 finding\(s\)"),
         ("aux", {"classifier": "aux"}, "the scores do not depend on the layer 'aux'"),
-        ("aux", {"classifier": "body.0"}, r"has 4 output\(s\) for 5 finding\(s\): did you mean head, aux"),
+        (
+            "aux",
+            {"classifier": "body.0"},
+            r"has 4 output\(s\) for 5 finding\(s\): did you mean head, aux",
+        ),
         ("aux", {"classifier": "haed"}, "no 'haed' among the layers: did you mean head"),
-        ("single", {"classifier": "heads.4"}, r"has 1 output\(s\) for 5 finding\(s\): did you mean heads.0 \+ heads.1"),
+        (
+            "single",
+            {"classifier": "heads.4"},
+            r"has 1 output\(s\) for 5 finding\(s\): did you mean heads.0 \+ heads.1",
+        ),
         ("single", {"projection": 8}, "a projection needs one linear layer"),
-        ("aux", {"classifier": 3}, "model.classifier must be the name of a layer, or a list of names, not 3"),
-        ("aux", {"classifier": [1]}, r"model.classifier must be the name of a layer, or a list of names, not \[1\]"),
-        ("aux", {"freeze": 3}, "model.freeze must be the name of a layer, or a list of names, not 3"),
-        ("aux", {"freeze": [1]}, r"model.freeze must be the name of a layer, or a list of names, not \[1\]"),
-        ("aux", {"projection": "abc"}, "model.projection must be a width, or 0 for none, not 'abc'"),
+        (
+            "aux",
+            {"classifier": 3},
+            "model.classifier must be the name of a layer, or a list of names, not 3",
+        ),
+        (
+            "aux",
+            {"classifier": [1]},
+            r"model.classifier must be the name of a layer, or a list of names, not \[1\]",
+        ),
+        (
+            "aux",
+            {"freeze": 3},
+            "model.freeze must be the name of a layer, or a list of names, not 3",
+        ),
+        (
+            "aux",
+            {"freeze": [1]},
+            r"model.freeze must be the name of a layer, or a list of names, not \[1\]",
+        ),
+        (
+            "aux",
+            {"projection": "abc"},
+            "model.projection must be a width, or 0 for none, not 'abc'",
+        ),
         ("aux", {"projection": -1}, "model.projection must be a width, or 0 for none, not -1"),
     ],
 )
-def test_a_wrong_classifier_or_width_is_one_line(kind: str, options: dict[str, Any], message: str) -> None:
+def test_a_wrong_classifier_or_width_is_one_line(
+    kind: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message) as caught:
         build_network("test_heads:heads", 5, {"kind": kind} | options, side=SIDE)
     assert "\n" not in str(caught.value)
 
 
 def test_scores_that_pass_through_a_tanh_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="the network changes the outputs of its classifier head, 5 outputs"):
+    with pytest.warns(
+        UserWarning, match="the network changes the outputs of its classifier head, 5 outputs"
+    ):
         build_network("test_heads:heads", 5, {"kind": "tanh"}, side=SIDE, pretrained=True)
 
 
-# ---------------------------------------------------------------------------------------------------- by shape alone
+# ----------------------------------------------------------------------------------- by shape alone
 
 
 def params(**shapes: tuple[int, ...]) -> list[Entry]:
@@ -149,8 +196,11 @@ def test_shapes_decide_where_only_one_layer_can_give_the_scores() -> None:
 
 def test_a_loop_of_ones_own_is_asked_for_the_classifier_too() -> None:
     sent = {"body.weight": np.ones((4, 3), np.float32), "body.scale": np.ones(4, np.float32)}
-    sent |= {f"{name}.{part}": np.ones(s, np.float32) for name in ("fc", "aux") for part, s in
-             (("weight", (2, 4)), ("bias", (2,)))}  # fmt: skip
+    sent |= {
+        f"{name}.{part}": np.ones(s, np.float32)
+        for name in ("fc", "aux")
+        for part, s in (("weight", (2, 4)), ("bias", (2,)))
+    }
     moved = {name: array + np.float32(0.1) for name, array in sent.items()}
     updates = [(moved, 10.0), (moved, 20.0)]
     with pytest.raises(UserError, match="it may be fc, aux"):
@@ -161,7 +211,7 @@ def test_a_loop_of_ones_own_is_asked_for_the_classifier_too() -> None:
         aggregate(sent, updates, round=0, rounds=2, classifier="fc", outputs=5)
 
 
-# ---------------------------------------------------------------------------------------------------- several layers
+# ----------------------------------------------------------------------------------- several layers
 
 SEVERAL = Layout.of(
     [
@@ -225,14 +275,17 @@ def test_a_run_with_one_layer_per_finding_names_each_finding_once(tmp_path: Path
     assert found.environment["network"]["classifier"] == f"{heads}, {len(findings)} outputs"
 
 
-# ---------------------------------------------------------------------------------------------------- any factory
+# -------------------------------------------------------------------------------------- any factory
 
 
 def test_a_factory_of_a_library_is_called_by_its_own_names_and_given_three_channels() -> None:
     module, found = build_network("test_heads:coloured", 5, {}, side=SIDE)
     assert found == "4"
     assert module(torch.zeros(2, 1, SIDE, SIDE)).shape == (2, 5)
-    with pytest.raises(UserError, match="cannot be made of these settings: got an unexpected keyword argument 'depth'"):
+    with pytest.raises(
+        UserError,
+        match="cannot be made of these settings: got an unexpected keyword argument 'depth'",
+    ):
         build_network("test_heads:coloured", 5, {"depth": 3}, side=SIDE)
 
 
@@ -255,20 +308,31 @@ def test_weights_come_out_of_their_wrapping(wrapped: str, tmp_path: Path) -> Non
         path = tmp_path / "weights.safetensors"
         save_file(state, path)
     elif wrapped == "module.":
-        torch.save({"epoch": 3, "model": {f"module.{name}": value for name, value in state.items()}}, path)
+        torch.save(
+            {"epoch": 3, "model": {f"module.{name}": value for name, value in state.items()}}, path
+        )
     else:
         torch.save({"state_dict": state, "epoch": 3} if wrapped == "state_dict" else state, path)
-    loaded, _ = build_network("test_heads:heads", 5, {"weights": str(path)}, side=SIDE, pretrained=True)
+    loaded, _ = build_network(
+        "test_heads:heads", 5, {"weights": str(path)}, side=SIDE, pretrained=True
+    )
     assert (loaded.state_dict()["body.0.weight"] == 0.5).all()
     assert not (loaded.state_dict()["head.weight"] == 0).any()
-    with pytest.raises(UserError, match=r"of another network: \d of \d tensors differ, first 0.weight"):
+    with pytest.raises(
+        UserError, match=r"of another network: \d of \d tensors differ, first 0.weight"
+    ):
         build_network("test_heads:coloured", 5, {"weights": str(path)}, side=SIDE, pretrained=True)
 
 
 def test_monais_resnet_and_vision_transformer_are_taken_as_they_are() -> None:
     pytest.importorskip("monai", reason="MONAI is not installed")
     nets = "monai.networks.nets.resnet:ResNet"
-    tiny = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 8, 8, 8], "n_input_channels": 1}
+    tiny = {
+        "block": "basic",
+        "layers": [1, 1, 1, 1],
+        "block_inplanes": [4, 8, 8, 8],
+        "n_input_channels": 1,
+    }
     module, found = build_network(nets, 5, tiny, side=32)
     assert found == "fc"
     assert "monai" in sys.modules

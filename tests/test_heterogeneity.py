@@ -1,4 +1,6 @@
-"""`feddraw heterogeneity`: Q, distances, p and weights of sites that are alike and of sites that are not."""
+"""`feddraw heterogeneity`: Q, distances, p and weights of sites that are alike and of sites that
+are not.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,18 @@ from feddraw.analysis.site_heterogeneity import (
 from feddraw.cli import app
 from feddraw.core import Measurement
 from feddraw.errors import UserError
-from feddraw.experiment.heterogeneity import HeterogeneityOptions, measure_heterogeneity, parameter_groups
+from feddraw.experiment.heterogeneity import (
+    HeterogeneityOptions,
+    measure_heterogeneity,
+    parameter_groups,
+)
 from feddraw.experiment.running import run
-from feddraw.methods.random_effects import EffectSums, distances_by_variance, estimate_effects, random_effects
+from feddraw.methods.random_effects import (
+    EffectSums,
+    distances_by_variance,
+    estimate_effects,
+    random_effects,
+)
 from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
 from small import small
@@ -36,12 +47,15 @@ SKEW = {"scenario": "dirichlet", "scenario.clients": 3, "scenario.alpha": 0.2}
 def batches_of(counts, means, d=20, m=8, seed=0):
     rng = np.random.default_rng(seed)
     rows = np.concatenate(
-        [mean + rng.normal(size=(count, d)) / np.sqrt(m * d) for count, mean in zip(counts, means, strict=True)]
+        [
+            mean + rng.normal(size=(count, d)) / np.sqrt(m * d)
+            for count, mean in zip(counts, means, strict=True)
+        ]
     )
     return rows, BatchProducts(tuple(counts), m, {"all": rows @ rows.T})
 
 
-# ---------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def test_scalar_products_give_what_the_gradients_give():
@@ -62,13 +76,18 @@ def test_scalar_products_give_what_the_gradients_give():
 
 
 def test_p_is_even_where_sites_are_alike_and_small_where_they_are_not():
-    alike = [compare_sites(batches_of((8, 8, 8), (0, 0, 0), seed=s)[1], "all", 39, s).p for s in range(40)]
+    alike = [
+        compare_sites(batches_of((8, 8, 8), (0, 0, 0), seed=s)[1], "all", 39, s).p
+        for s in range(40)
+    ]
     assert 0.3 < np.mean(alike) < 0.7
     assert compare_sites(batches_of((8, 8, 8), (0, 0, 0.2))[1], "all", 99, 0).p == 0.01
 
 
 def test_intervals_cover_the_distance():
-    """Nominally 95 %; near zero they are too wide, because a squared distance is not normal there."""
+    """Nominally 95 %; near zero they are too wide, because a squared distance is not normal
+    there.
+    """
     covered = []
     for seed in range(40):
         _, batches = batches_of((16, 16, 16), (0, 0, 0.1), seed=seed)
@@ -93,7 +112,7 @@ def test_groups_cover_all_parameters_once():
     assert sorted(np.concatenate(list(findings.values())).tolist()) == layers["classifier"].tolist()
 
 
-# ---------------------------------------------------------------------------------------------------- experiments
+# -------------------------------------------------------------------------------------- experiments
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +157,7 @@ def test_the_forest_plot_is_drawn(found):
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["C1", "C2", "C3"]
 
 
-# ---------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def invoke(*words):
@@ -146,8 +165,22 @@ def invoke(*words):
 
 
 def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
-    settings = ["data.train=160", "data.validation=40", "data.test=40", "model.growth=8", "scenario.clients=3"]
-    words = ["--scenario", "iid", "--size", 28, *(w for s in settings for w in ("--set", s)), "--out", tmp_path / "o"]
+    settings = [
+        "data.train=160",
+        "data.validation=40",
+        "data.test=40",
+        "model.growth=8",
+        "scenario.clients=3",
+    ]
+    words = [
+        "--scenario",
+        "iid",
+        "--size",
+        28,
+        *(w for s in settings for w in ("--set", s)),
+        "--out",
+        tmp_path / "o",
+    ]
     result = invoke(*words, "--batch-size", 8, "--permutations", 19, "--replicates", 20)
     assert result.exit_code == 0, result.output
     assert "is expected if the sites are alike" in result.output
@@ -158,7 +191,12 @@ def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
 
 
 def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
-    list(run(small(**{"method": "random_effects", "method.batch_size": 8, "rounds": 3}), tmp_path / "run"))
+    list(
+        run(
+            small(**{"method": "random_effects", "method.batch_size": 8, "rounds": 3}),
+            tmp_path / "run",
+        )
+    )
     result = invoke(tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
@@ -170,7 +208,9 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
     words = list(explain_weights.weights_in_sentences(explain_weights.explain_run_weights(read)))
     assert any("is expected if the sites are alike" in sentence for sentence in words)
     assert (
-        explain_weights.explanation_document(explain_weights.explain_run_weights(read))["by_round"][0]["q"]
+        explain_weights.explanation_document(explain_weights.explain_run_weights(read))["by_round"][
+            0
+        ]["q"]
         == measured[0].overall.q
     )
     written = write_report([tmp_path / "run"], tmp_path / "report", replicates=0)
@@ -191,7 +231,9 @@ def test_a_flower_federation_is_read_from_the_strategys_history_and_folder(tmp_p
     strategy = trained(method, tmp_path / "memory", rounds=3, folder=tmp_path / "run")
     *_, last = train(method, 3)
     assert same(strategy.model, last.next_model)
-    assert [repr(entry) for entry in strategy.history[-1].ledger] == [repr(entry) for entry in last.ledger]
+    assert [repr(entry) for entry in strategy.history[-1].ledger] == [
+        repr(entry) for entry in last.ledger
+    ]
     assert [np.isfinite(done.ledger[0].q) for done in strategy.history] == [True, False, True]
     result = invoke(tmp_path / "run")
     assert result.exit_code == 0, result.output

@@ -20,7 +20,9 @@ def film(height=120, width=100, seed=0):
     return np.clip(220 * np.exp(-2 * (x**2 + (y - 0.2) ** 2)) + grain + 20, 0, 255).astype(np.uint8)
 
 
-def save_dicom(path: Path, pixels, photometric="MONOCHROME2", *, window=None, frames=1, syntax=None):
+def save_dicom(
+    path: Path, pixels, photometric="MONOCHROME2", *, window=None, frames=1, syntax=None
+):
     pydicom = pytest.importorskip("pydicom")
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
@@ -93,7 +95,13 @@ def test_truncated_and_foreign_files_are_bad_images_with_a_reason(tmp_path):
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(BadImage):
             decode(tmp_path / name)
-    for content in (b"", b"\x89PNG\r\n\x1a\n", b"hello", b"GIF89a" + bytes(200), bytes(128) + b"DICM" + bytes(50)):
+    for content in (
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"hello",
+        b"GIF89a" + bytes(200),
+        bytes(128) + b"DICM" + bytes(50),
+    ):
         (tmp_path / "no.png").write_bytes(content)
         with pytest.raises(BadImage):
             decode(tmp_path / "no.png")
@@ -140,11 +148,16 @@ def test_halving_keeps_the_mean():
     assert abs(resize(image, 32).mean() - image.mean()) < 1
 
 
-# ---------------------------------------------------------------------------------------------------- augmentation
+# ------------------------------------------------------------------------------------- augmentation
 
 
 def batch(count=8, size=32):
-    return torch.from_numpy(np.stack([film(size, size, seed) for seed in range(count)]))[:, None].float() / 255
+    return (
+        torch.from_numpy(np.stack([film(size, size, seed) for seed in range(count)]))[
+            :, None
+        ].float()
+        / 255
+    )
 
 
 def test_augmentation_without_range_changes_nothing():
@@ -181,7 +194,10 @@ def test_rotation_and_scale_stay_in_their_ranges():
     y, x = torch.meshgrid(*[torch.arange(size) - 100.0] * 2, indexing="ij")
     mass = turned.sum((1, 2))
     middle_y, middle_x = (turned * y).sum((1, 2)) / mass, (turned * x).sum((1, 2)) / mass
-    angles, radii = torch.rad2deg(torch.atan2(middle_y, middle_x)), torch.hypot(middle_x, middle_y) / 60
+    angles, radii = (
+        torch.rad2deg(torch.atan2(middle_y, middle_x)),
+        torch.hypot(middle_x, middle_y) / 60,
+    )
     assert 7 < angles.abs().max() < 8.2
     assert 0.945 < radii.min() < 0.96
     assert 1.04 < radii.max() < 1.055

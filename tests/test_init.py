@@ -24,7 +24,9 @@ SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a settin
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "feddraw", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def write_images(folder: Path, names: Sequence[str], size: int = 40) -> None:
@@ -49,16 +51,29 @@ def own_table(folder: Path, findings: Sequence[str], images: int = 80) -> Path:
         [name, f"P{number // 2}", SITES[number % 5 % 3], *rng.integers(0, 2, len(findings))]
         for number, name in enumerate(names)
     ]
-    return write_table(folder / "ward 7.csv", ["Image Path", "Patient ID", "Hospital", *findings], rows)
+    return write_table(
+        folder / "ward 7.csv", ["Image Path", "Patient ID", "Hospital", *findings], rows
+    )
 
 
-def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_findings(tmp_path: Path) -> None:
+def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_findings(
+    tmp_path: Path,
+) -> None:
     own_table(tmp_path, ["Fracture", "Pacemaker"])
     done = typed("init", "ward 7.csv", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    for expected in ("Image Path", "Patient ID", "Hospital", "Fracture", "South", "feddraw run 'ward 7.toml'"):
+    for expected in (
+        "Image Path",
+        "Patient ID",
+        "Hospital",
+        "Fracture",
+        "South",
+        "feddraw run 'ward 7.toml'",
+    ):
         assert expected in done.stdout
-    ran = typed("run", "ward 7.toml", "--rounds", "1", "--engine", "serial", "--out", "run", folder=tmp_path)
+    ran = typed(
+        "run", "ward 7.toml", "--rounds", "1", "--engine", "serial", "--out", "run", folder=tmp_path
+    )
     assert ran.returncode == 0, ran.stderr
     assert "Pacemaker" in ran.stdout
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -69,7 +84,10 @@ def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_finding
     before = (tmp_path / "ward 7.toml").read_bytes()
     again = typed("init", "ward 7.csv", folder=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.strip() == "feddraw: ward 7.toml already exists: choose another name with --out, or delete it"
+    assert (
+        again.stderr.strip()
+        == "feddraw: ward 7.toml already exists: choose another name with --out, or delete it"
+    )
     assert (tmp_path / "ward 7.toml").read_bytes() == before
 
 
@@ -78,7 +96,8 @@ def test_any_number_of_findings_trains(count: int, in_tmp: Path) -> None:
     sheet = own_table(in_tmp, [f"Sign {number}" for number in range(count)])
     found = inspect_data(Path(sheet.name), Path("x.toml"))
     Path("x.toml").write_text(
-        experiment_file_text(found, plan_first_run(found), "feddraw init", "x.toml"), encoding="utf-8"
+        experiment_file_text(found, plan_first_run(found), "feddraw init", "x.toml"),
+        encoding="utf-8",
     )
     experiment = Experiment.read(Path("x.toml"))
     small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "model.growth": 8}
@@ -94,7 +113,11 @@ def test_a_column_of_class_names_is_written_out_as_a_column_a_class(in_tmp: Path
     write_table(in_tmp / "list.csv", ["file", "Diagnosis", "age"], rows)
     done = typed("init", "list.csv", "--out", "own.toml", folder=in_tmp)
     assert done.returncode == 0, done.stderr
-    assert Path("own-labels.csv").read_text().splitlines()[:3] == ["file,device,mass", "0.png,0,0", "1.png,1,1"]
+    assert Path("own-labels.csv").read_text().splitlines()[:3] == [
+        "file,device,mass",
+        "0.png,0,0",
+        "1.png,1,1",
+    ]
     assert Experiment.read(Path("own.toml")).section("data")[1]["findings"] == ["device", "mass"]
 
 
@@ -102,7 +125,12 @@ def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
     kinds = [("train", 8), ("val", 2), ("test", 4)]
     write_images(
         in_tmp / "xrays",
-        [f"{part}/{kind}/{n}.png" for part, count in kinds for kind in ("NORMAL", "PNEUMONIA") for n in range(count)],
+        [
+            f"{part}/{kind}/{n}.png"
+            for part, count in kinds
+            for kind in ("NORMAL", "PNEUMONIA")
+            for n in range(count)
+        ],
     )
     found = inspect_data(Path("xrays"), Path("xrays.toml"))
     assert found.positives() == {"PNEUMONIA": [8, 2, 4]}
@@ -115,8 +143,12 @@ def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
 def test_the_plan_fits_the_data_and_the_machine(in_tmp: Path) -> None:
     found = inspect_data(Path(own_table(in_tmp, ["Fracture"]).name), Path("x.toml"))
     assert plan_first_run(found, processors=2).size == 32  # never larger than the images
-    assert plan_first_run(found, processors=2).batch_size == 8  # a small client still fills some batches
-    assert plan_first_run(found, processors=1).minutes >= plan_first_run(found, processors=2).minutes
+    assert (
+        plan_first_run(found, processors=2).batch_size == 8
+    )  # a small client still fills some batches
+    assert (
+        plan_first_run(found, processors=1).minutes >= plan_first_run(found, processors=2).minutes
+    )
 
 
 def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:
@@ -130,13 +162,17 @@ def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:
 def mistakes(folder: Path) -> dict[str, str]:
     write_table(folder / "words.csv", ["name", "remark"], [["a", "b"]])
     write_table(folder / "gone.csv", ["path", "Fracture"], [["a.png", 1], ["b.png", 0]])
-    write_table(folder / "train.csv", ["Path", "Frontal/Lateral", "Edema"], [["a.jpg", "Frontal", 1]])
+    write_table(
+        folder / "train.csv", ["Path", "Frontal/Lateral", "Edema"], [["a.jpg", "Frontal", 1]]
+    )
     (folder / "empty").mkdir()
     (folder / "x.npz").write_bytes(b"")
     return {
         "nothing.csv": "no file or folder nothing.csv",
         "words.csv": "has no column with image paths; it has name, remark",
-        "gone.csv": "none of its 2 images was found; tried a.png, empty/a.png: give their folder with",
+        "gone.csv": (
+            "none of its 2 images was found; tried a.png, empty/a.png: give their folder with"
+        ),
         "train.csv": "is a known archive: feddraw run --data chexpert --set data.path=.",
         "empty": "0 classes in 0 labelled images",
         "x.npz": "needs no experiment file: feddraw run --data x.npz",

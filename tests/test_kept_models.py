@@ -1,4 +1,6 @@
-"""Models kept beside that of the last round: the best validation round and the mean of the last rounds."""
+"""Models kept beside that of the last round: the best validation round and the mean of the last
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_they_are_those_of_the_rounds_that_validation_and_the_settings_say(finis
     for name in ("best", "tail"):
         stored = load_file(RunFolder(finished.folder).model_file(name))
         arrays = finished.last.kept[name].arrays()
-        assert all(np.array_equal(stored[key].ravel(), array.ravel()) for key, array in arrays.items())
+        assert all(
+            np.array_equal(stored[key].ravel(), array.ravel()) for key, array in arrays.items()
+        )
 
 
 def test_each_is_judged_with_thresholds_and_scores_of_its_own(finished) -> None:
@@ -48,7 +52,10 @@ def test_each_is_judged_with_thresholds_and_scores_of_its_own(finished) -> None:
     found = read_run(finished.folder)
     assert list(found.models) == ["last", "best", "tail"]
     for name in ("best", "tail"):
-        assert written[name]["test"]["thresholds"].keys() == written[name]["test"]["auc"]["per_class"].keys()
+        assert (
+            written[name]["test"]["thresholds"].keys()
+            == written[name]["test"]["auc"]["per_class"].keys()
+        )
         assert found.models[name].predictions().scores.shape == found.predictions().scores.shape
     assert not np.array_equal(found.models["tail"].predictions().scores, found.predictions().scores)
     assert "chosen_by" in written["best"]
@@ -67,7 +74,12 @@ def test_an_interrupted_run_ends_with_the_same_models(finished, tmp_path: Path, 
     folder = tmp_path / "run"
     list(islice(iterate(small(**KEPT), folder), stop))
     run(small(**KEPT), folder, resume=True)
-    for name in ("model-best.safetensors", "model-tail.safetensors", "metrics.json", "predictions.safetensors"):
+    for name in (
+        "model-best.safetensors",
+        "model-tail.safetensors",
+        "metrics.json",
+        "predictions.safetensors",
+    ):
         assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
 
 
@@ -102,5 +114,10 @@ def test_the_report_shows_them_side_by_side(finished) -> None:
     page = (finished.folder / "report.md").read_text()
     section = page.partition("Which model?")[2]
     assert "None was chosen with test data" in section
-    for words in ("last round", "best validation round", "mean of the last rounds", "highest validation AUC"):
+    for words in (
+        "last round",
+        "best validation round",
+        "mean of the last rounds",
+        "highest validation AUC",
+    ):
         assert words in section

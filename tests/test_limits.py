@@ -1,4 +1,6 @@
-"""Sizes are looked at before files are read, unpacked bytes and lines included, as docs/safety.md says."""
+"""Sizes are looked at before files are read, unpacked bytes and lines included, as docs/safety.md
+says.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ import pytest
 import feddraw
 from feddraw.core import Layout
 from feddraw.data import csv_sheet, image_cache, imaging, npz_archive
+from feddraw.data.datasets import nih
 from feddraw.data.imaging import BadImage, decode
-from feddraw.datasets import nih
+from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
@@ -24,7 +27,6 @@ from feddraw.report import write_report
 from feddraw.results import checkpoint, predictions
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.scenarios import index_list
 from feddraw.study.plan import read_study
 from feddraw.study.results_table import ResultTable
 from feddraw.system import file_reading
@@ -94,7 +96,11 @@ def test_a_small_gz_that_unpacks_to_millions_of_lines_is_refused(
 
 
 def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
-    table = GUIDE.read_text(encoding="utf-8").partition("| what is read | at most |")[2].partition("\n\n")[0]
+    table = (
+        GUIDE.read_text(encoding="utf-8")
+        .partition("| what is read | at most |")[2]
+        .partition("\n\n")[0]
+    )
     said = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", table, re.M))
     limits = {
         "settings, studies (TOML)": file_reading.MAX_SETTINGS,
@@ -112,5 +118,7 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "images in an `.npz`": npz_archive.MAX_ARCHIVE_IMAGES,
     }
     for what, limit in limits.items():
-        assert said[what] == (f"{limit >> 30} GB" if limit >= 1 << 30 else f"{limit >> 20} MB"), what
+        assert said[what] == (f"{limit >> 30} GB" if limit >= 1 << 30 else f"{limit >> 20} MB"), (
+            what
+        )
     assert said["lines of a label table, blank ones too"] == f"{csv_sheet.MAX_CSV_LINES:,}"

@@ -1,4 +1,6 @@
-"""An update that was trained but did not count leaves nothing behind: not at the server, and not at its client."""
+"""An update that was trained but did not count leaves nothing behind: not at the server, and not at
+its client.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,11 @@ OPTIMA = {
         (0.75, 0.25),
     ),
 }
-REMEMBERING = [name for name in catalog.names("methods") if catalog.find("methods", name)().local.keeps]
+REMEMBERING = [
+    name for name in catalog.names("methods") if catalog.find("methods", name)().local.keeps
+]
 
-# ---------------------------------------------------------------------------------------------------- the optimum
+# -------------------------------------------------------------------------------------- the optimum
 
 
 @pytest.mark.parametrize("name", OPTIMA)
@@ -58,17 +62,26 @@ def test_with_any_one_update_lost_training_still_comes_to_the_optimum(name, lost
 @pytest.mark.parametrize("name", OPTIMA)
 def test_with_every_third_update_lost_training_still_comes_to_the_optimum(name):
     method, training, weights = OPTIMA[name]
-    found = play(method, TWO, 0.3, rounds=90, lose=lambda round, client: (2 * round + client) % 3 == 0, **training)[-1]
+    found = play(
+        method,
+        TWO,
+        0.3,
+        rounds=90,
+        lose=lambda round, client: (2 * round + client) % 3 == 0,
+        **training,
+    )[-1]
     assert found.x == pytest.approx(optimum(TWO, weights), abs=2e-3)
 
 
-# ---------------------------------------------------------------------------------------------------- the engines
+# -------------------------------------------------------------------------------------- the engines
 
 
 class Losing(Serial):
     """The serial engine, with some updates lost or spoilt on their way to the server."""
 
-    def __init__(self, trainer: Trainer, lost: Callable[[int, int], bool], spoilt: bool = False) -> None:
+    def __init__(
+        self, trainer: Trainer, lost: Callable[[int, int], bool], spoilt: bool = False
+    ) -> None:
         super().__init__(trainer)
         self.lost, self.spoilt = lost, spoilt
 
@@ -77,11 +90,19 @@ class Losing(Serial):
             if not self.lost(jobs[0].round, update.client):
                 yield update
             elif self.spoilt:
-                yield replace(update, model=replace(update.model, params=update.model.params * np.nan))
+                yield replace(
+                    update, model=replace(update.model, params=update.model.params * np.nan)
+                )
 
 
-def losing(method: Method, lost: Callable[[int, int], bool], training: Training = TRAINING, **options: Any) -> Losing:
-    return Losing(Trainer(build, examples(), shards(), training, method.local, asks=method.asks), lost, **options)
+def losing(
+    method: Method, lost: Callable[[int, int], bool], training: Training = TRAINING, **options: Any
+) -> Losing:
+    return Losing(
+        Trainer(build, examples(), shards(), training, method.local, asks=method.asks),
+        lost,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("name", [*REMEMBERING, "persistent"])
@@ -91,7 +112,9 @@ def test_a_client_whose_update_did_not_count_remembers_what_it_did_before(name, 
     if how == "refused in a stream" and not method.streams:
         return
     training = replace(TRAINING, persist_optimizer=name == "persistent")
-    engine = losing(method, lambda round, client: (round, client) == (1, 2), training, spoilt=how != "lost")
+    engine = losing(
+        method, lambda round, client: (round, client) == (1, 2), training, spoilt=how != "lost"
+    )
     sizes = SIZES if how == "refused in a stream" else None
     rounds = federate(initial(), method, engine, NAMES, rounds=2, seed=0, sizes=sizes)
     next(rounds)
@@ -111,7 +134,9 @@ REFUSING = {"gate.norm": "refuse", "gate.factor": 1.0}  # whoever moved further 
     ids=lambda settings: "+".join(map(str, settings.values())),
 )
 def test_with_refused_updates_every_engine_gives_the_same_bits(settings, monkeypatch):
-    monkeypatch.setattr("feddraw.flower.engine.installed", lambda name: False)  # clients in this process
+    monkeypatch.setattr(
+        "feddraw.flower.engine.installed", lambda name: False
+    )  # clients in this process
     serial, *others = (
         final(small(rounds=3, engine=engine, workers=2, **settings, **REFUSING))
         for engine in ("serial", "processes", "flower")
@@ -122,7 +147,8 @@ def test_with_refused_updates_every_engine_gives_the_same_bits(settings, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("method", "engine"), [("scaffold", "serial"), ("feddyn", "serial"), ("ditto", "serial"), ("scaffold", "processes")]
+    ("method", "engine"),
+    [("scaffold", "serial"), ("feddyn", "serial"), ("ditto", "serial"), ("scaffold", "processes")],
 )
 def test_a_run_killed_after_a_refusal_goes_on_to_the_same_bits(method, engine, tmp_path):
     settings = {"method": method, "engine": engine, "workers": 2, **REFUSING}
@@ -135,7 +161,7 @@ def test_a_run_killed_after_a_refusal_goes_on_to_the_same_bits(method, engine, t
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "part" / name).read_bytes()
 
 
-# ---------------------------------------------------------------------------------------------------- over Flower
+# -------------------------------------------------------------------------------------- over Flower
 
 
 def without(lost: Callable[[int, int], bool]) -> Callable[[list[Message]], list[Message]]:
@@ -157,7 +183,9 @@ def one_lost_a_round(round: int, client: int) -> bool:
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_over_flower_lost_replies_give_the_bits_of_the_serial_engine(name: str, tmp_path: Path) -> None:
+def test_over_flower_lost_replies_give_the_bits_of_the_serial_engine(
+    name: str, tmp_path: Path
+) -> None:
     method = catalog.find("methods", name)()
     engine = losing(method, one_lost_a_round)
     *_, last = federate(initial(), method, engine, NAMES, rounds=5, seed=0)
@@ -166,7 +194,9 @@ def test_over_flower_lost_replies_give_the_bits_of_the_serial_engine(name: str, 
 
 
 def test_over_flower_a_server_killed_after_a_loss_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """It is killed when all have trained the third round: all go back, the lost one further than the others."""
+    """It is killed when all have trained the third round: all go back, the lost one further than
+    the others.
+    """
     whole = trained(scaffold(), tmp_path / "memory", 4, without(one_lost_a_round))
     lossy = without(one_lost_a_round)
 
@@ -177,7 +207,9 @@ def test_over_flower_a_server_killed_after_a_loss_goes_on_to_the_same_bits(tmp_p
 
     with pytest.raises(RunFailed):
         trained(scaffold(), tmp_path / "memory", 4, killed, folder=tmp_path / "run")
-    resumed = trained(scaffold(), tmp_path / "memory", 4, lossy, folder=tmp_path / "run", resume=True)
+    resumed = trained(
+        scaffold(), tmp_path / "memory", 4, lossy, folder=tmp_path / "run", resume=True
+    )
     assert [done.round for done in resumed.history] == [2, 3]
     assert same(resumed.model, whole.model)
 

@@ -23,7 +23,9 @@ def test_every_combination_names_tests_that_are_there() -> None:
         for test in tests:
             file, _, name = test.partition("::")
             assert (ROOT / file).exists(), test
-            assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8"), test
+            assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(
+                encoding="utf-8"
+            ), test
 
 
 def test_the_page_is_made_from_the_results() -> None:
@@ -33,10 +35,20 @@ def test_the_page_is_made_from_the_results() -> None:
 
 OUTCOMES = [
     {"file": "tests/test_a.py", "name": "test_one[x]", "result": "passed", "why": ""},
-    {"file": "tests/test_a.py", "name": "test_two", "result": "skipped", "why": "needs Flower 1.34"},
+    {
+        "file": "tests/test_a.py",
+        "name": "test_two",
+        "result": "skipped",
+        "why": "needs Flower 1.34",
+    },
     {"file": "tests/test_b.py", "name": "test_three", "result": "failure", "why": "assert 1 == 2"},
     {"file": "tests/test_d.py", "name": "test_four", "result": "passed", "why": ""},
-    {"file": "tests/test_d.py", "name": "test_five", "result": "skipped", "why": run.OF_THE_MACHINE[0]},
+    {
+        "file": "tests/test_d.py",
+        "name": "test_five",
+        "result": "skipped",
+        "why": run.OF_THE_MACHINE[0],
+    },
 ]
 
 
@@ -51,7 +63,9 @@ OUTCOMES = [
         (["tests/test_d.py"], "works", ""),
     ],
 )
-def test_a_thing_works_only_if_every_test_of_it_ran_and_passed(tests: list[str], result: str, why: str) -> None:
+def test_a_thing_works_only_if_every_test_of_it_ran_and_passed(
+    tests: list[str], result: str, why: str
+) -> None:
     judged: dict[str, Any] = run.judge(tests, OUTCOMES)
     assert (judged["result"], judged["why"]) == (result, why)
 

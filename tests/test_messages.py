@@ -1,4 +1,6 @@
-"""Whatever goes wrong is one line: options that a message names exist, absurd values are refused, output may go."""
+"""Whatever goes wrong is one line: options that a message names exist, absurd values are refused,
+output may go.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ from small import small
 
 SOURCE = Path(feddraw.__file__).parent
 
-# ---------------------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------------------ options
 
-# Below the command line a module's messages reach the user through these commands; all of them must have the option.
+# Below the command line a module's messages reach the user through these commands; all of them must
+# have the option.
 PRINTED_BY = {
     "analysis/statistics_in_words.py": ("stats",),
     "analysis/tidy_results.py": ("stats",),
@@ -76,14 +79,22 @@ COMMANDS = commands()
 
 
 def options(command: str) -> set[str]:
-    return {name for parameter in COMMANDS[command].params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {
+        name
+        for parameter in COMMANDS[command].params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(outermost function or constant, text) of every text that is not a docstring; an f-string is one text."""
+    """(outermost function or constant, text) of every text that is not a docstring; an f-string is
+    one text.
+    """
     for top in tree.body:
         nodes, inside = list(ast.walk(top)), set()
-        assigned = [target.id for target in getattr(top, "targets", ()) if isinstance(target, ast.Name)]
+        assigned = [
+            target.id for target in getattr(top, "targets", ()) if isinstance(target, ast.Name)
+        ]
         name = getattr(top, "name", "") or "".join(assigned)
         for node in nodes:
             if isinstance(node, ast.JoinedStr):
@@ -120,9 +131,15 @@ def printers(path: Path, tree: ast.Module, function: str, text: str) -> set[str]
         return named
     where = str(path.relative_to(SOURCE))
     if path.parent.name != "cli":
-        assert where in PRINTED_BY, f"{where} names an option in '{text}': say a setting, or add it to PRINTED_BY"
+        assert where in PRINTED_BY, (
+            f"{where} names an option in '{text}': say a setting, or add it to PRINTED_BY"
+        )
         return set(PRINTED_BY[where])
-    own = {n: c.callback.__name__ for n, c in COMMANDS.items() if c.callback.__module__ == f"feddraw.cli.{path.stem}"}
+    own = {
+        n: c.callback.__name__
+        for n, c in COMMANDS.items()
+        if c.callback.__module__ == f"feddraw.cli.{path.stem}"
+    }
     callers = {function} if function in own.values() else reaching(tree, function)
     return {name for name, callback in own.items() if callback in callers} or set(own)
 
@@ -145,7 +162,9 @@ def test_every_option_that_a_message_names_is_one_of_the_command_that_prints_it(
         for function, text in texts(tree):
             wanted = set(OPTION.findall(text)) - OF_OTHERS - OF_ALL
             for command in printers(path, tree, function, text) if wanted else ():
-                assert wanted <= options(command), f"{path}: `{command}` has no {wanted - options(command)}: {text}"
+                assert wanted <= options(command), (
+                    f"{path}: `{command}` has no {wanted - options(command)}: {text}"
+                )
                 checked += 1
     assert checked > 30
 
@@ -159,7 +178,7 @@ def test_after_ctrl_c_a_command_names_its_own_options_only() -> None:
     assert cli._typed_command([]) == ""
 
 
-# ---------------------------------------------------------------------------------------------------- Ctrl-C
+# ------------------------------------------------------------------------------------------- Ctrl-C
 
 AT_AN_IMPORT = """
 import os, signal, sys
@@ -177,21 +196,30 @@ feddraw.__main__.main()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "rich", "feddraw.cli.study", "numpy", "torch", "feddraw.experiment"])
+@pytest.mark.parametrize(
+    "module", ["click", "rich", "feddraw.cli.study", "numpy", "torch", "feddraw.experiment"]
+)
 def test_ctrl_c_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", AT_AN_IMPORT, module, "run", "--out", "r"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 130
-    assert re.fullmatch(r"feddraw: stopped(; finished rounds are kept: continue with --resume)?\n", done.stderr)
+    assert re.fullmatch(
+        r"feddraw: stopped(; finished rounds are kept: continue with --resume)?\n", done.stderr
+    )
 
 
 def test_the_command_starts_without_anything_heavy() -> None:
-    code = "import sys, feddraw.__main__; print(*{'numpy', 'typer', 'rich', 'feddraw.errors'} & set(sys.modules))"
+    code = (
+        "import sys, feddraw.__main__; print(*{'numpy', 'typer', 'rich', 'feddraw.errors'} &"
+        " set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
-# ---------------------------------------------------------------------------------------------------- output
+# ------------------------------------------------------------------------------------------- output
 
 
 @pytest.mark.parametrize(
@@ -204,14 +232,20 @@ def test_the_command_starts_without_anything_heavy() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["list methods --json", "weights --sizes 2,1", "--help"])
-def test_output_that_nobody_takes_is_no_traceback(command: str, ending: str, code: int, said: str) -> None:
+def test_output_that_nobody_takes_is_no_traceback(
+    command: str, ending: str, code: int, said: str
+) -> None:
     shell = f"set -o pipefail; {sys.executable} -m feddraw {command} {ending}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.stderr == said
     assert done.returncode == code or ending.startswith("|")  # the reader may leave before or after
 
 
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
+def said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[Any, str]:
     """A command's exit code and what it wrote to standard error, in this process."""
     monkeypatch.setattr(sys, "argv", ["feddraw", *words])
     with pytest.raises(SystemExit) as ended:
@@ -223,10 +257,20 @@ LONG = "a" * 300
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "--out", LONG), ("demo", "--out", LONG), ("report", LONG), ("explain", LONG), ("verify", LONG)]
+    "words",
+    [
+        ("run", "--out", LONG),
+        ("demo", "--out", LONG),
+        ("report", LONG),
+        ("explain", LONG),
+        ("verify", LONG),
+    ],
 )
 def test_a_name_that_is_too_long_is_one_line(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_tmp: Path
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    in_tmp: Path,
 ) -> None:
     code, text = said(capsys, monkeypatch, *words)
     assert (code, len(text.splitlines())) == (2, 1)
@@ -251,13 +295,20 @@ def test_a_table_in_the_place_of_an_experiment_is_pointed_out(
 ) -> None:
     (in_tmp / "table.csv").write_text("path,Edema\nx.png,1\n")
     code, text = said(capsys, monkeypatch, "run", "table.csv")
-    assert (code, text) == (2, "feddraw: table.csv holds data, not an experiment: give it with --data table.csv\n")
+    assert (code, text) == (
+        2,
+        "feddraw: table.csv holds data, not an experiment: give it with --data table.csv\n",
+    )
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 @pytest.mark.parametrize("words", ["run", "study", "stats", "init", "scenario show iid --labels"])
 def test_a_table_in_another_encoding_is_one_line(
-    words: str, encoding: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_tmp: Path
+    words: str,
+    encoding: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    in_tmp: Path,
 ) -> None:
     (in_tmp / "table.txt").write_text("scénario,méthode\n1,2\n", encoding=encoding)
     code, text = said(capsys, monkeypatch, *words.split(), "table.txt")
@@ -268,7 +319,11 @@ def test_a_report_on_a_path_that_is_not_text_is_written(in_tmp: Path) -> None:
     folder = Path(os.fsdecode(b"caf\xe9"))
     make_run(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "feddraw", "report", folder], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "feddraw", "report", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "\\udce9" in (folder / "report.html").read_text(encoding="utf-8")
@@ -285,7 +340,7 @@ def test_a_report_on_a_full_disk_is_one_line(in_tmp: Path, monkeypatch: pytest.M
         CliRunner().invoke(cli.app, ["report", "run"], catch_exceptions=False)
 
 
-# ---------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 @pytest.mark.parametrize(
@@ -302,7 +357,9 @@ def test_a_report_on_a_full_disk_is_one_line(in_tmp: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_number_out_of_all_proportion_is_refused_at_once(setting: str, value: float) -> None:
-    with pytest.raises(UserError, match=setting.rpartition(".")[2] if "data" not in setting else "do not fit"):
+    with pytest.raises(
+        UserError, match=setting.rpartition(".")[2] if "data" not in setting else "do not fit"
+    ):
         prepare(small(**{setting: value}))
 
 
@@ -311,7 +368,11 @@ def test_any_number_for_any_setting_is_taken_or_refused(value: float) -> None:
     table = complete(small()).table()
     numbers = {name: one for name, one in table.items() if isinstance(one, int | float)}
     for section in (name for name, one in table.items() if isinstance(one, dict)):
-        numbers |= {f"{section}.{key}": one for key, one in table[section].items() if isinstance(one, int | float)}
+        numbers |= {
+            f"{section}.{key}": one
+            for key, one in table[section].items()
+            if isinstance(one, int | float)
+        }
     lines = {}
     for name, usual in numbers.items():
         if isinstance(usual, bool) or name in ("data.train", "data.validation", "data.test"):

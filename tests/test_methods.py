@@ -1,4 +1,6 @@
-"""Each method against what is known of it by hand: golden numbers, fixed points, closed forms, and coincidences."""
+"""Each method against what is known of it by hand: golden numbers, fixed points, closed forms, and
+coincidences.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import torch
 
 from feddraw import catalog
 from feddraw.core import Job, Method, Model, Server
+from feddraw.core.schedules import cosine, size_prior
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import why_no_weighting
 from feddraw.experiment.settings import make_method
@@ -25,13 +28,25 @@ from feddraw.methods.fedprox import fedprox
 from feddraw.methods.moon import contrastive_term, moon
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import uniform
-from feddraw.schedules import cosine, size_prior
 from feddraw.training.client import Trainer
 from feddraw.training.loop import steps_per_epoch
 from feddraw.training.network import layout_of_module
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
 from small import small
-from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, server_images, shards, train
+from tiny import (
+    NAMES,
+    SIZES,
+    TRAINING,
+    Altered,
+    bench,
+    cohort_of,
+    copied,
+    initial,
+    same,
+    server_images,
+    shards,
+    train,
+)
 
 TWO = [Bowl(1.0, 0.0), Bowl(4.0, 1.0)]  # the unweighted optimum is 0.8
 UNEQUAL = [Bowl(1.0, 0.0, images=6), Bowl(4.0, 1.0, images=2)]
@@ -41,13 +56,15 @@ RNG = np.random.default_rng(5)
 
 def random_bowl(images=2, hessian=None):
     root = RNG.normal(size=(3, 3))
-    return Bowl(root @ root.T / 3 + np.eye(3) if hessian is None else hessian, RNG.normal(size=3), images)
+    return Bowl(
+        root @ root.T / 3 + np.eye(3) if hessian is None else hessian, RNG.normal(size=3), images
+    )
 
 
 MANY = [random_bowl(images) for images in (2, 5, 3)]
 START = RNG.normal(size=3).astype(np.float32)
 
-# ---------------------------------------------------------------------------------------------------- kinds of state
+# ----------------------------------------------------------------------------------- kinds of state
 
 
 def test_parameters_floating_buffers_and_counters_are_told_apart():
@@ -58,7 +75,9 @@ def test_parameters_floating_buffers_and_counters_are_told_apart():
 
 
 def test_kinds_do_not_depend_on_what_a_layer_is_called():
-    module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 2))
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 2)
+    )
     entries = {entry.name: entry for entry in layout_of_module(module, "2").entries}
     assert [entries[f"1.{n}"].kind for n in ("weight", "running_var", "num_batches_tracked")] == [
         "param",
@@ -69,8 +88,12 @@ def test_kinds_do_not_depend_on_what_a_layer_is_called():
 
 
 def test_a_server_step_beyond_the_clients_moves_parameters_but_only_averages_variances():
-    """FedNova in CHM-2 makes a step of 1.79: variances of .4 around a sent 1.0 would become -.079."""
-    sent = replace(initial(), params=np.ones_like(initial().params), buffers=np.ones_like(initial().buffers))
+    """FedNova in CHM-2 makes a step of 1.79: variances of .4 around a sent 1.0 would become
+    -.079.
+    """
+    sent = replace(
+        initial(), params=np.ones_like(initial().params), buffers=np.ones_like(initial().buffers)
+    )
     sizes = (9500, 9500, 9500, 49968)
     state = fednova().init(sent)
     cohort = cohort_of(np.zeros((4, 1)), sizes)
@@ -94,12 +117,14 @@ def test_a_server_step_beyond_the_clients_moves_parameters_but_only_averages_var
     assert found.counters.dtype == np.int64
 
 
-# ---------------------------------------------------------------------------------------------------- A1 FedAvg
+# ---------------------------------------------------------------------------------------- A1 FedAvg
 
 
 def test_fedavg_with_one_step_is_a_step_of_gradient_descent_on_the_weighted_sum():
     sizes = np.array([bowl.images for bowl in MANY])
-    gradient = sum(p * bowl.gradient(START) for p, bowl in zip(sizes / sizes.sum(), MANY, strict=True))
+    gradient = sum(
+        p * bowl.gradient(START) for p, bowl in zip(sizes / sizes.sum(), MANY, strict=True)
+    )
     assert play(fedavg(), MANY, START)[0].x == pytest.approx(START - 0.1 * gradient, abs=1e-6)
 
 
@@ -121,28 +146,38 @@ def test_a_duplicated_client_is_a_doubled_weight_under_fedavg_but_not_under_unif
         assert np.allclose(one, other, atol=1e-6) is equal
 
 
-# ---------------------------------------------------------------------------------------------------- A2 FedProx
+# --------------------------------------------------------------------------------------- A2 FedProx
 
 
 def test_fedprox_scalar():
-    assert play(fedprox(mu=0.7), [Bowl(2.0, 1.0)], -0.5, steps=6)[0].x == pytest.approx(0.442962, abs=1e-6)
+    assert play(fedprox(mu=0.7), [Bowl(2.0, 1.0)], -0.5, steps=6)[0].x == pytest.approx(
+        0.442962, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_first_step_of_fedprox_does_not_depend_on_mu(optimizer):
     one, other = (play(fedprox(mu), MANY, START, optimizer=optimizer)[0].x for mu in (0.0, 50.0))
     assert np.array_equal(one, other)
-    one, other = (play(fedprox(mu), MANY, START, optimizer=optimizer, steps=2, lr=0.01)[0].x for mu in (0.0, 50.0))
+    one, other = (
+        play(fedprox(mu), MANY, START, optimizer=optimizer, steps=2, lr=0.01)[0].x
+        for mu in (0.0, 50.0)
+    )
     assert not np.allclose(one, other, atol=1e-4)
 
 
 def test_fedprox_leaves_buffers_alone():
-    """The pull acts on parameters only: with all the pull in the world, statistics still follow the images."""
+    """The pull acts on parameters only: with all the pull in the world, statistics still follow the
+    images.
+    """
     engine = bench(fedprox(mu=1e4), training=replace(TRAINING, optimizer="sgd", lr=1e-4))
-    assert np.abs(train(fedprox(mu=1e4), engine=engine)[0].model.buffers - initial().buffers).max() > 0.1
+    assert (
+        np.abs(train(fedprox(mu=1e4), engine=engine)[0].model.buffers - initial().buffers).max()
+        > 0.1
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- A3 FedNova
+# --------------------------------------------------------------------------------------- A3 FedNova
 
 
 @pytest.mark.parametrize(
@@ -156,7 +191,9 @@ def test_fedprox_leaves_buffers_alone():
     ],
 )
 @pytest.mark.parametrize("effort", [1.0, 0.2])
-def test_a_client_without_a_batch_is_refused_instead_of_waiting_for_one_for_ever(images, settings, effort):
+def test_a_client_without_a_batch_is_refused_instead_of_waiting_for_one_for_ever(
+    images, settings, effort
+):
     engine = bench(fedavg(), [*shards()[:3], np.arange(images)], replace(TRAINING, **settings))
     with pytest.raises(UserError, match=f"^{images} image.*too few for a training step"):
         list(engine.train([Job(0, 1, 3, 0, initial(), effort=effort)]))
@@ -164,12 +201,19 @@ def test_a_client_without_a_batch_is_refused_instead_of_waiting_for_one_for_ever
 
 @pytest.mark.parametrize(
     ("steps", "momentum", "decay", "golden"),
-    [(3, 0.9, 0.0, 5.61), (17, 0.9, 0.0, 95.009464), (9, 0.0, 0.025, 8.150580), (314, 0.0, 0.0, 314.0)],
+    [
+        (3, 0.9, 0.0, 5.61),
+        (17, 0.9, 0.0, 95.009464),
+        (9, 0.0, 0.025, 8.150580),
+        (314, 0.0, 0.0, 314.0),
+    ],
 )
 def test_fednova_normalisers(steps, momentum, decay, golden):
     assert accumulation(steps, momentum, decay) == pytest.approx(golden, abs=1e-6)
     if momentum:  # by brute force: step k's gradient is in every later step, shrunk by the momentum
-        assert sum(momentum**j for k in range(steps) for j in range(k + 1)) == pytest.approx(golden, abs=1e-6)
+        assert sum(momentum**j for k in range(steps) for j in range(k + 1)) == pytest.approx(
+            golden, abs=1e-6
+        )
     elif decay:
         assert sum((1 - decay) ** k for k in range(steps)) == pytest.approx(golden, abs=1e-6)
 
@@ -196,15 +240,21 @@ def test_under_adam_fednova_counts_steps_which_is_exact_for_constant_gradients()
 
 
 def test_fednova_undoes_unequal_work():
-    """Linear losses, a batch of two: three and one steps. FedAvg counts the busy client's gradient three times."""
+    """Linear losses, a batch of two: three and one steps.
+
+    FedAvg counts the busy client's gradient three times.
+    """
     bowls = [Bowl(np.eye(2), [1.0, 0.0], images=6), Bowl(np.eye(2), [0.0, 1.0], images=2)]
-    nova, average = (play(m, bowls, [0.0, 0.0], loss=linear, batch_size=2)[0].x for m in (fednova(), fedavg()))
+    nova, average = (
+        play(m, bowls, [0.0, 0.0], loss=linear, batch_size=2)[0].x for m in (fednova(), fedavg())
+    )
     mean_steps = 0.75 * 3 + 0.25 * 1
     assert nova == pytest.approx(-0.1 * mean_steps * np.array([0.75, 0.25]), abs=1e-6)
     assert average == pytest.approx(-0.1 * np.array([0.75 * 3, 0.25 * 1]), abs=1e-6)
 
 
-# scenario: (large clients, their size), (small clients, their size), coefficients of large and small, sum of all
+# scenario: (large clients, their size), (small clients, their size), coefficients of large and
+# small, sum of all
 NOVA = {
     "CHX-1": ((1, 20_000), (3, 5_000), 0.3883, 0.3847, 1.542),
     "CHX-2": ((2, 20_000), (2, 5_000), 0.3402, 0.3370, 1.354),
@@ -238,11 +288,18 @@ def test_fednova_in_the_papers_scenarios_is_nearly_uniform_with_a_longer_step(sc
 
 
 def test_fednova_with_all_of_chexpert_split_in_four_is_fedavg():
-    assert nova_coefficients([47_756, 47_757, 47_757, 47_757]) == pytest.approx(np.full(4, 0.25), abs=1e-5)
+    assert nova_coefficients([47_756, 47_757, 47_757, 47_757]) == pytest.approx(
+        np.full(4, 0.25), abs=1e-5
+    )
 
 
 def test_steps_of_the_papers_sizes():
-    assert [2 * steps_per_epoch(n, 64) for n in (2_500, 5_000, 10_000, 20_000)] == [80, 158, 314, 626]
+    assert [2 * steps_per_epoch(n, 64) for n in (2_500, 5_000, 10_000, 20_000)] == [
+        80,
+        158,
+        314,
+        626,
+    ]
 
 
 def test_fednova_with_equal_steps_is_fedavg():
@@ -256,14 +313,17 @@ def test_fednova_refuses_momentum_with_a_proximal_term():
         play(fednova(mu=0.1), TWO, 0.0, momentum=0.9)
 
 
-# ---------------------------------------------------------------------------------------------------- A4 SCAFFOLD
+# -------------------------------------------------------------------------------------- A4 SCAFFOLD
 
 SPACES = [("II", "update"), ("II", "gradient"), ("I", "gradient"), ("I", "update")]
 
 
 @pytest.mark.parametrize(("option", "space"), SPACES)
 def test_the_first_round_of_scaffold_is_uniform_averaging(option, space):
-    one, other = (play(m, UNEQUAL, 0.3, steps=5)[0].x for m in (scaffold(option=option, space=space), uniform()))
+    one, other = (
+        play(m, UNEQUAL, 0.3, steps=5)[0].x
+        for m in (scaffold(option=option, space=space), uniform())
+    )
     assert np.array_equal(one, other)
 
 
@@ -273,7 +333,9 @@ def test_the_first_round_of_scaffold_is_uniform_averaging_under_adam():
 
 @pytest.mark.parametrize("space", ["update", "gradient"])
 def test_option_ii_gives_the_mean_raw_gradient_of_the_round(space):
-    """In batches of two over unlike images, in the second round, when controls are not zero any more."""
+    """In batches of two over unlike images, in the second round, when controls are not zero any
+    more.
+    """
     seen = []
 
     def recorded(logits, targets):
@@ -300,7 +362,9 @@ class Unlike(Bowl):
 
     @property
     def targets(self):
-        return np.concatenate([np.tile(self.A.ravel(), (self.images, 1)), self.centre], axis=1).astype(np.float32)
+        return np.concatenate(
+            [np.tile(self.A.ravel(), (self.images, 1)), self.centre], axis=1
+        ).astype(np.float32)
 
 
 @pytest.mark.parametrize(("option", "space"), SPACES)
@@ -308,7 +372,9 @@ class Unlike(Bowl):
 def test_at_the_optimum_with_its_gradients_as_controls_there_is_no_drift(option, space, steps):
     x = optimum(MANY)
     memory = {i: {"control": bowl.gradient(x).astype(np.float32)} for i, bowl in enumerate(MANY)}
-    played = play(scaffold(option=option, space=space), MANY, x, rounds=2, memory=memory, steps=steps)
+    played = play(
+        scaffold(option=option, space=space), MANY, x, rounds=2, memory=memory, steps=steps
+    )
     for round in played:
         assert round.clients == pytest.approx(np.tile(x, (3, 1)), abs=1e-5)
 
@@ -319,7 +385,9 @@ def test_with_equal_hessians_and_option_i_every_client_follows_the_central_path(
     centre = Bowl(hessian, np.mean([bowl.c for bowl in bowls], axis=0))
     played = play(scaffold(option="I", space="gradient"), bowls, START, rounds=4, steps=6)
     for before, after in pairwise(played):  # from the second round on: controls start at zero
-        assert after.clients == pytest.approx(np.tile(descend(centre, before.x, 0.1, 6), (3, 1)), abs=1e-5)
+        assert after.clients == pytest.approx(
+            np.tile(descend(centre, before.x, 0.1, 6), (3, 1)), abs=1e-5
+        )
 
 
 def test_scaffold_with_identical_clients_is_fedavg_and_controls_are_equal():
@@ -328,7 +396,9 @@ def test_scaffold_with_identical_clients_is_fedavg_and_controls_are_equal():
     assert one[-1].x == pytest.approx(other[-1].x, abs=1e-6)
     for round in one:
         for client in range(3):
-            assert round.memory[client]["control"] == pytest.approx(round.state["server"]["control"], abs=1e-5)
+            assert round.memory[client]["control"] == pytest.approx(
+                round.state["server"]["control"], abs=1e-5
+            )
 
 
 def test_scaffold_reaches_the_optimum_that_fedavg_misses():
@@ -349,7 +419,9 @@ def test_when_clients_are_missing_the_common_control_moves_by_their_share():
     change = [{"control_change": np.array([4.0], np.float32)}]
     cohort = cohort_of([[1.0]], [10], clients=[2], extra=change, population=4)
     method = scaffold()
-    assert method.aggregate(cohort, method.init(cohort.model)).state["server"]["control"] == pytest.approx(1.0)
+    assert method.aggregate(cohort, method.init(cohort.model)).state["server"][
+        "control"
+    ] == pytest.approx(1.0)
 
 
 HALVES = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
@@ -362,7 +434,9 @@ COHORTS = {
 
 def weightings():
     methods = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
-    return {name: method.weighting for name, method in methods.items() if not why_no_weighting(method)}
+    return {
+        name: method.weighting for name, method in methods.items() if not why_no_weighting(method)
+    }
 
 
 def mixed(weighting, training):
@@ -370,19 +444,30 @@ def mixed(weighting, training):
 
 
 def shares_of(state, population=4):
-    return np.array([state["server"]["shares"].get(str(client), 1.0) for client in range(population)]) / population
+    return (
+        np.array([state["server"]["shares"].get(str(client), 1.0) for client in range(population)])
+        / population
+    )
 
 
 @pytest.mark.parametrize("name", weightings())
 @pytest.mark.parametrize(
-    ("training", "kept", "mean"), [(scaffold(), "control", "control"), (feddyn(0.5), "gradient", "h")]
+    ("training", "kept", "mean"),
+    [(scaffold(), "control", "control"), (feddyn(0.5), "gradient", "h")],
 )
 @pytest.mark.parametrize("who", COHORTS)
-def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shares(name, training, kept, mean, who):
-    """SCAFFOLD's c and FedDyn's h are zero at rest, so rest is at the optimum of the losses by these shares."""
+def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shares(
+    name, training, kept, mean, who
+):
+    """SCAFFOLD's c and FedDyn's h are zero at rest, so rest is at the optimum of the losses by
+    these shares.
+    """
     method = mixed(weightings()[name], training)
     engine = bench(method, training=replace(TRAINING, optimizer="sgd", lr=0.05, steps=2))
-    options = {"proxy": server_images(), "efforts": lambda round: dict.fromkeys(COHORTS[who](round), 1.0)}
+    options = {
+        "proxy": server_images(),
+        "efforts": lambda round: dict.fromkeys(COHORTS[who](round), 1.0),
+    }
     before = np.full(4, 0.25)
     for result in federate(initial(), method, engine, NAMES, rounds=6, seed=0, **options):
         shares, here = shares_of(result.state), list(COHORTS[who](result.round))
@@ -395,9 +480,13 @@ def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shar
         held = {client: memory[kept] for client, memory in engine.memory.items()}
         expected = sum(shares[client] * vector for client, vector in held.items())
         for output in range(2 if pieces else 0):
-            of_class = {client: pieces[f"class {output}"].get(str(client), 1.0) / 4 for client in held}
+            of_class = {
+                client: pieces[f"class {output}"].get(str(client), 1.0) / 4 for client in held
+            }
             for place in initial().layout.rows_of(output):
-                expected[place] = sum(of_class[client] * vector[place] for client, vector in held.items())
+                expected[place] = sum(
+                    of_class[client] * vector[place] for client, vector in held.items()
+                )
         assert result.state["server"][mean] == pytest.approx(expected, abs=1e-5)
 
 
@@ -417,7 +506,11 @@ FOUR = [random_bowl(images) for images in (2, 5, 3, 12)]
 )
 @pytest.mark.parametrize("who", COHORTS)
 def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(method, who):
-    steps = {"steps": 8, "lr": 0.2} if isinstance(method.local, DynamicallyRegularized) else {"steps": 4}
+    steps = (
+        {"steps": 8, "lr": 0.2}
+        if isinstance(method.local, DynamicallyRegularized)
+        else {"steps": 4}
+    )
     last = play(method, FOUR, START, rounds=80, present=COHORTS[who], **steps)[-1]
     shares = shares_of(last.state)
     assert last.x == pytest.approx(optimum(FOUR, shares), abs=1e-2)
@@ -431,18 +524,31 @@ def test_uniform_weights_need_nothing_more_than_the_papers_send():
     assert (scaffold().sends, feddyn().sends) == ({"control_change": "params"}, {})
     assert scaffold(weights="samples").sends == {"control_change": "params", "held": "params"}
     limited = make_method(small(method="scaffold", **{"policy.cap": 0.5}))
-    assert limited.sends == {"control_change": "params", "held": "params"}  # a policy may change uniform weights
+    assert limited.sends == {
+        "control_change": "params",
+        "held": "params",
+    }  # a policy may change uniform weights
 
 
 def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
-    """Over Flower the population grows when another node connects: the mean is then over one more."""
+    """Over Flower the population grows when another node connects: the mean is then over
+    one more.
+    """
     method = scaffold()
     change = [{"control_change": np.array([value], np.float32)} for value in (4.0, 2.0)]
     cohort = cohort_of([[1.0], [1.0]], [10, 10], extra=change)
     state = method.aggregate(cohort, method.init(cohort.model)).state
     assert state["server"]["control"] == pytest.approx(3.0)
-    later = cohort_of([[1.0]], [10], clients=[2], extra=[{"control_change": np.array([3.0], np.float32)}], population=3)
-    assert method.aggregate(later, state).state["server"]["control"] == pytest.approx((4.0 + 2.0 + 3.0) / 3)
+    later = cohort_of(
+        [[1.0]],
+        [10],
+        clients=[2],
+        extra=[{"control_change": np.array([3.0], np.float32)}],
+        population=3,
+    )
+    assert method.aggregate(later, state).state["server"]["control"] == pytest.approx(
+        (4.0 + 2.0 + 3.0) / 3
+    )
 
 
 @pytest.mark.parametrize(("option", "space"), [("II", "gradient"), ("I", "update")])
@@ -460,7 +566,9 @@ def test_scaffold_trains_under_adam_in_units_that_fit(option, space):
 
 
 def test_controls_learnt_under_adam_are_normalised_directions():
-    """Why they go into the step and not into the gradient: their size is about one, whatever the gradient's is."""
+    """Why they go into the step and not into the gradient: their size is about one, whatever the
+    gradient's is.
+    """
     bowls = [Bowl(np.eye(3), [1e3, -1e3, 1e3]), Bowl(np.eye(3), [1e3, -1e3, 1e3])]
     played = play(scaffold(), bowls, [0.0, 0.0, 0.0], optimizer="adam", lr=1e-3, steps=20)
     assert played[0].memory[0]["control"] == pytest.approx([-1, 1, -1], abs=0.01)
@@ -475,11 +583,13 @@ def test_option_i_is_the_mean_gradient_over_all_images_whatever_the_batches():
 
 def test_option_i_with_a_dropped_last_image_is_still_a_mean():
     bowls = [Bowl(np.eye(3), START + 1, images=5)]
-    control = play(scaffold(option="I", space="gradient"), bowls, START, batch_size=4)[0].memory[0]["control"]
+    control = play(scaffold(option="I", space="gradient"), bowls, START, batch_size=4)[0].memory[0][
+        "control"
+    ]
     assert control == pytest.approx([-1, -1, -1], abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------- A5 MOON
+# ------------------------------------------------------------------------------------------ A5 MOON
 
 
 def test_moon_without_weight_is_fedavg():
@@ -561,9 +671,12 @@ def test_a_client_that_did_not_take_part_keeps_its_older_model():
     assert np.array_equal(engine.memory[3]["last"], before)
 
 
-# ---------------------------------------------------------------------------------------------------- A6 FedDyn
+# ---------------------------------------------------------------------------------------- A6 FedDyn
 
-EXACT = {"steps": 40, "lr": 0.3}  # solves a/2 (y - c)² + 1/2 (y - x)² for a = 1 and 4 to the last bit
+EXACT = {
+    "steps": 40,
+    "lr": 0.3,
+}  # solves a/2 (y - c)² + 1/2 (y - x)² for a = 1 and 4 to the last bit
 
 
 def test_after_exact_local_solves_feddyn_holds_each_clients_gradient():
@@ -574,7 +687,9 @@ def test_after_exact_local_solves_feddyn_holds_each_clients_gradient():
 
 
 def test_feddyn_converges_to_the_unweighted_optimum():
-    assert play(feddyn(alpha=1.0), UNEQUAL, 0.3, rounds=40, **EXACT)[-1].x == pytest.approx(0.8, abs=1e-5)
+    assert play(feddyn(alpha=1.0), UNEQUAL, 0.3, rounds=40, **EXACT)[-1].x == pytest.approx(
+        0.8, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 25])
@@ -587,7 +702,9 @@ def test_feddyn_stays_at_the_optimum_for_any_number_of_steps(steps):
 
 
 def test_feddyn_in_its_authors_form_is_the_same():
-    """u_i is the sum of client i's moves: the server sends mean(y) + mean(u), lam_i = -alpha u_i, h their mean."""
+    """u_i is the sum of client i's moves: the server sends mean(y) + mean(u), lam_i = -alpha u_i, h
+    their mean.
+    """
     alpha, x, u = 0.1, START, np.zeros((3, 3))
     for round in play(feddyn(alpha), MANY, START, rounds=6, steps=4):
         u += round.clients - x
@@ -615,11 +732,16 @@ def test_feddyn_under_adam_reaches_the_prox_centre():
     memory = {0: {"gradient": np.array([0.5], np.float32)}}
     flat = [Bowl(0.0, 0.0)]
     settings = {"memory": memory, "optimizer": "adam", "lr": 0.01, "steps": 600}
-    assert play(feddyn(alpha=0.5), flat, 1.0, **settings)[0].clients[0] == pytest.approx(2.0, abs=2e-3)
+    assert play(feddyn(alpha=0.5), flat, 1.0, **settings)[0].clients[0] == pytest.approx(
+        2.0, abs=2e-3
+    )
 
 
 def test_feddyn_can_show_the_mean_of_the_clients():
-    sent, mean = (play(feddyn(alpha=0.1, show=show), MANY, START, rounds=3, steps=4)[-1] for show in ("sent", "mean"))
+    sent, mean = (
+        play(feddyn(alpha=0.1, show=show), MANY, START, rounds=3, steps=4)[-1]
+        for show in ("sent", "mean")
+    )
     assert np.array_equal(sent.shown, sent.x)
     assert np.array_equal(mean.x, sent.x)
     assert mean.shown == pytest.approx(mean.clients.mean(axis=0), abs=1e-5)
@@ -631,16 +753,20 @@ def test_the_ledger_holds_the_coefficients_of_feddyns_moves():
     assert first.x == pytest.approx(START + first.weights @ (first.clients - START), abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------- A7 FedAdp
+# ---------------------------------------------------------------------------------------- A7 FedAdp
 
 
 def test_fedadps_map_from_angle_to_score():
     angles = np.array([0, 0.5, 1, math.pi / 2, math.pi])
-    assert gompertz(angles, 5.0) == pytest.approx([5, 4.999974, 3.160603, 0.279931, 1.1e-4], abs=1e-5)
+    assert gompertz(angles, 5.0) == pytest.approx(
+        [5, 4.999974, 3.160603, 0.279931, 1.1e-4], abs=1e-5
+    )
 
 
 def at_angles(*angles):
-    """Unit moves of clients of equal size, this far from their common direction, which is the first axis."""
+    """Unit moves of clients of equal size, this far from their common direction, which is the first
+    axis.
+    """
     return np.array([[math.cos(a), math.sin(a)] for a in angles])
 
 
@@ -649,11 +775,15 @@ def test_fedadp_with_equal_angles_weighs_by_size():
     weights, _ = FedAdpWeighting().weigh(cohort, FedAdpWeighting().init())
     assert weights.values == pytest.approx([0.3, 0.5, 0.2])
     symmetric = cohort_of(at_angles(0.7, -0.7), [5, 5])
-    assert FedAdpWeighting().weigh(symmetric, FedAdpWeighting().init())[0].values == pytest.approx([0.5, 0.5])
+    assert FedAdpWeighting().weigh(symmetric, FedAdpWeighting().init())[0].values == pytest.approx(
+        [0.5, 0.5]
+    )
 
 
 def test_fedadp_golden_weights():
-    """n = (3, 1), smoothed angles 0 and a right angle; after so many rounds one more does not change a mean."""
+    """n = (3, 1), smoothed angles 0 and a right angle; after so many rounds one more does not
+    change a mean.
+    """
     state = {"angle": {"0": 0.0, "1": math.pi / 2}, "rounds": {"0": 10**15, "1": 10**15}}
     weights, _ = FedAdpWeighting().weigh(cohort_of([[1, 0], [0, 1]], [3, 1]), state)
     assert weights.values == pytest.approx([0.997037, 0.002963], abs=1e-6)
@@ -665,9 +795,15 @@ def test_fedadps_angle_is_the_mean_over_the_clients_own_rounds():
     assert state["angle"] == {"0": pytest.approx(0.4), "1": pytest.approx(0.4)}
     three = at_angles(0.8, -0.8)
     _, state = rule.weigh(cohort_of(three, [1, 1], clients=[1, 2], round=5, population=3), state)
-    assert state["angle"] == {"0": pytest.approx(0.4), "1": pytest.approx(0.6), "2": pytest.approx(0.8)}
+    assert state["angle"] == {
+        "0": pytest.approx(0.4),
+        "1": pytest.approx(0.6),
+        "2": pytest.approx(0.8),
+    }
     assert state["rounds"] == {"0": 1, "1": 2, "2": 1}
-    _, state = rule.weigh(cohort_of(at_angles(0.9, -0.9), [1, 1], clients=[1, 2], round=6, population=3), state)
+    _, state = rule.weigh(
+        cohort_of(at_angles(0.9, -0.9), [1, 1], clients=[1, 2], round=6, population=3), state
+    )
     assert state["angle"]["1"] == pytest.approx((0.4 + 0.8 + 0.9) / 3)
     assert state["angle"]["2"] == pytest.approx((0.8 + 0.9) / 2)
 
@@ -675,23 +811,28 @@ def test_fedadps_angle_is_the_mean_over_the_clients_own_rounds():
 def test_fedadp_does_not_depend_on_the_length_of_the_moves():
     moves = RNG.normal(size=(4, 9))
     short, long = (
-        FedAdpWeighting().weigh(cohort_of(moves * s, SIZES), FedAdpWeighting().init())[0] for s in (1e-5, 10)
+        FedAdpWeighting().weigh(cohort_of(moves * s, SIZES), FedAdpWeighting().init())[0]
+        for s in (1e-5, 10)
     )
     assert short.values == pytest.approx(long.values, rel=1e-5)
 
 
 def test_in_a_round_where_nobody_moves_fedadp_weighs_by_size():
-    weights, state = FedAdpWeighting().weigh(cohort_of(np.zeros((2, 3)), [3, 1]), FedAdpWeighting().init())
+    weights, state = FedAdpWeighting().weigh(
+        cohort_of(np.zeros((2, 3)), [3, 1]), FedAdpWeighting().init()
+    )
     assert weights.values == pytest.approx([0.75, 0.25])
     assert state["angle"] == {"0": 0, "1": 0}
 
 
 def test_fedadp_survives_opposite_moves_that_cancel():
-    weights, _ = FedAdpWeighting().weigh(cohort_of([[1, 0], [-1, 0]], [1, 1]), FedAdpWeighting().init())
+    weights, _ = FedAdpWeighting().weigh(
+        cohort_of([[1, 0], [-1, 0]], [1, 1]), FedAdpWeighting().init()
+    )
     assert weights.values == pytest.approx([0.5, 0.5])
 
 
-# ---------------------------------------------------------------------------------------------------- FedDRAW
+# ------------------------------------------------------------------------------------------ FedDRAW
 
 
 def test_feddraw_compares_weight_and_bias_of_the_classifier_with_the_model_that_was_sent():
@@ -700,10 +841,14 @@ def test_feddraw_compares_weight_and_bias_of_the_classifier_with_the_model_that_
     engine = Altered(bench(method), lambda updates: kept.extend(map(copied, updates)) or updates)
     result = train(method, engine=engine)[0]
     sent = initial().arrays()
-    before = np.concatenate([sent[f"classifier.{part}"].ravel() for part in ("weight", "bias")]).astype(float)
+    before = np.concatenate(
+        [sent[f"classifier.{part}"].ravel() for part in ("weight", "bias")]
+    ).astype(float)
     for update, entry in zip(kept, result.ledger, strict=True):
         arrays = update.model.arrays()
-        after = np.concatenate([arrays[f"classifier.{part}"].ravel() for part in ("weight", "bias")]).astype(float)
+        after = np.concatenate(
+            [arrays[f"classifier.{part}"].ravel() for part in ("weight", "bias")]
+        ).astype(float)
         expected = before @ after / np.linalg.norm(before) / np.linalg.norm(after)
         assert entry.similarity == pytest.approx(expected, abs=1e-12)
         assert entry.prior == update.size / sum(SIZES)
@@ -711,7 +856,12 @@ def test_feddraw_compares_weight_and_bias_of_the_classifier_with_the_model_that_
 
 @pytest.mark.parametrize(
     ("layer", "part", "length"),
-    [("classifier", "both", 14), ("classifier", "weight", 12), ("classifier", "bias", 2), ("first", "both", 36)],
+    [
+        ("classifier", "both", 14),
+        ("classifier", "weight", 12),
+        ("classifier", "bias", 2),
+        ("first", "both", 36),
+    ],
 )
 def test_feddraw_can_look_at_any_layer_and_part(layer, part, length):
     assert len(initial().params[initial().layout.find(layer, part)]) == length
@@ -740,7 +890,7 @@ def test_feddraws_prior_is_over_the_clients_that_are_counted():
     assert set(second.weights.values()) == {1 / 3}
 
 
-# ---------------------------------------------------------------------------------------------------- coincidences
+# ------------------------------------------------------------------------------------- coincidences
 
 
 def equal_sizes(method, rounds=3):
@@ -758,7 +908,9 @@ def test_with_equal_sizes_feddraw_differs_only_through_similarity():
     cohorts = [np.array([[s, math.sqrt(1 - s * s)] for s in similarity])] * 15
     for t, rows in enumerate(cohorts):
         cohort = cohort_of(rows, [100] * 4, sent=[1, 0], round=t)
-        assert feddraw().weighting.weigh(cohort, {})[0].values == pytest.approx(np.full(4, 0.25), abs=1e-3)
+        assert feddraw().weighting.weigh(cohort, {})[0].values == pytest.approx(
+            np.full(4, 0.25), abs=1e-3
+        )
 
 
 @pytest.mark.parametrize("method", [fedprox(mu=0.0), moon(mu=0.0)])
@@ -780,7 +932,7 @@ def test_fedadp_with_identical_clients_is_fedavg():
     assert one.weights == pytest.approx([0.2, 0.5, 0.3], abs=1e-6)
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(

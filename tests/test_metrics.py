@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
-from feddraw.analysis.metrics import auc, best_threshold, choose_thresholds, evaluate, macro, mean_of, rates
+from feddraw.analysis.metrics import (
+    auc,
+    best_threshold,
+    choose_thresholds,
+    evaluate,
+    macro,
+    mean_of,
+    rates,
+)
 
 unhurried = settings(deadline=None)  # a busy machine is no mistake
 
@@ -49,7 +57,9 @@ def test_auc_of_many_continuous_scores_is_scikit_learns():
 def test_rates_are_scikit_learns_and_a_score_at_the_threshold_is_positive(pairs, threshold):
     scores, truth = columns(pairs)
     called = scores >= threshold / 8
-    (true_negative, false_positive), (false_negative, true_positive) = confusion_matrix(truth, called, labels=[0, 1])
+    (true_negative, false_positive), (false_negative, true_positive) = confusion_matrix(
+        truth, called, labels=[0, 1]
+    )
     sensitivity, specificity = rates(scores, truth, threshold / 8)
     assert sensitivity == pytest.approx(true_positive / (true_positive + false_negative))
     assert specificity == pytest.approx(true_negative / (true_negative + false_positive))
@@ -69,13 +79,20 @@ def test_of_two_equally_good_thresholds_it_is_the_lower_and_of_three_the_middle(
     truth = np.array([0, 1, 0, 1])
     scores = np.array([1, 2, 3, 4], np.float32)  # 1.5 gives 1 · 1/2, 3.5 gives 1/2 · 1, 2.5 less
     assert best_threshold(scores, truth) == 1.5
-    truth = np.array([0, 1, 1, 1, 0, 1, 0, 1, 1])  # 1.5 gives 6/6 · 1/3, 5.5 gives 3/6 · 2/3, 7.5 gives 2/6 · 3/3
+    truth = np.array(
+        [0, 1, 1, 1, 0, 1, 0, 1, 1]
+    )  # 1.5 gives 6/6 · 1/3, 5.5 gives 3/6 · 2/3, 7.5 gives 2/6 · 3/3
     assert best_threshold(np.arange(1, 10, dtype=np.float32), truth) == 5.5
-    assert best_threshold(np.full(4, 0.5, np.float32), np.array([0, 1, 0, 1])) == -math.inf  # ±inf, both with GM 0
+    assert (
+        best_threshold(np.full(4, 0.5, np.float32), np.array([0, 1, 0, 1])) == -math.inf
+    )  # ±inf, both with GM 0
 
 
 def test_when_scores_only_mislead_all_candidates_are_equal_and_the_middle_one_is_taken():
-    scores, truth = np.array([1, 2, 3], np.float32), np.array([1, 0, 0])  # GM is 0 at -inf, 1.5, 2.5 (tie) and inf
+    scores, truth = (
+        np.array([1, 2, 3], np.float32),
+        np.array([1, 0, 0]),
+    )  # GM is 0 at -inf, 1.5, 2.5 (tie) and inf
     tried = [math.prod(rates(scores, truth, t)) for t in candidates(scores)]
     assert tried == [0, 0, 0, 0]
     assert best_threshold(scores, truth) == 1.5
@@ -97,7 +114,10 @@ def test_a_finding_with_one_label_only_is_undefined(label):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [slice(None), 0, 5])
 def test_a_score_that_is_no_finite_number_leaves_no_metric_of_its_finding(bad, place):
-    scores, truth = np.array([0.9, 0.8, 0.7, 0.3, 0.2, 0.1], np.float32), np.array([1, 1, 1, 0, 0, 0])
+    scores, truth = (
+        np.array([0.9, 0.8, 0.7, 0.3, 0.2, 0.1], np.float32),
+        np.array([1, 1, 1, 0, 0, 0]),
+    )
     scores[place] = bad
     assert math.isnan(auc(scores, truth))
     assert math.isnan(best_threshold(scores, truth))
@@ -129,13 +149,24 @@ def table(classes=("Edema", "Effusion", "Nodule"), images=60):
 def test_evaluate_holds_what_metrics_json_promises():
     scores, truth, classes = table()
     found = evaluate(scores, truth, classes, choose_thresholds(scores, truth))
-    assert list(found) == ["auc", "gm", "sensitivity", "specificity", "thresholds", "undefined", "not_finite"]
+    assert list(found) == [
+        "auc",
+        "gm",
+        "sensitivity",
+        "specificity",
+        "thresholds",
+        "undefined",
+        "not_finite",
+    ]
     assert found["auc"]["macro"] == pytest.approx(roc_auc_score(truth, scores, average="macro"))
     assert list(found["auc"]["per_class"]) == list(classes)
     for c, name in enumerate(classes):
         threshold = found["thresholds"][name]
         sensitivity, specificity = rates(scores[:, c], truth[:, c], threshold)
-        assert (found["sensitivity"][name], found["specificity"][name]) == (sensitivity, specificity)
+        assert (found["sensitivity"][name], found["specificity"][name]) == (
+            sensitivity,
+            specificity,
+        )
         assert found["gm"]["per_class"][name] == pytest.approx(math.sqrt(sensitivity * specificity))
     assert found["gm"]["macro"] == pytest.approx(np.mean(list(found["gm"]["per_class"].values())))
     assert found["undefined"] == []
@@ -155,7 +186,9 @@ def test_an_undefined_finding_is_named_and_left_out_of_the_mean():
 def test_a_finding_without_threshold_from_validation_has_an_auc_but_no_gm():
     scores, truth, classes = table()
     found = evaluate(scores, truth, classes, [0.5, math.nan, 0.5])
-    assert found["auc"]["per_class"]["Effusion"] == pytest.approx(roc_auc_score(truth[:, 1], scores[:, 1]))
+    assert found["auc"]["per_class"]["Effusion"] == pytest.approx(
+        roc_auc_score(truth[:, 1], scores[:, 1])
+    )
     assert math.isnan(found["gm"]["per_class"]["Effusion"])
     assert math.isnan(found["sensitivity"]["Effusion"])
     assert found["undefined"] == ["Effusion"]

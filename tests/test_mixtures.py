@@ -1,4 +1,6 @@
-"""`A+B`: which pairs are accepted, and that each half of a mixture has the settings it would have alone."""
+"""`A+B`: which pairs are accepted, and that each half of a mixture has the settings it would have
+alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_every_pair_is_accepted_or_refused_as_the_list_of_methods_says() -> None
         if (first, second) in ACCEPTED:
             made(f"{first}+{second}")
         else:
-            with pytest.raises(UserError, match=rf"^{first}\+{second}: ({first}|{second}) (has|is|never|trains) "):
+            with pytest.raises(
+                UserError, match=rf"^{first}\+{second}: ({first}|{second}) (has|is|never|trains) "
+            ):
                 made(f"{first}+{second}")
 
 
@@ -59,7 +63,9 @@ def test_every_pair_is_accepted_or_refused_as_the_list_of_methods_says() -> None
         ("fedprox+fedprox", "mixes a method with itself: write fedprox"),
     ],
 )
-def test_a_pair_that_cannot_mean_what_its_name_says_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_a_pair_that_cannot_mean_what_its_name_says_is_refused_with_the_reason(
+    name: str, reason: str
+) -> None:
     with pytest.raises(UserError, match=reason):
         made(name)
 
@@ -67,17 +73,23 @@ def test_a_pair_that_cannot_mean_what_its_name_says_is_refused_with_the_reason(n
 def test_a_setting_can_make_a_pair_meaningful() -> None:
     shares = made({"name": "fedlaw+fedprox", "shrink": False})
     assert shares.weighting.sums_to_one
-    assert made({"name": "feddraw+afl", "show": "mean"}).server == made({"name": "afl", "show": "mean"}).server
+    assert (
+        made({"name": "feddraw+afl", "show": "mean"}).server
+        == made({"name": "afl", "show": "mean"}).server
+    )
 
 
 def test_rules_that_do_not_fit_cannot_be_put_together_in_python_either() -> None:
-    with pytest.raises(UserError, match="the weights of FedLawWeighting need the server rule LdawaServer, not Server"):
+    with pytest.raises(
+        UserError,
+        match="the weights of FedLawWeighting need the server rule LdawaServer, not Server",
+    ):
         Method(Local(), fedlaw().weighting, Server())
     with pytest.raises(UserError, match="the server rule TrimmedMean takes no weights"):
         Method(Local(), feddraw().weighting, median().server)
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(("first", "second"), ACCEPTED)
@@ -106,7 +118,8 @@ def test_defaults_that_were_swapped_before() -> None:
 
 def test_a_plain_name_that_both_halves_have_is_refused_and_the_message_says_what_to_write() -> None:
     with pytest.raises(
-        UserError, match=r"both halves of fedadp\+feddyn have a setting 'alpha': write fedadp.alpha or "
+        UserError,
+        match=r"both halves of fedadp\+feddyn have a setting 'alpha': write fedadp.alpha or ",
     ):
         made({"name": "fedadp+feddyn", "alpha": 1.0})
 
@@ -128,10 +141,18 @@ def test_a_setting_given_twice_is_refused() -> None:
 
 def test_every_way_of_setting_one_half_gives_the_same_method(tmp_path: Path) -> None:
     wanted = complete(Experiment(method={"name": "fedadp+feddyn", "fedadp.alpha": 4.0})).method
-    typed = Experiment().with_settings({"method": "fedadp+feddyn"} | parse_settings(["method.fedadp.alpha=4.0"]))
+    typed = Experiment().with_settings(
+        {"method": "fedadp+feddyn"} | parse_settings(["method.fedadp.alpha=4.0"])
+    )
     assert complete(typed).method == wanted
-    assert read_run_config({"method": "fedadp+feddyn", "set": "method.fedadp.alpha=4.0"})[0].method == wanted
-    assert read_run_config({"method.name": "fedadp+feddyn", "method.fedadp.alpha": 4.0})[0].method == wanted
+    assert (
+        read_run_config({"method": "fedadp+feddyn", "set": "method.fedadp.alpha=4.0"})[0].method
+        == wanted
+    )
+    assert (
+        read_run_config({"method.name": "fedadp+feddyn", "method.fedadp.alpha": 4.0})[0].method
+        == wanted
+    )
     file = tmp_path / "experiment.toml"
     file.write_text('[method]\nname = "fedadp+feddyn"\nfedadp.alpha = 4.0\n')
     assert complete(Experiment.read(file)).method == wanted

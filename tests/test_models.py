@@ -66,7 +66,9 @@ def test_the_flat_network_computes_what_the_module_did() -> None:
 
 def test_the_classifier_of_ones_own_network_is_the_layer_with_one_output_per_finding() -> None:
     assert network_by_name.build_network("test_models:own", 3, {})[1] == "2"
-    with pytest.raises(UserError, match=r"the classifier 1 has 4 output\(s\) for 3 finding\(s\): did you mean 2"):
+    with pytest.raises(
+        UserError, match=r"the classifier 1 has 4 output\(s\) for 3 finding\(s\): did you mean 2"
+    ):
         network_by_name.build_network("test_models:own", 3, {"classifier": "1"})
     with pytest.raises(UserError, match="no parameters"):
         network_by_name.build_network("test_models:headless", 3, {})
@@ -93,9 +95,11 @@ def test_a_projection_stands_before_the_classifier() -> None:
     assert features.shape == (2, 24)
 
 
-# ---------------------------------------------------------------------------------------------------- DenseNet121
+# -------------------------------------------------------------------------------------- DenseNet121
 
-monai = pytest.importorskip("monai", reason="MONAI is not installed: pip install 'feddraw[densenet]'")
+monai = pytest.importorskip(
+    "monai", reason="MONAI is not installed: pip install 'feddraw[densenet]'"
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,10 @@ def torchvision_names(state: dict[str, Any]) -> dict[str, Any]:
         for kind in ("norm1", "norm2", "conv1", "conv2"):
             name = name.replace(f".layers.{kind}.", f".{kind[:-1]}.{kind[-1]}.")  # noqa: PLW2901
         found[name] = value
-    return found | {"classifier.weight": torch.zeros(1000, 1024), "classifier.bias": torch.zeros(1000)}
+    return found | {
+        "classifier.weight": torch.zeros(1000, 1024),
+        "classifier.bias": torch.zeros(1000),
+    }
 
 
 def test_densenet121_has_five_outputs_and_seven_million_parameters(densenet: nn.Module) -> None:
@@ -121,13 +128,22 @@ def test_densenet121_has_five_outputs_and_seven_million_parameters(densenet: nn.
     assert Network(densenet, "class_layers.out").layout.classifier == "class_layers.out"
 
 
-def test_every_tensor_but_the_head_is_loaded_from_a_file(densenet: nn.Module, tmp_path: Path) -> None:
-    state = {k: torch.full_like(v, 0.25) for k, v in torchvision_names(dict(densenet.state_dict())).items()}
+def test_every_tensor_but_the_head_is_loaded_from_a_file(
+    densenet: nn.Module, tmp_path: Path
+) -> None:
+    state = {
+        k: torch.full_like(v, 0.25)
+        for k, v in torchvision_names(dict(densenet.state_dict())).items()
+    }
     torch.save(state, tmp_path / "weights.pth")
     loaded, _ = network_by_name.build_network(
         "densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True
     )
-    body = {k: v for k, v in loaded.state_dict().items() if k.startswith("features.") and v.is_floating_point()}
+    body = {
+        k: v
+        for k, v in loaded.state_dict().items()
+        if k.startswith("features.") and v.is_floating_point()
+    }
     assert all((tensor == 0.25).all() for tensor in body.values())
     assert not (loaded.state_dict()["class_layers.out.weight"] == 0.25).any()
 
@@ -145,10 +161,14 @@ def test_a_file_of_other_weights_is_refused(densenet: nn.Module, tmp_path: Path)
     del state["features.conv0.weight"]
     torch.save(state, tmp_path / "weights.pth")
     with pytest.raises(UserError, match=r"1 of \d+ tensors differ, first features.conv0.weight"):
-        network_by_name.build_network("densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True)
+        network_by_name.build_network(
+            "densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True
+        )
     (tmp_path / "text.pth").write_text("hello")
     with pytest.raises(UserError, match="is not a file of weights"):
-        network_by_name.build_network("densenet121", 5, {"weights": str(tmp_path / "text.pth")}, pretrained=True)
+        network_by_name.build_network(
+            "densenet121", 5, {"weights": str(tmp_path / "text.pth")}, pretrained=True
+        )
     with pytest.raises(UserError, match="no weights file"):
         network_by_name.build_network("densenet121", 5, {"weights": "nowhere.pth"}, pretrained=True)
 
@@ -164,7 +184,9 @@ def test_offline_the_missing_weights_say_what_to_do(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_saved_densenet121_loads_into_monais_own() -> None:
-    """Anyone can use the model without this package: the grey image repeated three times gives the same logits."""
+    """Anyone can use the model without this package: the grey image repeated three times gives the
+    same logits.
+    """
     from monai.networks.nets.densenet import DenseNet121
 
     ours, _ = network_by_name.build_network("densenet121", 5, {"weights": "none"})

@@ -21,7 +21,9 @@ from feddraw.flower.in_process_grid import InProcessGrid
 EXAMPLE = Path(__file__).parent.parent / "examples" / "monai"
 
 
-def test_a_monai_bundle_trains_at_three_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monai_bundle_trains_at_three_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import flower_app
 

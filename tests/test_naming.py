@@ -1,4 +1,6 @@
-"""Names are only names, wherever they are shown: in a terminal, a page, a figure, a file's name, a table's cell."""
+"""Names are only names, wherever they are shown: in a terminal, a page, a figure, a file's name, a
+table's cell.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,44 @@ from feddraw.system.file_reading import read_csv, read_json
 from run_folders import make_run
 
 NASTY = [
-    "[/x]", "[bold]North[/bold]", "\x1b[31mred\x1b[0m", "\x1b]0;owned\x07", "a\rb", "two\nlines", "\x00", "\x9b31m",
-    "=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "'=quoted", "''=twice", "\t=tab", "北", "南", "", " ", ".", "..",
-    "../../etc/passwd", "<script>alert(1)</script>", "a]]>b", "$\\frac{1}{2}$", "\u202egnp.exe", "%s{0}", ":smile:",
-    "x" * 300, "é" * 200, "\\x1b", "C1", "-5", "1e5", "|`*_#", "\\input{/etc/passwd}", "\ufffe",
-]  # fmt: skip
+    "[/x]",
+    "[bold]North[/bold]",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;owned\x07",
+    "a\rb",
+    "two\nlines",
+    "\x00",
+    "\x9b31m",
+    "=cmd|'/c calc'!A1",
+    "+1+1",
+    "-2+3",
+    "@SUM(A1)",
+    "'=quoted",
+    "''=twice",
+    "\t=tab",
+    "北",
+    "南",
+    "",
+    " ",
+    ".",
+    "..",
+    "../../etc/passwd",
+    "<script>alert(1)</script>",
+    "a]]>b",
+    "$\\frac{1}{2}$",
+    "\u202egnp.exe",
+    "%s{0}",
+    ":smile:",
+    "x" * 300,
+    "é" * 200,
+    "\\x1b",
+    "C1",
+    "-5",
+    "1e5",
+    "|`*_#",
+    "\\input{/etc/passwd}",
+    "\ufffe",
+]
 anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(NASTY)
 unhurried = settings(deadline=None, max_examples=300)
 ACTIVE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -46,7 +81,7 @@ def printed(*what: object) -> str:
     return out.file.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------------- terminal
+# ----------------------------------------------------------------------------------------- terminal
 
 
 @unhurried
@@ -54,10 +89,20 @@ def printed(*what: object) -> str:
 def test_no_name_reaches_a_terminal_as_a_command_or_as_markup(name: str) -> None:
     entry = LedgerEntry(0, name, 10, 2, 0.5, status=f"refused: {name}")
     result = type(
-        "Result", (), {"weights": {name: 0.5}, "diverged": "", "metrics": {"validation": {"auc": {"macro": 0.5}}}}
+        "Result",
+        (),
+        {
+            "weights": {name: 0.5},
+            "diverged": "",
+            "metrics": {"validation": {"auc": {"macro": 0.5}}},
+        },
     )()
     result.ledger, result.loss, result.round = [entry], 0.1, 0
-    shown = printed(round_line(result)) + printed(f"client {name}") + printed(table([name, "b"], [[name, name]]))
+    shown = (
+        printed(round_line(result))
+        + printed(f"client {name}")
+        + printed(table([name, "b"], [[name, name]]))
+    )
     assert not ACTIVE.search(shown)
     assert round_line(result).count("\n") == 0
     Console(file=io.StringIO()).print(plain_words(name))
@@ -66,14 +111,16 @@ def test_no_name_reaches_a_terminal_as_a_command_or_as_markup(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_an_error_about_a_name_is_one_line_of_plain_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_about_a_name_is_one_line_of_plain_text(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from feddraw.cli import _print_error
 
     _print_error(f"no '{name}' among the sites", 2)
     assert not ACTIVE.search(capsys.readouterr().err)
 
 
-# ---------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 @unhurried
@@ -81,7 +128,9 @@ def test_an_error_about_a_name_is_one_line_of_plain_text(name: str, capsys: pyte
 def test_names_come_back_from_a_ledger_and_none_is_a_formula(tmp_path_factory, pairs) -> None:  # type: ignore[no-untyped-def]
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     folder.forget_from(0)
-    folder.add_to_ledger([LedgerEntry(0, name, 10, 2, 0.5, status=status) for name, status in pairs])
+    folder.add_to_ledger(
+        [LedgerEntry(0, name, 10, 2, 0.5, status=status) for name, status in pairs]
+    )
     assert [(row["client"], row["status"]) for row in read_csv(folder.ledger)] == pairs
     folder.forget_from(1)  # written again from what was read
     assert [(row["client"], row["status"]) for row in read_csv(folder.ledger)] == pairs
@@ -91,7 +140,9 @@ def test_names_come_back_from_a_ledger_and_none_is_a_formula(tmp_path_factory, p
 
 
 def test_a_table_of_results_can_be_read_by_stats(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(csv_cells.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]]))
+    (tmp_path / "t.csv").write_text(
+        csv_cells.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]])
+    )
     sheet = CsvSheet.of(tmp_path / "t.csv")
     assert sheet.header == ("scenario", "=m")
     assert [fields for _, fields in sheet.rows()] == [["=a", "-b"], ["c", "0.5"]]
@@ -105,7 +156,7 @@ def test_half_a_character_in_a_json_file_is_refused(tmp_path: Path) -> None:
     assert read_json(tmp_path / "m.json") == {"😀": 1}
 
 
-# ---------------------------------------------------------------------------------------------------- file names
+# --------------------------------------------------------------------------------------- file names
 
 
 @unhurried
@@ -123,11 +174,18 @@ def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
     assert naming.slug("北") != naming.slug("南")
     assert naming.slug("CHM-2") == "chm-2"
     assert list(naming.distinct_slugs(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
-    for scenario, sizes in {"北": (100, 200), "南": (300, 400), "a b": (500, 600), "A-B": (700, 800)}.items():
+    for scenario, sizes in {
+        "北": (100, 200),
+        "南": (300, 400),
+        "a b": (500, 600),
+        "A-B": (700, 800),
+    }.items():
         make_run(tmp_path / "runs" / scenario, scenario=scenario, sizes=sizes)
     write_report([tmp_path / "runs"], tmp_path / "page", replicates=0)
     text = (tmp_path / "page" / "report.md").read_text()
-    figures = dict(re.findall(r"!\[Images at each client: (.*?)\]\((figures/\S+-sizes\S*\.svg)\)", text))
+    figures = dict(
+        re.findall(r"!\[Images at each client: (.*?)\]\((figures/\S+-sizes\S*\.svg)\)", text)
+    )
     assert len(set(figures.values())) == len(figures) == 4
     for caption, file in figures.items():
         drawn = (tmp_path / "page" / file).read_text()
@@ -135,14 +193,16 @@ def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
             assert size in drawn
 
 
-# ---------------------------------------------------------------------------------------------------- pages
+# -------------------------------------------------------------------------------------------- pages
 
 
 @settings(deadline=None, max_examples=2, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(anything, min_size=4, max_size=4, unique=True))
 @example(["[/x]", "\x1b[31mred", "=cmd|'/c calc'!A1", "\x00"])
 @example(["\ufffe", "\x9b31m", "a]]>b", "<script>alert(1)</script>"])
-def test_any_names_give_whole_pages_figures_and_explanations(tmp_path_factory, names: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_any_names_give_whole_pages_figures_and_explanations(
+    tmp_path_factory, names: list[str]
+) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path_factory.mktemp("nasty")
     run = make_run(folder / "run", clients=names, scenario="x", rounds=2)
     ledger = RunFolder(run).ledger
@@ -177,7 +237,15 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         arrays[f"{part}_images"] = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
         arrays[f"{part}_labels"] = rng.integers(0, 2, (size, 2), dtype=np.uint8)
     np.savez(tmp_path / "d.npz", **arrays)
-    words = ["run", "--data", str(tmp_path / "d.npz"), "--size", "28", "--scenario", "test_naming:deal"]
+    words = [
+        "run",
+        "--data",
+        str(tmp_path / "d.npz"),
+        "--size",
+        "28",
+        "--scenario",
+        "test_naming:deal",
+    ]
     words += [
         "--method",
         "fedavg",
@@ -195,4 +263,6 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         assert done.exit_code == 0, done.exception
         assert not ACTIVE.search(done.output)
         assert "[/x]" in done.output or command[0] == "report"
-    assert [row["client"] for row in read_csv(tmp_path / "run" / "weights.csv")] == [*deal(range(9), 0, 1)]
+    assert [row["client"] for row in read_csv(tmp_path / "run" / "weights.csv")] == [
+        *deal(range(9), 0, 1)
+    ]

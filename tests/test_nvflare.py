@@ -34,10 +34,14 @@ from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 class Context:
     """What FLARE tells an aggregator; with a site's name, as in a swarm."""
 
-    def __init__(self, round: int, weights: dict[str, Any], meta: Any = None, site: str = "") -> None:
+    def __init__(
+        self, round: int, weights: dict[str, Any], meta: Any = None, site: str = ""
+    ) -> None:
         learnable = {"weights": weights, "meta": meta or {}}
         self.props = {AppConstants.CURRENT_ROUND: round, AppConstants.GLOBAL_MODEL: learnable}
-        self.props[ReservedKey.PROCESS_TYPE] = ProcessType.CLIENT_JOB if site else ProcessType.SERVER_JOB
+        self.props[ReservedKey.PROCESS_TYPE] = (
+            ProcessType.CLIENT_JOB if site else ProcessType.SERVER_JOB
+        )
         self.site = site
 
     def get_prop(self, name: str) -> Any:
@@ -64,7 +68,9 @@ def test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop(tmp_path: Pat
                 "num_examples": update.size,
                 "NUM_STEPS_CURRENT_ROUND": update.steps,
             }
-            aggregator.accept_model(FLModel(params_type=ParamsType.FULL, params=update.model.arrays(), meta=meta))
+            aggregator.accept_model(
+                FLModel(params_type=ParamsType.FULL, params=update.model.arrays(), meta=meta)
+            )
         aggregator.fl_ctx = Context(round, model.arrays())
         found = aggregator.aggregate_model().params
         model = results[round].next_model
@@ -72,7 +78,9 @@ def test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop(tmp_path: Pat
         assert weights == results[round].weights
         for name, array in model.arrays().items():
             assert found[name].dtype == array.dtype
-            assert np.allclose(found[name], array, rtol=0, atol=1e-6)  # the sum is taken in another order of clients
+            assert np.allclose(
+                found[name], array, rtol=0, atol=1e-6
+            )  # the sum is taken in another order of clients
     assert len((tmp_path / "weights.csv").read_text().splitlines()) == 1 + 2 * 4
 
 
@@ -80,10 +88,14 @@ def test_a_broken_model_is_refused_and_the_others_count() -> None:
     aggregator, sent = FedDRAW(rounds=3), tiny.initial().arrays()
     aggregator.reset_stats()
     for client in ("a", "b", "c"):
-        params = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+        params = {
+            name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()
+        }
         if client == "b":
             del params["classifier.bias"]
-        aggregator.accept_model(FLModel(params=params, meta={"client_name": client, "num_examples": 5}))
+        aggregator.accept_model(
+            FLModel(params=params, meta={"client_name": client, "num_examples": 5})
+        )
     aggregator.fl_ctx = Context(0, sent)
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
@@ -93,21 +105,39 @@ def test_a_broken_model_is_refused_and_the_others_count() -> None:
 @pytest.mark.parametrize(
     ("change", "meta", "says"),
     [
-        (lambda params: params | {"classifier.bias": params["classifier.bias"].astype("U8")}, {}, "of type <U8"),
-        (lambda params: params | {"classifier.bias": params["classifier.bias"].astype(object)}, {}, "of type object"),
-        (lambda params: params | {"classifier.bias": params["classifier.bias"][:1]}, {}, "of shape (1,)"),
+        (
+            lambda params: params | {"classifier.bias": params["classifier.bias"].astype("U8")},
+            {},
+            "of type <U8",
+        ),
+        (
+            lambda params: params | {"classifier.bias": params["classifier.bias"].astype(object)},
+            {},
+            "of type object",
+        ),
+        (
+            lambda params: params | {"classifier.bias": params["classifier.bias"][:1]},
+            {},
+            "of shape (1,)",
+        ),
         (lambda params: params, {"num_examples": float("inf")}, "cannot convert float infinity"),
         (lambda params: params, {"num_examples": "many"}, "invalid literal"),
         (lambda params: params, {"num_examples": -1}, "size -1"),
     ],
 )
-def test_what_is_no_model_is_refused_in_a_line_and_the_others_count(change: Any, meta: Any, says: str) -> None:
+def test_what_is_no_model_is_refused_in_a_line_and_the_others_count(
+    change: Any, meta: Any, says: str
+) -> None:
     aggregator, sent = FedDRAW(rounds=3), tiny.initial().arrays()
     aggregator.reset_stats()
     for client in ("a", "b", "c"):
-        params = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+        params = {
+            name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()
+        }
         about = {"client_name": client, "num_examples": 5} | (meta if client == "b" else {})
-        aggregator.accept_model(FLModel(params=change(params) if client == "b" else params, meta=about))
+        aggregator.accept_model(
+            FLModel(params=change(params) if client == "b" else params, meta=about)
+        )
     aggregator.fl_ctx = Context(0, sent)
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
@@ -123,21 +153,30 @@ def numpy_round(aggregator: FedDRAW, round: int, meta: dict[str, Any], params: A
     for client in ("site-1", "site-2", "site-3"):
         about = {"client_name": client} | meta
         aggregator.accept_model(
-            FLModel(params={"numpy_key": sent["numpy_key"] + 1} if params is None else params, meta=about)
+            FLModel(
+                params={"numpy_key": sent["numpy_key"] + 1} if params is None else params,
+                meta=about,
+            )
         )
     aggregator.fl_ctx = Context(round, sent)
     aggregator.aggregate_model()
 
 
-def test_a_clients_name_cannot_write_to_the_servers_terminal(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clients_name_cannot_write_to_the_servers_terminal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("INFO", "feddraw.nvflare"):
-        numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5, "client_name": "A\x1b[2J\nround 9: B"})
+        numpy_round(
+            FedDRAW(rounds=3), 0, {"num_examples": 5, "client_name": "A\x1b[2J\nround 9: B"}
+        )
     assert any("A\\x1b[2J\\nround 9" in said for said in caplog.messages)
     assert all(said.isprintable() for said in caplog.messages)
 
 
 def test_sites_that_send_neither_size_nor_steps_stop_the_job_with_what_is_missing() -> None:
-    with pytest.raises(RunFailed, match="no site sends num_examples or NUM_STEPS_CURRENT_ROUND in its model's meta"):
+    with pytest.raises(
+        RunFailed, match="no site sends num_examples or NUM_STEPS_CURRENT_ROUND in its model's meta"
+    ):
         numpy_round(FedDRAW(rounds=3), 0, {})
     aggregator = FedDRAW(rounds=3)
     numpy_round(aggregator, 0, {"NUM_STEPS_CURRENT_ROUND": 5})
@@ -157,11 +196,19 @@ def test_the_last_layer_is_found_and_told_or_asked_for(caplog: pytest.LogCapture
     with caplog.at_level("INFO", "feddraw.nvflare"):
         numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5})
     assert "classifier: numpy_key, 3 outputs" in caplog.messages
-    heads = {"edema.weight": np.ones((2, 4), np.float32), "effusion.weight": np.ones((3, 4), np.float32)}
-    for classifier, says in (("", "cannot identify the classifier: it may be edema, effusion"), ("effusion", "")):
+    heads = {
+        "edema.weight": np.ones((2, 4), np.float32),
+        "effusion.weight": np.ones((3, 4), np.float32),
+    }
+    for classifier, says in (
+        ("", "cannot identify the classifier: it may be edema, effusion"),
+        ("effusion", ""),
+    ):
         aggregator = FedDRAW(rounds=3, classifier=classifier)
         for client in ("site-1", "site-2"):
-            aggregator.accept_model(FLModel(params=heads, meta={"client_name": client, "num_examples": 5}))
+            aggregator.accept_model(
+                FLModel(params=heads, meta={"client_name": client, "num_examples": 5})
+            )
         aggregator.fl_ctx = Context(0, heads)
         with pytest.raises(UserError, match=says) if says else nullcontext():
             aggregator.aggregate_model()
@@ -173,8 +220,13 @@ def test_a_policy_limits_a_site_that_says_ten_million_images(tmp_path: Path) -> 
         aggregator, sent = FedDRAW(rounds=3, policy=policy), tiny.initial().arrays()
         aggregator.reset_stats()
         for client, size in (("a", 5), ("b", 7), ("c", 10**7)):
-            params = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
-            aggregator.accept_model(FLModel(params=params, meta={"client_name": client, "num_examples": size}))
+            params = {
+                name: array + (0.1 if array.dtype == np.float32 else 1)
+                for name, array in sent.items()
+            }
+            aggregator.accept_model(
+                FLModel(params=params, meta={"client_name": client, "num_examples": size})
+            )
         aggregator.fl_ctx = Context(0, sent)
         aggregator.aggregate_model()
         found = {entry.client: (entry.weight, entry.clause) for entry in aggregator.history[0]}
@@ -182,7 +234,7 @@ def test_a_policy_limits_a_site_that_says_ten_million_images(tmp_path: Path) -> 
         assert sum(weight for weight, _ in found.values()) == pytest.approx(1)
 
 
-# ---------------------------------------------------------------------------------------------------- any method
+# --------------------------------------------------------------------------------------- any method
 
 
 def averaging() -> list[str]:
@@ -213,7 +265,9 @@ def test_every_method_gives_the_models_and_the_weights_of_the_loop(name: str) ->
         for number in (2, 0, 3, 1):
             sent = FLModel(params=model, current_round=round, total_rounds=3, meta=meta)
             answer = sites[number].train(sent)
-            answer.meta["client_name"] = f"{number} {tiny.NAMES[number]}"  # in the order of the loop's clients
+            answer.meta["client_name"] = (
+                f"{number} {tiny.NAMES[number]}"  # in the order of the loop's clients
+            )
             sites[number].name = answer.meta["client_name"]
             aggregator.accept_model(answer)
         aggregator.fl_ctx = Context(round, model, meta)
@@ -248,12 +302,17 @@ def test_a_site_whose_update_did_not_count_forgets_what_it_learnt() -> None:
 
 
 def test_a_site_that_is_not_asked_for_a_round_keeps_what_it_learnt_before() -> None:
-    aggregator, sites = MethodAggregator("scaffold", rounds=3), sites_of(catalog.find("methods", "scaffold")())
+    aggregator, sites = (
+        MethodAggregator("scaffold", rounds=3),
+        sites_of(catalog.find("methods", "scaffold")()),
+    )
     model, meta = tiny.initial().arrays(), dict[str, Any]()
     for round, asked in enumerate((sites, sites[1:])):
         aggregator.reset_stats()
         for site in asked:
-            answer = site.train(FLModel(params=model, current_round=round, total_rounds=3, meta=meta))
+            answer = site.train(
+                FLModel(params=model, current_round=round, total_rounds=3, meta=meta)
+            )
             answer.meta["client_name"] = site.name
             aggregator.accept_model(answer)
         aggregator.fl_ctx = Context(round, model, meta)
@@ -265,7 +324,10 @@ def test_a_site_that_is_not_asked_for_a_round_keeps_what_it_learnt_before() -> N
 
 
 def test_what_travels_beside_a_model_is_words_and_bytes_and_comes_back_as_it_was() -> None:
-    tree = {"state": {"mean": np.arange(6, dtype=np.float32).reshape(2, 3), "round": 3}, "names": ["A", "B"]}
+    tree = {
+        "state": {"mean": np.arange(6, dtype=np.float32).reshape(2, 3), "round": 3},
+        "names": ["A", "B"],
+    }
     meta = pack_meta(tree)
     assert {type(value) for value in meta["feddraw"]["bits"].values()} == {bytes}
     back = unpack_meta(meta)
@@ -276,10 +338,12 @@ def test_what_travels_beside_a_model_is_words_and_bytes_and_comes_back_as_it_was
         unpack_meta({"feddraw": {"words": "[[1", "bits": {}}})
 
 
-# ---------------------------------------------------------------------------------------------------- the older kind
+# ----------------------------------------------------------------------------------- the older kind
 
 
-def sent_by(client: str, params: Any, round: int = 0, kind: str = DataKind.WEIGHTS, **meta: Any) -> Shareable:
+def sent_by(
+    client: str, params: Any, round: int = 0, kind: str = DataKind.WEIGHTS, **meta: Any
+) -> Shareable:
     """A result as ScatterAndGather and a swarm's gatherer pass it on."""
     shareable = DXO(kind, data=params, meta=meta).to_shareable()
     shareable.add_cookie(AppConstants.CONTRIBUTION_ROUND, round)
@@ -288,12 +352,19 @@ def sent_by(client: str, params: Any, round: int = 0, kind: str = DataKind.WEIGH
 
 
 def test_the_older_kind_takes_weights_and_differences_and_knows_a_site_by_flares_word() -> None:
-    aggregator, sent = FedDRAW(rounds=3), {"numpy_key": np.arange(9, dtype=np.float32).reshape(3, 3)}
+    aggregator, sent = (
+        FedDRAW(rounds=3),
+        {"numpy_key": np.arange(9, dtype=np.float32).reshape(3, 3)},
+    )
     context = Context(0, sent)
     ones = {"numpy_key": np.ones((3, 3), np.float32)}
     whole = {"numpy_key": sent["numpy_key"] + 1}
-    assert aggregator.accept(sent_by("site-1", whole, num_examples=5, client_name="site-9"), context)
-    assert aggregator.accept(sent_by("site-2", ones, kind=DataKind.WEIGHT_DIFF, num_examples=5), context)
+    assert aggregator.accept(
+        sent_by("site-1", whole, num_examples=5, client_name="site-9"), context
+    )
+    assert aggregator.accept(
+        sent_by("site-2", ones, kind=DataKind.WEIGHT_DIFF, num_examples=5), context
+    )
     assert not aggregator.accept(sent_by("site-3", whole, round=7, num_examples=5), context)
     nothing = Shareable()
     nothing.set_peer_props({ReservedKey.IDENTITY_NAME: "site-4"})
@@ -313,12 +384,17 @@ def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_
     aggregator, sent = FedDRAW(rounds=3), tiny.initial().arrays()
     about: dict[str, dict[str, Any]] = {"a": {"num_examples": 5}, "b": {}, "c": {"num_examples": 5}}
     for client, meta in about.items():
-        moved = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+        moved = {
+            name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()
+        }
         aggregator.accept(sent_by(client, moved, **meta), Context(0, sent))
     aggregator.aggregate(Context(0, sent))
     found = {entry.client: entry.status for entry in aggregator.history[0]}
     assert (found["a"], found["c"]) == ("counted", "counted")
-    assert "let the client's script send FLModel(params=…, meta={'num_examples': number of its images" in found["b"]
+    assert (
+        "let the client's script send FLModel(params=…, meta={'num_examples': number of its images"
+        in found["b"]
+    )
 
 
 def test_a_swarm_hands_the_state_on_and_every_site_has_the_whole_ledger(
@@ -332,10 +408,14 @@ def test_a_swarm_hands_the_state_on_and_every_site_has_the_whole_ledger(
     model, meta = tiny.initial().arrays(), dict[str, Any]()
     for round, gatherer in enumerate((names[2], names[0], names[3])):
         for name, aggregator in swarm.items():
-            aggregator.handle_event(AppEventType.ROUND_STARTED, Context(round, model, meta, site=name))
+            aggregator.handle_event(
+                AppEventType.ROUND_STARTED, Context(round, model, meta, site=name)
+            )
         context = Context(round, model, meta, site=gatherer)
         for number, name in enumerate(names):
-            answer = sites[number].train(FLModel(params=model, current_round=round, total_rounds=3, meta=meta))
+            answer = sites[number].train(
+                FLModel(params=model, current_round=round, total_rounds=3, meta=meta)
+            )
             swarm[gatherer].accept(sent_by(name, answer.params, round, **answer.meta), context)
         found = FLModelUtils.from_shareable(swarm[gatherer].aggregate(context))
         model, meta = found.params, found.meta

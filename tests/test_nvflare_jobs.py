@@ -1,4 +1,5 @@
-"""Jobs in NVIDIA FLARE's simulator: its hello jobs with one line changed, and all three of its workflows.
+"""Jobs in NVIDIA FLARE's simulator: its hello jobs with one line changed, and all three of its
+workflows.
 
 `make matrix` runs them, for each version of FLARE in an environment of its own.
 """
@@ -25,7 +26,8 @@ from feddraw.aggregation import ClientUpdate
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SITES = ("site-1", "site-2", "site-3")
 
-# FLARE's examples/hello-world/hello-numpy (Apache-2.0), shortened: an array that "trains" by adding 1.
+# FLARE's examples/hello-world/hello-numpy (Apache-2.0), shortened: an array that "trains" by adding
+# 1.
 NUMPY_CLIENT = """
 import nvflare.client as flare
 from nvflare.app_common.np.constants import NPConstants
@@ -62,7 +64,8 @@ if __name__ == "__main__":
 """
 SIZE = "        meta={'num_examples': 5},\n"  # what the refusal asks for
 
-# FLARE's examples/hello-world/hello-pt (Apache-2.0), shortened, with noise in place of CIFAR-10. It sends its steps.
+# FLARE's examples/hello-world/hello-pt (Apache-2.0), shortened, with noise in place of CIFAR-10. It
+# sends its steps.
 PT_MODEL = """
 import torch
 import torch.nn as nn
@@ -165,18 +168,25 @@ def job(folder: Path, **files: str) -> Path:
     return folder / "job.py"
 
 
-# ---------------------------------------------------------------------------------------------------- hello
+# -------------------------------------------------------------------------------------------- hello
 
 
-def test_hello_numpy_is_refused_with_the_line_that_its_client_must_add_and_runs_with_it(tmp_path: Path) -> None:
+def test_hello_numpy_is_refused_with_the_line_that_its_client_must_add_and_runs_with_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "before").mkdir()
     (tmp_path / "after").mkdir()
     said = carried_out(job(tmp_path / "before", client=NUMPY_CLIENT, job=NUMPY_JOB))
     assert "no site sends num_examples or NUM_STEPS_CURRENT_ROUND in its model's meta" in said
-    assert "let the client's script send FLModel(params=…, meta={'num_examples': number of its images" in said
+    assert (
+        "let the client's script send FLModel(params=…, meta={'num_examples': number of its images"
+        in said
+    )
     assert not (tmp_path / "before" / "ledger").exists()
     mark = "        current_round="
-    carried_out(job(tmp_path / "after", client=NUMPY_CLIENT.replace(mark, SIZE + mark), job=NUMPY_JOB))
+    carried_out(
+        job(tmp_path / "after", client=NUMPY_CLIENT.replace(mark, SIZE + mark), job=NUMPY_JOB)
+    )
     lines = ledger(tmp_path / "after" / "ledger")
     assert [line["status"] for line in lines] == ["counted"] * 6
     assert set(weights(lines).values()) == {0.5}
@@ -190,7 +200,7 @@ def test_hello_pt_runs_with_one_line_at_the_server(tmp_path: Path) -> None:
     assert all(float(line["similarity"]) > 0 for line in lines)  # of the last layer
 
 
-# ---------------------------------------------------------------------------------------------------- workflows
+# ---------------------------------------------------------------------------------------- workflows
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +249,7 @@ def test_a_swarm_of_three_sites_weighs_as_the_loop_does_and_each_site_has_the_le
         torch.load(saved, weights_only=True)
 
 
-# ---------------------------------------------------------------------------------------------------- MONAI
+# -------------------------------------------------------------------------------------------- MONAI
 
 
 def test_a_monai_bundle_trains_at_three_sites(tmp_path: Path) -> None:

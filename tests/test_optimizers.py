@@ -20,7 +20,9 @@ def test_steps_have_the_bits_of_torchs_optimizers(momentum: float | None, decay:
     theirs, ours = nn.Parameter(start.clone()), start.clone()
     theirs.grad = torch.zeros_like(theirs)
     if momentum is None:
-        reference: torch.optim.Optimizer = torch.optim.Adam([theirs], 0.1, weight_decay=decay, fused=True)
+        reference: torch.optim.Optimizer = torch.optim.Adam(
+            [theirs], 0.1, weight_decay=decay, fused=True
+        )
         optimizer: Adam | SGD = Adam(ours, theirs.grad, 0.1, decay)
     else:
         reference = torch.optim.SGD([theirs], 0.1, momentum, weight_decay=decay, fused=True)
@@ -42,4 +44,7 @@ def test_a_run_does_not_load_torchs_compiler() -> None:
         "list(run(small(rounds=1))); print('torch._dynamo' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1] == "False"
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        == "False"
+    )

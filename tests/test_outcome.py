@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from feddraw.data.scenarios.constructions import CONSTRUCTIONS
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import PRESETS, Experiment, complete
 from feddraw.results.run_collection import collect_runs
-from feddraw.scenarios.constructions import CONSTRUCTIONS
 from feddraw.study.plan import read_study
 from run_folders import make_run
 from small import small
@@ -27,9 +27,15 @@ def test_runs_on_two_gpus_are_repeats_of_one_scenario(tmp_path: Path) -> None:
     assert not [note for note in found.notes if "device" in note]
 
 
-def test_kinds_of_device_and_precision_do_not_split_the_statistics_but_are_said(tmp_path: Path) -> None:
+def test_kinds_of_device_and_precision_do_not_split_the_statistics_but_are_said(
+    tmp_path: Path,
+) -> None:
     for seed, (device, amp) in enumerate((("cpu", "off"), ("cuda:1", "off"), ("cuda", "bf16"))):
-        make_run(tmp_path / str(seed), seed=seed, settings={"training.device": device, "training.amp": amp})
+        make_run(
+            tmp_path / str(seed),
+            seed=seed,
+            settings={"training.device": device, "training.amp": amp},
+        )
     found = collect_runs([tmp_path])
     assert found.scenarios == ["CHM-2"]
     assert found.methods == ["feddraw"]
@@ -59,7 +65,10 @@ def test_a_run_begun_on_one_device_resumes_on_another(tmp_path: Path) -> None:
 def test_a_device_is_no_part_of_a_studys_keys_and_no_reason_to_run_twice(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text("seed = [0, 1]")
-    keys = [[planned.key for planned in read_study(file, {"training.device": d})] for d in ("cuda:0", "cuda:1", "cpu")]
+    keys = [
+        [planned.key for planned in read_study(file, {"training.device": d})]
+        for d in ("cuda:0", "cuda:1", "cpu")
+    ]
     assert keys[0] == keys[1] == keys[2]
     file.write_text("training.device = ['cuda:0', 'cuda:1']")
     with pytest.raises(UserError, match=r"differ only in how they are computed"):
@@ -70,7 +79,8 @@ def test_runs_that_a_change_from_outside_makes_equal_are_told_as_such(tmp_path: 
     file = tmp_path / "study.toml"
     file.write_text('[scenario]\nname = "CHM-2"\nscale = [0.01, 0.02]')
     with pytest.raises(
-        UserError, match=r"are the same run, because --set replaced the settings in which they differed"
+        UserError,
+        match=r"are the same run, because --set replaced the settings in which they differed",
     ):
         read_study(file, {"scenario": "iid"})
 
@@ -92,10 +102,14 @@ def test_the_page_of_the_papers_settings_has_every_setting_of_the_preset() -> No
         told = f'"{told}"' if isinstance(value, str) else told
         assert f"`{name} = {told}`" in page, name
     for construction in CONSTRUCTIONS:
-        assert f"| `{construction}`" in (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+        assert f"| `{construction}`" in (
+            Path(__file__).parent.parent / "docs" / "data.md"
+        ).read_text(encoding="utf-8")
 
 
-def test_the_page_says_what_a_cache_of_updates_would_save(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_says_what_a_cache_of_updates_would_save(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     project = Path(__file__).parent.parent
     spec = spec_from_file_location("shared_updates", project / "benchmarks" / "shared_updates.py")
     assert spec is not None

@@ -1,4 +1,6 @@
-"""From somebody's table to a report, as a new user would: unknown labels, different findings by site, a tiny site."""
+"""From somebody's table to a report, as a new user would: unknown labels, different findings by
+site, a tiny site.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddraw.cli import app
-from feddraw.datasets.phantom import phantom
+from feddraw.data.datasets.phantom import phantom
 from feddraw.report import write_report
 
 SMALL = ["--rounds", "2", "--epochs", "1", "--set", "model.growth=8", "--set", "holdout=0.25"]
@@ -28,13 +30,17 @@ def typed(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of 124 phantoms: North does not label Effusion, South does not label Edema, Hut has four images."""
+    """A table of 124 phantoms: North does not label Effusion, South does not label Edema, Hut has
+    four images.
+    """
     folder = tmp_path_factory.mktemp("ward")
     drawn = phantom(size=32, mix="chexpert", train=124, validation=0, test=0, seed=1)
     sites = ["North"] * 70 + ["South"] * 50 + ["Hut"] * 4
     (folder / "scans").mkdir()
     rows = []
-    for number, (image, values, site) in enumerate(zip(drawn.images, drawn.labels.values, sites, strict=True)):
+    for number, (image, values, site) in enumerate(
+        zip(drawn.images, drawn.labels.values, sites, strict=True)
+    ):
         name = f"scans/{number:03d}.png"
         Image.fromarray(np.asarray(image)).save(folder / name)
         edema, effusion, heart = (("no", "yes")[value] for value in values[1:4])
@@ -72,7 +78,9 @@ def test_a_table_goes_from_init_to_a_report_with_the_same_bits_over_every_engine
     assert settings["data"]["blank"] == settings["data"]["uncertain"] == "unknown"
 
     for engine in ("serial", "processes", "flower"):
-        with pytest.warns(UserWarning, match="left out of the federation, under 8 training images: Hut"):
+        with pytest.warns(
+            UserWarning, match="left out of the federation, under 8 training images: Hut"
+        ):
             run = typed("run", "ward.toml", "--engine", engine, "--out", f"runs/{engine}", *SMALL)
         assert re.search(r"Edema( †)? +\d+ / \d+, \d+ unknown", run)
     sums = [
@@ -82,7 +90,17 @@ def test_a_table_goes_from_init_to_a_report_with_the_same_bits_over_every_engine
     assert len({one.hexdigest() for one in sums}) == 1
 
     for method in ("fedavg", "alone"):
-        typed("run", "ward.toml", "--engine", "serial", "--method", method, "--out", f"runs/{method}", *SMALL)
+        typed(
+            "run",
+            "ward.toml",
+            "--engine",
+            "serial",
+            "--method",
+            method,
+            "--out",
+            f"runs/{method}",
+            *SMALL,
+        )
     write_report([ward / "runs"], replicates=100)
     text = (ward / "runs" / "report.md").read_text()
     assert "Test AUC and GM are computed on the common test split" in text
@@ -91,5 +109,9 @@ def test_a_table_goes_from_init_to_a_report_with_the_same_bits_over_every_engine
     assert re.search(r"\| Cardiomegaly †? ?\| \d+ / \d+ \|", text)
     assert "fewer than 10 positive or 10 negative test images" in text
     for site in ("North", "South"):
-        assert re.search(rf"{site} with feddraw. On its own patients: .* vs training alone .* vs FedAvg .*On all", text)
+        assert re.search(
+            rf"{site} with feddraw. On its own patients: .* vs training alone .* vs FedAvg"
+            r" .*On all",
+            text,
+        )
     assert "mean of 3" in text

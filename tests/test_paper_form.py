@@ -1,4 +1,6 @@
-"""The paper's tables in its own form: what is printed bold, ranked and put beside the published numbers."""
+"""The paper's tables in its own form: what is printed bold, ranked and put beside the published
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from feddraw.analysis import bootstrap
 from feddraw.analysis.plots import figure_style
 from feddraw.cli import app
 from feddraw.cli.report import report_significance_level
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.errors import UserError
 from feddraw.paper import published_tables
 from feddraw.report import markdown, paper_tex
@@ -21,7 +24,6 @@ from feddraw.report.report_statistics import compute_report
 from feddraw.report.section_order import compose_report
 from feddraw.report.sections.paper_form import paper_weight_caption
 from feddraw.results.run_collection import collect_runs
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from run_folders import make_run
 
 SCENARIOS = ("CHX-4", "CHX-1", "CHM-2", "CHM-5")
@@ -30,7 +32,9 @@ METHODS = ("FedAvg", "FedDRAW", "MOON")
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
-    """Runs whose means are the paper's, but for MOON's in CHX-1, which equals FedAvg's to the printed digits."""
+    """Runs whose means are the paper's, but for MOON's in CHX-1, which equals FedAvg's to the
+    printed digits.
+    """
     folder = tmp_path_factory.mktemp("matrix")
     for scenario in SCENARIOS:
         for method in METHODS:
@@ -39,12 +43,24 @@ def document(tmp_path_factory):
                 values["auc"] = _published("auc", "CHX-1", "FedDRAW") + 0.00001
             for seed, nudge in enumerate((-0.002, 0.002)):
                 make_run(
-                    folder / f"{scenario}_{method}_{seed}", method=method.lower(), scenario=scenario, seed=seed,
-                    auc=values["auc"] + nudge, gm=values["gm"] + nudge, sizes=PAPER_SCENARIOS[scenario.lower()].printed,
-                    settings={"data.name": PAPER_SCENARIOS[scenario.lower()].dataset, "scenario.scale": 1.0},
-                )  # fmt: skip
+                    folder / f"{scenario}_{method}_{seed}",
+                    method=method.lower(),
+                    scenario=scenario,
+                    seed=seed,
+                    auc=values["auc"] + nudge,
+                    gm=values["gm"] + nudge,
+                    sizes=PAPER_SCENARIOS[scenario.lower()].printed,
+                    settings={
+                        "data.name": PAPER_SCENARIOS[scenario.lower()].dataset,
+                        "scenario.scale": 1.0,
+                    },
+                )
     report = compute_report(
-        collect_runs([folder]), alpha=report_significance_level("paper"), replicates=0, command="", say=lambda _: None
+        collect_runs([folder]),
+        alpha=report_significance_level("paper"),
+        replicates=0,
+        command="",
+        say=lambda _: None,
     )
     with figure_style():
         return compose_report(report, "The matrix", lambda _: None)
@@ -63,8 +79,11 @@ def test_performance_is_by_data_set_in_percent_with_the_best_of_a_column_in_bold
     assert "\\cmidrule(lr){2-3}\\cmidrule(lr){4-5}" in text
     (ours,) = re.findall(r"FedDRAW & (.*) \\\\", text[: text.index("ChestMNIST")])
     assert ours.split(" & ") == [
-        r"\textbf{86.67 $\pm$ 0.28}", r"\textbf{78.76 $\pm$ 0.28}", r"85.57 $\pm$ 0.28", r"\textbf{77.35 $\pm$ 0.28}",
-    ]  # fmt: skip
+        r"\textbf{86.67 $\pm$ 0.28}",
+        r"\textbf{78.76 $\pm$ 0.28}",
+        r"85.57 $\pm$ 0.28",
+        r"\textbf{77.35 $\pm$ 0.28}",
+    ]
     assert r"MOON & \textbf{86.67 $\pm$ 0.28}" in text  # equal to the printed digits
 
 
@@ -86,19 +105,30 @@ def test_the_published_numbers_stand_beside_ours(document):
 
 def test_the_four_panels_of_the_paper_are_drawn(document):
     names = {picture.name for picture in paper_tex.paper_pictures(document)}
-    assert names == {"paper-ranks-auc", "paper-ranks-gm", *(f"paper-weights-{one}" for one in "abcd")}
-    assert all(f"figures/{name}.pdf" in paper_tex.render_paper_tex(document, "figures") for name in names)
+    assert names == {
+        "paper-ranks-auc",
+        "paper-ranks-gm",
+        *(f"paper-weights-{one}" for one in "abcd"),
+    }
+    assert all(
+        f"figures/{name}.pdf" in paper_tex.render_paper_tex(document, "figures") for name in names
+    )
 
 
 @pytest.mark.parametrize(
     ("sizes", "panels"),
     [
         ((90, 210, 330, 470), "(a) CHM-2, C1 with 90 images, C2 with 210 images"),
-        ((100, 50, 100, 100), "(a), (b) CHM-2, C1, C3 and C4 with 100 images each, C2 with 50 images"),
+        (
+            (100, 50, 100, 100),
+            "(a), (b) CHM-2, C1, C3 and C4 with 100 images each, C2 with 50 images",
+        ),
         ((50, 100, 100, 100), "(a), (b) CHM-2, C1 with 50 images, C2–C4 with 100 images each"),
     ],
 )
-def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(sizes, panels, tmp_path):
+def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(
+    sizes, panels, tmp_path
+):
     make_run(tmp_path / "run", sizes=sizes)
     report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=0, command="", say=str)
     caption = paper_weight_caption(report)
@@ -107,7 +137,11 @@ def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(
 
 
 def test_the_preset_has_the_papers_level_and_an_unknown_one_is_refused():
-    assert (report_significance_level("paper"), report_significance_level("laptop"), report_significance_level("")) == (
+    assert (
+        report_significance_level("paper"),
+        report_significance_level("laptop"),
+        report_significance_level(""),
+    ) == (
         0.10,
         0.05,
         0.05,
@@ -122,19 +156,28 @@ def test_a_pdf_without_tex_is_refused_before_anything_is_read(tmp_path, monkeypa
     assert "a PDF needs TeX" in str(done.exception)
 
 
-# ---------------------------------------------------------------------------------------------------- wide tables
+# -------------------------------------------------------------------------------------- wide tables
 
 
 def wide(columns, spans=()):
     cells = [Cell("0.8667 ± 0.0025", 0.8667)] * columns
     return ReportTable(
-        "Wide", ["method", *map(str, range(columns))], [[Cell("feddraw"), *cells]], (), "note", "wide", spans
+        "Wide",
+        ["method", *map(str, range(columns))],
+        [[Cell("feddraw"), *cells]],
+        (),
+        "note",
+        "wide",
+        spans,
     )
 
 
 def test_a_wide_table_comes_in_blocks_that_all_begin_with_its_first_column():
     parts = wide(12).in_blocks(150)
-    assert [part.header for part in parts] == [["method", *map(str, range(8))], ["method", "8", "9", "10", "11"]]
+    assert [part.header for part in parts] == [
+        ["method", *map(str, range(8))],
+        ["method", "8", "9", "10", "11"],
+    ]
     assert [part.caption for part in parts] == ["Wide (1 of 2)", "Wide (2 of 2)"]
     assert [part.note for part in parts] == ["", "note"]
     assert all(part.width <= 150 for part in parts)
@@ -149,10 +192,12 @@ def test_columns_under_one_heading_stay_together():
 def test_a_latex_table_is_as_wide_as_a_column_or_the_page():
     assert r"\begin{table*}[!htbp]" in latex_tables([wide(6)])
     assert r"\begin{table}[!htbp]" in latex_tables([wide(1)])
-    assert r"\resizebox{\ifdim\width>\textwidth \textwidth\else\width\fi}" in latex_tables([wide(6)])
+    assert r"\resizebox{\ifdim\width>\textwidth \textwidth\else\width\fi}" in latex_tables(
+        [wide(6)]
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- many images
+# -------------------------------------------------------------------------------------- many images
 
 
 def test_replicates_on_many_images_are_those_on_few_but_for_a_hair(monkeypatch):
@@ -161,11 +206,20 @@ def test_replicates_on_many_images_are_those_on_few_but_for_a_hair(monkeypatch):
     truth[:40, 1] = -1
     models = [1.2 * truth + rng.standard_normal(truth.shape) for _ in range(2)]
     for measure, tolerance in ((bootstrap.weighted_auc, 0.1), (bootstrap.weighted_gm, 1e-9)):
-        outputs = models if measure is bootstrap.weighted_auc else [(m > 0.5).astype(float) for m in models]
+        outputs = (
+            models
+            if measure is bootstrap.weighted_auc
+            else [(m > 0.5).astype(float) for m in models]
+        )
         found = []
         for large in (10, 10**9):
             monkeypatch.setattr(bootstrap, "LARGE", large)
-            how = {"measure": measure, "patients": np.arange(1500) // 2, "folds": np.arange(1500) % 2, "replicates": 60}
+            how = {
+                "measure": measure,
+                "patients": np.arange(1500) // 2,
+                "folds": np.arange(1500) % 2,
+                "replicates": 60,
+            }
             found.append(bootstrap.bootstrap(outputs, truth, np.random.default_rng(1), **how))
         np.testing.assert_allclose(found[0][:, 0], found[1][:, 0], atol=1e-12)
         assert np.abs(found[0] - found[1]).max() < tolerance * found[1][:, 1:].std()

@@ -1,4 +1,6 @@
-"""Who takes part: drawn from seed and round alone, so that methods, engines and resumed runs all ask the same."""
+"""Who takes part: drawn from seed and round alone, so that methods, engines and resumed runs all
+ask the same.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from feddraw.core.participation import Participation
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fednova import fednova
-from feddraw.participation import Participation
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import read_csv
 from small import small
@@ -48,9 +50,12 @@ def test_by_size_larger_clients_are_drawn_more_often_and_uniformly_all_alike():
     sizes = (60, 20, 10, 10)
     one = {name: Participation(name, fraction=0.25) for name in ("by_size", "uniform")}
     shares = {
-        name: Counter(c for round in range(4000) for c in asked(rule, round, sizes=sizes)) for name, rule in one.items()
+        name: Counter(c for round in range(4000) for c in asked(rule, round, sizes=sizes))
+        for name, rule in one.items()
     }
-    assert [shares["by_size"][c] / 4000 for c in range(4)] == pytest.approx([0.6, 0.2, 0.1, 0.1], abs=0.03)
+    assert [shares["by_size"][c] / 4000 for c in range(4)] == pytest.approx(
+        [0.6, 0.2, 0.1, 0.1], abs=0.03
+    )
     assert [shares["uniform"][c] / 4000 for c in range(4)] == pytest.approx([0.25] * 4, abs=0.03)
 
 
@@ -67,7 +72,12 @@ def test_a_plan_goes_round_and_round():
 def test_clients_join_and_leave():
     rule = Participation(joins="West=2", leaves="North=3, East=1")
     rule.check(NAMES, 5)
-    assert [list(asked(rule, round)) for round in range(4)] == [[0, 1, 2], [0, 2], [0, 2, 3], [2, 3]]
+    assert [list(asked(rule, round)) for round in range(4)] == [
+        [0, 1, 2],
+        [0, 2],
+        [0, 2, 3],
+        [2, 3],
+    ]
 
 
 def test_stragglers_are_some_of_those_asked_and_take_fewer_steps():
@@ -89,8 +99,14 @@ def test_stragglers_are_some_of_those_asked_and_take_fewer_steps():
         (Participation("plan", plan="Nroth"), "did you mean North"),
         (Participation(joins="West"), "must read like"),
         (Participation(leaves="Wset=3"), "did you mean West"),
-        (Participation(leaves="North=0, East=0, South=0, West=2"), "no client takes part in round 2"),
-        (Participation("plan", plan="North; East", joins="East=2"), "no client takes part in round 1"),
+        (
+            Participation(leaves="North=0, East=0, South=0, West=2"),
+            "no client takes part in round 2",
+        ),
+        (
+            Participation("plan", plan="North; East", joins="East=2"),
+            "no client takes part in round 1",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(wrong, word):
@@ -99,7 +115,7 @@ def test_a_mistake_is_one_line(wrong, word):
     assert "\n" not in str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------------- in the loop
+# -------------------------------------------------------------------------------------- in the loop
 
 
 def efforts_of(rule):
@@ -127,7 +143,9 @@ def test_stragglers_take_their_share_of_steps_and_fednova_counts_them():
     steps = [max(1, int(efforts[c] * full[c] + 0.5)) for c in range(4)]
     assert [entry.steps for entry in result.ledger] == steps
     share = np.array(SIZES) / sum(SIZES)
-    assert [entry.weight for entry in result.ledger] == pytest.approx(share / steps * (share @ steps))
+    assert [entry.weight for entry in result.ledger] == pytest.approx(
+        share / steps * (share @ steps)
+    )
 
 
 def test_a_client_that_was_not_asked_is_not_trained():

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from feddraw.data.contact_sheet import contact_sheet, varied_examples
+from feddraw.data.datasets._phantom_anatomy import draw_chests
+from feddraw.data.datasets.phantom import (
+    PHANTOM_BLOCK,
+    PHANTOM_MEAN,
+    PHANTOM_STD,
+    draw_phantom_findings,
+    phantom,
+)
 from feddraw.data.finding_names import PAPER_FINDINGS
-from feddraw.datasets._phantom_anatomy import draw_chests
-from feddraw.datasets.phantom import PHANTOM_BLOCK, PHANTOM_MEAN, PHANTOM_STD, draw_phantom_findings, phantom
 from feddraw.errors import UserError
 
 # Table 1 of the paper: share of images with each finding, then with none.
@@ -97,7 +103,9 @@ def test_label_noise_changes_that_share_of_rows_and_no_image():
     changed = (clean.labels.values != noisy.labels.values).any(axis=1).mean()
     assert 0.2 < changed < 0.3  # some patients have the labels of the other
     assert np.array_equal(clean.images, noisy.images)
-    assert noisy.labels.values.mean(axis=0) == pytest.approx(clean.labels.values.mean(axis=0), abs=0.03)
+    assert noisy.labels.values.mean(axis=0) == pytest.approx(
+        clean.labels.values.mean(axis=0), abs=0.03
+    )
 
 
 # Rows and columns, as shares of the image, where the finding must show most.
@@ -124,7 +132,10 @@ def test_a_finding_brightens_its_place_and_more_so_when_severe(finding):
 
 def test_volume_loss_lifts_the_diaphragm_on_the_side_of_the_plates():
     change = patients(Atelectasis=1) - patients()
-    right, left = change[:, 40:52, 12:28].mean(axis=(1, 2)), change[:, 40:52, 36:52].mean(axis=(1, 2))
+    right, left = (
+        change[:, 40:52, 12:28].mean(axis=(1, 2)),
+        change[:, 40:52, 36:52].mean(axis=(1, 2)),
+    )
     assert (np.maximum(right, left) > 5).mean() > 0.9
 
 

@@ -1,4 +1,6 @@
-"""Figures: lines can be distinguished without colour, marks are where the numbers are, names are drawn as they are."""
+"""Figures: lines can be distinguished without colour, marks are where the numbers are, names are
+drawn as they are.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import pytest
 
 from feddraw.analysis import palette, plots
 
-WEIGHTS = {"A": [0.1, 0.3, 0.25], "B": [0.1, 0.2, 0.25], "C": [0.4, 0.3, 0.25], "D": [0.4, 0.2, 0.25]}
+WEIGHTS = {
+    "A": [0.1, 0.3, 0.25],
+    "B": [0.1, 0.2, 0.25],
+    "C": [0.4, 0.3, 0.25],
+    "D": [0.4, 0.2, 0.25],
+}
 SIZES = {"A": 10.0, "B": 10.0, "C": 40.0, "D": 40.0}
 
 
@@ -26,7 +33,9 @@ def our_look():
 def test_a_users_own_look_of_figures_stays():
     before = dict(mpl.rcParams)
     with mpl.rc_context(before):
-        found: Any = SimpleNamespace(average_ranks={"a": 1.0, "b": 2.0}, groups=[["a", "b"]], difference=1.2, alpha=0.1)
+        found: Any = SimpleNamespace(
+            average_ranks={"a": 1.0, "b": 2.0}, groups=[["a", "b"]], difference=1.2, alpha=0.1
+        )
         plots.critical_difference_figure({"AUC": found})
         assert dict(mpl.rcParams) == before
 
@@ -54,20 +63,26 @@ def test_clients_of_one_size_are_drawn_against_their_mean() -> None:
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     assert drawn["A"] == pytest.approx([0, 0.05, 0])
     assert drawn["D"] == pytest.approx([0, -0.05, 0])
-    assert not plots.draw_deviation(axes, WEIGHTS, {name: float(i) for i, name in enumerate(WEIGHTS)})
+    assert not plots.draw_deviation(
+        axes, WEIGHTS, {name: float(i) for i, name in enumerate(WEIGHTS)}
+    )
 
 
 def test_a_client_has_the_same_look_in_weights_and_deviation() -> None:
     (_, first), (_, second) = plots.panel_figure(), plots.panel_figure()
     plots.draw_weights(first, WEIGHTS)
     plots.draw_deviation(second, WEIGHTS, SIZES | {"A": 1.0})
-    colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in (first, second)]
+    colours = [
+        {line.get_label(): line.get_color() for line in axes.lines} for axes in (first, second)
+    ]
     assert colours[0]["D"] == colours[1]["D"]
 
 
 def test_many_methods_have_a_panel_each_beside_the_one_in_focus() -> None:
     order = ["ours", *(f"rival {number}" for number in range(7))]
-    series = {name: [0.5, *np.linspace(0.7, 0.8 - place / 100, 9)] for place, name in enumerate(order)}
+    series = {
+        name: [0.5, *np.linspace(0.7, 0.8 - place / 100, 9)] for place, name in enumerate(order)
+    }
     spread = {"ours": ([0.4] + [0.65] * 9, [0.6] + [0.85] * 9)}
     figure = plots.curve_figure(series, focus="ours", order=order, spread=spread, label="test AUC")
     shown = [axes for axes in figure.axes if axes.get_visible()]
@@ -80,12 +95,21 @@ def test_many_methods_have_a_panel_each_beside_the_one_in_focus() -> None:
     low, high = shown[0].get_ylim()
     assert 0.6 < low < 0.65
     assert high > 0.85  # the first rounds do not press the rest together
-    assert len(plots.curve_figure({"a": [0.5, 0.6]}, focus="b", order=["a"], spread={}, label="GM").axes) == 1
+    assert (
+        len(
+            plots.curve_figure(
+                {"a": [0.5, 0.6]}, focus="b", order=["a"], spread={}, label="GM"
+            ).axes
+        )
+        == 1
+    )
 
 
 def test_curves_without_a_number_are_drawn_empty() -> None:
     series = {f"rival {number}": [math.nan] * 4 for number in range(7)}
-    figure = plots.curve_figure(series, focus="ours", order=list(series), spread={}, label="test AUC")
+    figure = plots.curve_figure(
+        series, focus="ours", order=list(series), spread={}, label="test AUC"
+    )
     assert figure.axes[0].get_ylim() == (0, 1)
 
 
@@ -121,7 +145,9 @@ def test_names_are_drawn_as_they_are() -> None:
 def test_the_roc_marks_the_operating_point() -> None:
     _, axes = plots.panel_figure()
     plots.draw_roc(axes, {"m": (np.array([0, 1]), np.array([0, 1]))}, {"m": (0.2, 0.7)}, ["m"])
-    assert any((list(line.get_xdata()), list(line.get_ydata())) == ([0.2], [0.7]) for line in axes.lines)
+    assert any(
+        (list(line.get_xdata()), list(line.get_ydata())) == ([0.2], [0.7]) for line in axes.lines
+    )
 
 
 def test_a_figure_that_is_laid_out_once_is_saved_as_one_that_is_drawn_for_it() -> None:

@@ -1,4 +1,6 @@
-"""A policy above every rule: the nearest weights within the limits, for every method, and told in the ledger."""
+"""A policy above every rule: the nearest weights within the limits, for every method, and told in
+the ledger.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,14 @@ from tiny import Altered, bench, same, server_images, train
 
 FEWER = {"fedlaw": {"epochs": 1}}
 METHODS = {
-    name: make_method(Experiment(method={"name": name} | FEWER.get(name, {}))) for name in catalog.names("methods")
+    name: make_method(Experiment(method={"name": name} | FEWER.get(name, {})))
+    for name in catalog.names("methods")
 }
 REFUSED = {"fednova", "qfedavg", "median", "trimmed_mean", "ldawa", "fedlaw", "krum"}
 MOST = 10**7  # images that the gate lets a client say
 
 
-# ---------------------------------------------------------------------------------------------------- the projection
+# ----------------------------------------------------------------------------------- the projection
 
 
 @st.composite
@@ -49,14 +52,18 @@ def problems(draw):
     point = np.array(draw(st.lists(st.floats(-2, 2, width=32), min_size=count, max_size=count)))
     inside = np.array(draw(st.lists(share, min_size=count, max_size=count))) + 1e-3
     inside /= inside.sum()
-    below, above = (np.array(draw(st.lists(share, min_size=count, max_size=count))) for _ in range(2))
+    below, above = (
+        np.array(draw(st.lists(share, min_size=count, max_size=count))) for _ in range(2)
+    )
     return point, inside * (1 - below), inside + above * (1 - inside)
 
 
 @settings(max_examples=300, deadline=None)
 @given(problems())
 def test_the_projection_keeps_its_optimality_conditions(problem):
-    """Karush, Kuhn and Tucker: one shift for all that are free, none smaller at a cap, none larger at a floor."""
+    """Karush, Kuhn and Tucker: one shift for all that are free, none smaller at a cap, none larger
+    at a floor.
+    """
     point, lower, upper = problem
     found = nearest_within_limits(point, lower, upper)
     assert found.sum() == pytest.approx(1, abs=1e-9)
@@ -64,8 +71,13 @@ def test_the_projection_keeps_its_optimality_conditions(problem):
     assert (found <= upper).all()
     shift = point - found
     at_lower, at_upper = found == lower, found == upper
-    highest = min(shift[~at_lower & ~at_upper].tolist() + shift[at_upper & ~at_lower].tolist(), default=np.inf)
-    lowest = max(shift[~at_lower & ~at_upper].tolist() + shift[at_lower & ~at_upper].tolist(), default=-np.inf)
+    highest = min(
+        shift[~at_lower & ~at_upper].tolist() + shift[at_upper & ~at_lower].tolist(), default=np.inf
+    )
+    lowest = max(
+        shift[~at_lower & ~at_upper].tolist() + shift[at_lower & ~at_upper].tolist(),
+        default=-np.inf,
+    )
     assert lowest <= highest + 1e-9
 
 
@@ -92,13 +104,15 @@ def test_weights_within_the_limits_keep_their_bits():
     assert nearest_within_limits(weights, np.zeros(3), np.ones(3)) is weights
 
 
-# ---------------------------------------------------------------------------------------------------- every method
+# ------------------------------------------------------------------------------------- every method
 
 
 def told(policy, name="feddraw", rounds=3, change=None, **options):
     """A small federation under a policy."""
     engine = Altered(bench(METHODS[name]), change or (lambda updates: updates))
-    return train(METHODS[name], rounds=rounds, engine=engine, policy=policy, proxy=server_images(), **options)
+    return train(
+        METHODS[name], rounds=rounds, engine=engine, policy=policy, proxy=server_images(), **options
+    )
 
 
 def test_the_methods_that_refuse_a_policy_are_these():
@@ -124,12 +138,16 @@ def test_the_limits_hold_for_every_method_that_takes_a_policy(name):
         assert sum(entry.proposed for entry in result.ledger) == pytest.approx(1, abs=1e-9)
         if METHODS[name].server.proportional:
             total = sum(entry.weight for entry in result.ledger)
-            assert [entry.weight for entry in result.ledger] == pytest.approx([total * s for s in allowed.values()])
+            assert [entry.weight for entry in result.ledger] == pytest.approx(
+                [total * s for s in allowed.values()]
+            )
 
 
 @pytest.mark.parametrize("name", ["feddraw", "scaffold", "fedadam", "feddyn"])
 def test_limits_that_nobody_meets_change_no_bit(name):
-    for plain, limited in zip(told(None, name), told(Policy(cap=0.99, floor=0.001), name), strict=True):
+    for plain, limited in zip(
+        told(None, name), told(Policy(cap=0.99, floor=0.001), name), strict=True
+    ):
         assert same(plain.next_model, limited.next_model)
         assert [e.status for e in limited.ledger] == ["counted"] * 4
         assert [e.weight for e in plain.ledger] == [e.weight for e in limited.ledger]
@@ -140,7 +158,9 @@ def test_layers_and_classes_with_weights_of_their_own_keep_the_limits():
     result = train(feddraw_by_class(), rounds=3, policy=policy)[1]
     assert result.pieces
     assert all(entry.weight <= 1.02 / 4 for entry in result.pieces)
-    assert any(entry.clause == "cap_times" and entry.proposed > entry.weight for entry in result.pieces)
+    assert any(
+        entry.clause == "cap_times" and entry.proposed > entry.weight for entry in result.pieces
+    )
 
 
 class Reversed(Server):
@@ -155,7 +175,7 @@ def test_a_rule_of_ones_own_that_goes_past_the_limits_is_refused():
         train(replace(fedavg(), server=Reversed()), policy=Policy(cap=0.4))
 
 
-# ---------------------------------------------------------------------------------------------------- the claim
+# ---------------------------------------------------------------------------------------- the claim
 
 
 def boasting(size, client=3):
@@ -182,7 +202,10 @@ def test_a_largest_believable_size_acts_before_any_rule_sees_sizes():
     for one, other in zip(believed, honest, strict=True):
         assert same(one.model, other.model)
     west = believed[0].ledger[3]
-    assert (west.size, west.status) == (20, f"counted: says {MOST} images, 20 count (policy.max_size)")
+    assert (west.size, west.status) == (
+        20,
+        f"counted: says {MOST} images, 20 count (policy.max_size)",
+    )
     by_median = told(Policy(max_size_times=2.0), change=boasting(MOST))
     assert by_median[0].ledger[3].size == 64  # of 40, 24, 16 and ten million the median is 32
     two = train(fedavg(), clients=2, policy=Policy(max_size_times=1.0))[0]
@@ -214,7 +237,7 @@ def test_a_believable_size_holds_in_a_stream_and_limits_on_weights_are_refused_t
         complete(small(stream=True, **{"policy.floor": 0.1}))
 
 
-# ---------------------------------------------------------------------------------------------------- who is there
+# ------------------------------------------------------------------------------------- who is there
 
 
 def test_a_client_that_a_fixed_weight_leaves_nothing_is_not_said_to_be_held_by_a_floor_that_nobody_set():
@@ -233,7 +256,9 @@ def test_limits_that_the_clients_present_cannot_keep_are_eased_by_one_factor_and
 
 
 def test_a_fixed_share_of_an_absent_client_goes_to_the_others():
-    result = told(Policy(fixed="South=0.4"), change=lambda updates: [u for u in updates if u.client != 2])[0]
+    result = told(
+        Policy(fixed="South=0.4"), change=lambda updates: [u for u in updates if u.client != 2]
+    )[0]
     assert sum(result.weights.values()) == pytest.approx(1)
     assert result.ledger[2].status == "missing"
 
@@ -269,24 +294,35 @@ def test_a_policy_that_no_federation_can_keep_is_refused(settings, message):
     [
         (
             {"policy.floor": 0.4},
-            r"impossible with 3 clients: their minimum weights add up to 1.2, more than 1: lower policy.floor",
+            (
+                r"impossible with 3 clients: their minimum weights add up to 1.2, more than 1:"
+                r" lower policy.floor"
+            ),
         ),
         (
             {"policy.cap": 0.3},
-            r"impossible with 3 clients: their maximum weights add up to 0.9, less than 1: raise policy.cap",
+            (
+                r"impossible with 3 clients: their maximum weights add up to 0.9, less than 1:"
+                r" raise policy.cap"
+            ),
         ),
         ({"policy.fixed": "C1=0.9", "policy.floor": 0.1}, "their minimum weights add up to 1.1"),
-        ({"policy.floor": 0.3, "policy.fixed": "C1=0.4, C2=0.4", "policy.cap": 0.3}, "their minimum weights"),
+        (
+            {"policy.floor": 0.3, "policy.fixed": "C1=0.4, C2=0.4", "policy.cap": 0.3},
+            "their minimum weights",
+        ),
         ({"policy.fixed": "C1=0.3, C2=0.3, C3=0.3"}, r"0\.9.*policy\.fixed"),
         ({"policy.fixed": "C9=0.4"}, "no 'C9' among the clients"),
     ],
 )
-def test_a_policy_that_these_clients_cannot_keep_is_refused_before_the_first_round(settings, message):
+def test_a_policy_that_these_clients_cannot_keep_is_refused_before_the_first_round(
+    settings, message
+):
     with pytest.raises(UserError, match=message):
         prepare(small(**settings))
 
 
-# ---------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 
 
 POLICY = {"policy.cap_times": 1.2, "policy.floor": 0.2}
@@ -300,10 +336,18 @@ def test_every_engine_gives_the_same_bits_and_a_killed_run_goes_on_to_them(tmp_p
     next(begun)
     begun.close()
     with pytest.raises(UserError, match=r"was run with policy.cap_times = 1.2, not 1.3"):
-        list(run(small(rounds=2, **POLICY | {"policy.cap_times": 1.3}), tmp_path / "killed", resume=True))
+        list(
+            run(
+                small(rounds=2, **POLICY | {"policy.cap_times": 1.3}),
+                tmp_path / "killed",
+                resume=True,
+            )
+        )
     list(run(small(rounds=2, **POLICY), tmp_path / "killed", resume=True))
     for name in ("model.safetensors", "weights.csv", "metrics.json"):
-        files = {(tmp_path / f / name).read_bytes() for f in ("serial", "processes", "flower", "killed")}
+        files = {
+            (tmp_path / f / name).read_bytes() for f in ("serial", "processes", "flower", "killed")
+        }
         assert len(files) == 1, name
 
 
@@ -311,7 +355,11 @@ def test_the_ledger_explain_and_the_report_tell_where_a_policy_decided(tmp_path)
     list(run(small(**POLICY), tmp_path / "run"))
     lines = read_csv(tmp_path / "run" / "weights.csv")
     first = next(line for line in lines if line["client"] == "C1")
-    assert (first["weight"], first["allowed"], first["clause"]) == ("0.39999999999999997", first["weight"], "cap_times")
+    assert (first["weight"], first["allowed"], first["clause"]) == (
+        "0.39999999999999997",
+        first["weight"],
+        "cap_times",
+    )
     assert float(first["proposed"]) > 0.5
     found = explain_run_weights(read_run(tmp_path / "run"))
     said = " ".join(weights_in_sentences(found))
@@ -349,7 +397,12 @@ def test_a_policy_comes_from_a_file_that_all_sites_have(tmp_path):
 def test_a_run_folder_without_a_policy_has_blank_columns_for_it(tmp_path: Path):
     list(run(small(rounds=1), tmp_path))
     for line in read_csv(RunFolder(tmp_path).ledger):
-        assert (line["proposed"], line["allowed"], line["clause"], line["status"]) == ("", "", "", "counted")
+        assert (line["proposed"], line["allowed"], line["clause"], line["status"]) == (
+            "",
+            "",
+            "",
+            "counted",
+        )
 
 
 def test_pooled_images_have_no_clients_to_limit():

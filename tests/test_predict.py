@@ -47,8 +47,12 @@ def typed(*words: object):
 
 
 @pytest.mark.parametrize("model", ["last", "tail"])
-def test_files_get_the_scores_that_the_run_itself_gave_these_images(folder: Path, model: str) -> None:
-    done = typed(folder / "run", folder / "images", "--model", model, "--out", folder / f"{model}.csv")
+def test_files_get_the_scores_that_the_run_itself_gave_these_images(
+    folder: Path, model: str
+) -> None:
+    done = typed(
+        folder / "run", folder / "images", "--model", model, "--out", folder / f"{model}.csv"
+    )
     assert done.exit_code == 0, done.output
     rows = table((folder / f"{model}.csv").read_text())
     found = read_run(folder / "run").models[model]
@@ -61,7 +65,9 @@ def test_files_get_the_scores_that_the_run_itself_gave_these_images(folder: Path
     assert not any(row["problem"] for row in rows)
 
 
-def test_an_image_that_cannot_be_read_is_named_and_the_others_are_done(folder: Path, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_named_and_the_others_are_done(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     good = folder / "images" / "below" / "000.png"
     done = typed(folder / "run", tmp_path / "broken.png", good, "--out", tmp_path / "scores.csv")
@@ -77,7 +83,10 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_done(folder: P
 
 
 def test_a_table_names_images_of_its_own_folder_only(folder: Path) -> None:
-    for content in ("path\nbelow/001.png\n../../secret.png\n", "id,file\n7,below/001.png\n8,/etc/passwd\n"):
+    for content in (
+        "path\nbelow/001.png\n../../secret.png\n",
+        "id,file\n7,below/001.png\n8,/etc/passwd\n",
+    ):
         sheet = folder / "images" / "table.csv"
         sheet.write_text(content)
         inside, outside = prediction.find_images_to_predict([sheet])
@@ -88,7 +97,9 @@ def test_a_table_names_images_of_its_own_folder_only(folder: Path) -> None:
         sheet.unlink()
 
 
-def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(folder: Path, tmp_path: Path) -> None:
+def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(
+    folder: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("pydicom")
     from test_imaging import save_dicom
 
@@ -100,10 +111,14 @@ def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(folder: Path, tm
     assert np.isfinite(found.scores).all()
 
 
-def test_several_processes_give_the_same_scores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_same_scores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
     images = 3 * prediction.find_images_to_predict([folder / "images"])
-    alone, together = (prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2))
+    alone, together = (
+        prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2)
+    )
     assert np.array_equal(alone.scores, together.scores)
 
 
@@ -118,7 +133,9 @@ def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
     monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
     monkeypatch.setattr(prediction, "in_workers", died)
     images = 3 * prediction.find_images_to_predict([folder / "images"])
-    with pytest.raises(RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"):
+    with pytest.raises(
+        RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"
+    ):
         prediction.predict_images(folder / "run", images, workers=2)
 
 
@@ -146,7 +163,11 @@ def test_a_place_for_the_table_is_made_or_refused_before_anything_is_scored(
 )
 def test_mistakes_are_one_line(folder: Path, words: tuple[str, ...], says: str) -> None:
     (folder / "empty").mkdir(exist_ok=True)
-    paths = [folder / words[0], Path(words[1]) if words[1] == "nowhere" else folder / words[1], *words[2:]]
+    paths = [
+        folder / words[0],
+        Path(words[1]) if words[1] == "nowhere" else folder / words[1],
+        *words[2:],
+    ]
     done = typed(*paths)
     assert isinstance(done.exception, UserError)
     assert says in str(done.exception)

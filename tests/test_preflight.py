@@ -1,4 +1,6 @@
-"""A study before it begins: where its archives are, what is in its way, what it will cost; and when it gives up."""
+"""A study before it begins: where its archives are, what is in its way, what it will cost; and when
+it gives up.
+"""
 
 from __future__ import annotations
 
@@ -69,16 +71,24 @@ def places(archives):
 
 
 def paths_of(runs):
-    return {run.label["scenario"]: run.experiment.section("data")[1].get("path", "") for run in runs}
+    return {
+        run.label["scenario"]: run.experiment.section("data")[1].get("path", "") for run in runs
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def test_an_archive_is_where_the_command_says_or_its_own_setting_or_the_file(file):
-    text = 'preset = "paper"\nscenario = ["CHX-1", "CHM-1"]\n[paths]\nchexpert = "a"\nchestmnist = "b.npz"\n'
+    text = (
+        'preset = "paper"\nscenario = ["CHX-1", "CHM-1"]\n[paths]\nchexpert = "a"\nchestmnist ='
+        ' "b.npz"\n'
+    )
     assert paths_of(read_study(file(text))) == {"CHX-1": "a", "CHM-1": "b.npz"}
-    assert paths_of(read_study(file(text), paths={"chexpert": "c"})) == {"CHX-1": "c", "CHM-1": "b.npz"}
+    assert paths_of(read_study(file(text), paths={"chexpert": "c"})) == {
+        "CHX-1": "c",
+        "CHM-1": "b.npz",
+    }
     own = text + '[only."CHM-1"]\ndata.path = "own.npz"\n'
     assert paths_of(read_study(file(own))) == {"CHX-1": "a", "CHM-1": "own.npz"}
     assert paths_of(read_study(file(own), paths={"chestmnist": "typed"}))["CHM-1"] == "typed"
@@ -93,8 +103,13 @@ def test_the_environment_says_where_archives_are_when_nobody_else_does(
 
 
 def test_settings_may_be_those_of_a_scenario_or_a_data_set_only(file):
-    text = 'preset = "paper"\nscenario = ["CHX-1", "CHX-7", "CHM-1"]\n[only.chexpert]\ndata.carve_test = 0.1\n'
-    runs = read_study(file(text), {"CHX-7.scenario.scale": 0.5, "rounds": 3, "CH*.training.epochs": 1})
+    text = (
+        'preset = "paper"\nscenario = ["CHX-1", "CHX-7", "CHM-1"]\n[only.chexpert]\ndata.carve_test'
+        " = 0.1\n"
+    )
+    runs = read_study(
+        file(text), {"CHX-7.scenario.scale": 0.5, "rounds": 3, "CH*.training.epochs": 1}
+    )
     assert [run.experiment.section("data")[1].get("carve_test") for run in runs] == [0.1, 0.1, None]
     assert [run.experiment.section("scenario")[1]["scale"] for run in runs] == [1.0, 0.5, 1.0]
     assert {run.experiment.rounds for run in runs} == {3}
@@ -120,20 +135,30 @@ def test_a_mistake_about_paths_and_families_is_one_line(file, text, changes, mes
 
 def test_where_the_archive_lies_is_no_setting_of_a_run(file):
     text = 'preset = "paper"\nscenario = "CHX-1"\n'
-    here, there = (read_study(file(text), paths={"chexpert": place})[0] for place in ("/data/CheXpert", "D:/small"))
+    here, there = (
+        read_study(file(text), paths={"chexpert": place})[0]
+        for place in ("/data/CheXpert", "D:/small")
+    )
     assert here.key == there.key
 
 
 def test_the_papers_file_needs_nothing_but_the_places_of_both_archives(request):
-    runs = read_study(request.config.rootpath / "studies" / "paper.toml", paths={"chexpert": "A", "chestmnist": "B"})
+    runs = read_study(
+        request.config.rootpath / "studies" / "paper.toml",
+        paths={"chexpert": "A", "chestmnist": "B"},
+    )
     assert len(runs) == 8 * 12 * 5
     some = runs[:96:5]
-    assert {(run.label["scenario"][:3], run.complete.data["name"], run.complete.data["path"]) for run in some} == {
-        ("CHX", "chexpert", "A"), ("CHM", "chestmnist", "B"),
-    }  # fmt: skip
+    assert {
+        (run.label["scenario"][:3], run.complete.data["name"], run.complete.data["path"])
+        for run in some
+    } == {
+        ("CHX", "chexpert", "A"),
+        ("CHM", "chestmnist", "B"),
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- obstacles
+# ---------------------------------------------------------------------------------------- obstacles
 
 
 def test_a_scenario_that_does_not_fit_is_told_with_the_numbers_before_anything_is_prepared(
@@ -141,7 +166,9 @@ def test_a_scenario_that_does_not_fit_is_told_with_the_numbers_before_anything_i
 ):
     runs = read_study(file(MATRIX), {"chexpert.data.carve_test": 0.2}, paths=places(archives))
     (said,) = survey_study(runs, tmp_path / "out").said()
-    assert said.startswith("CHX-7 at scale 0.002 needs 384 images, the data has 307: use a scale of 0.0016")
+    assert said.startswith(
+        "CHX-7 at scale 0.002 needs 384 images, the data has 307: use a scale of 0.0016"
+    )
     assert said.endswith("(3 runs, the first CHX-7_feddraw_seed=0)")
     assert not own_cache.exists()
     assert not (tmp_path / "out").exists()
@@ -153,25 +180,43 @@ def test_every_obstacle_is_told_at_once(file, archives, own_cache, tmp_path):
     (used / "letter.txt").write_text("mine")
 
     changes = {"chexpert.data.carve_test": 0.2, "CHX-1.training.device": "cuda:7"}
-    runs = read_study(file(MATRIX), changes, paths={"chexpert": str(archives[0]), "chestmnist": str(tmp_path / "no")})
+    runs = read_study(
+        file(MATRIX),
+        changes,
+        paths={"chexpert": str(archives[0]), "chestmnist": str(tmp_path / "no")},
+    )
     said = survey_study(runs, tmp_path / "out").said()
     for one, words in zip(
-        said, ("holds something other", "no chestmnist.npz", "cuda:7", "CHX-7 at scale"), strict=True
+        said,
+        ("holds something other", "no chestmnist.npz", "cuda:7", "CHX-7 at scale"),
+        strict=True,
     ):
         assert words in one
     assert not own_cache.exists()
 
 
 def test_a_site_that_is_not_there_is_told_also_where_the_first_run_alters_none(file, tmp_path):
-    text = 'method = "uniform"\ndata = {name = "phantom", size = 28, train = 120, validation = 60, test = 60}\n'
+    text = (
+        'method = "uniform"\ndata = {name = "phantom", size = 28, train = 120, validation = 60,'
+        " test = 60}\n"
+    )
     text += 'scenario = {name = "quantity", clients = 3}\n[corruption]\nblur = ["", "C9=1"]\n'
     (said,) = survey_study(read_study(file(text)), tmp_path / "out").said()
     assert "C9" in said
     assert said.endswith("(1 run: quantity_uniform_blur=C9=1_seed=0)")
 
 
-def test_the_command_refuses_a_study_with_obstacles_and_goes_on_when_told_to(file, archives, own_cache, tmp_path):
-    words = ["study", str(file(MATRIX)), "--out", str(tmp_path / "out"), "--data-chexpert", str(archives[0])]
+def test_the_command_refuses_a_study_with_obstacles_and_goes_on_when_told_to(
+    file, archives, own_cache, tmp_path
+):
+    words = [
+        "study",
+        str(file(MATRIX)),
+        "--out",
+        str(tmp_path / "out"),
+        "--data-chexpert",
+        str(archives[0]),
+    ]
     words += ["--data-chestmnist", str(tmp_path / "no.npz"), "--set", "CHX-*.data.carve_test=0.2"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code != 0
@@ -195,24 +240,37 @@ def test_a_preflight_says_what_a_study_costs(file, archives, own_cache, tmp_path
 
 
 def test_a_method_without_time_of_its_own_costs_what_it_adds_on_a_small_network():
-    runs = [complete(Experiment().with_settings({"method": name})) for name in ("fedavg", "moon", "feddyn")]
-    plain, moon, after = _rehearsed([one.with_settings({"training.batch_size": 64}) for one in runs], 5, seconds=0)
+    runs = [
+        complete(Experiment().with_settings({"method": name}))
+        for name in ("fedavg", "moon", "feddyn")
+    ]
+    plain, moon, after = _rehearsed(
+        [one.with_settings({"training.batch_size": 64}) for one in runs], 5, seconds=0
+    )
     assert [plain.batch, moon.batch, after.batch] == [8, 0, 0]
     assert 1.2 * plain.step < moon.step < 4 * plain.step  # two more networks see each image
     assert after.step < moon.step  # the next method does not pay for it
 
 
-# ---------------------------------------------------------------------------------------------------- preparation
+# -------------------------------------------------------------------------------------- preparation
 
 
-def test_prepared_images_are_found_again_wherever_the_archive_lies(file, archives, own_cache, tmp_path):
+def test_prepared_images_are_found_again_wherever_the_archive_lies(
+    file, archives, own_cache, tmp_path
+):
     for run in read_study(file(MATRIX), paths=places(archives))[:3]:
         open_experiment_data(run.complete)
     shutil.copytree(archives[0], tmp_path / "elsewhere" / "chex")  # with the files' times
     shutil.copy2(archives[1], tmp_path / "renamed.npz")
-    elsewhere = {"chexpert": str(tmp_path / "elsewhere" / "chex"), "chestmnist": str(tmp_path / "renamed.npz")}
+    elsewhere = {
+        "chexpert": str(tmp_path / "elsewhere" / "chex"),
+        "chestmnist": str(tmp_path / "renamed.npz"),
+    }
     moved = survey_study(read_study(file(MATRIX), paths=elsewhere), tmp_path / "new")
-    assert [look for _, look in moved.looks.values()] == [PreparationEstimate(), PreparationEstimate()]
+    assert [look for _, look in moved.looks.values()] == [
+        PreparationEstimate(),
+        PreparationEstimate(),
+    ]
 
 
 def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
@@ -226,7 +284,7 @@ def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
     assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1].images == 384 + 120
 
 
-# ---------------------------------------------------------------------------------------------------- giving up
+# ---------------------------------------------------------------------------------------- giving up
 
 FAILING = """
 rounds = 1
@@ -241,7 +299,10 @@ def test_a_cause_that_fails_run_after_run_stops_the_study(file, in_tmp):
         "import itertools\nnumber = itertools.count()\n"
         "def make(size):\n    raise ValueError(f'no room for {next(number)} images')\n"
     )
-    kinds = [event.kind for event in run_study(read_study(file(FAILING), trust=True), in_tmp / "out", 1, [])]
+    kinds = [
+        event.kind
+        for event in run_study(read_study(file(FAILING), trust=True), in_tmp / "out", 1, [])
+    ]
     assert (kinds.count("failed"), kinds.count("left out")) == (3, 5)
 
 

@@ -78,10 +78,16 @@ def test_time_left_follows_from_finished_and_running_runs_and_goes_to_the_worker
     told(tally, StudyEvent("started", "a"), StudyEvent("started", "b"))
     now[0] = 10.0
     told(
-        tally, StudyEvent("progress", "a", "round 1: 1 of 2 clients", 0.5), StudyEvent("progress", "b", "round 0", 0.0)
+        tally,
+        StudyEvent("progress", "a", "round 1: 1 of 2 clients", 0.5),
+        StudyEvent("progress", "b", "round 0", 0.0),
     )
     assert tally.seconds_left() is None  # what was done before a start says nothing about the pace
-    told(tally, StudyEvent("progress", "a", "round 1", 0.75), StudyEvent("progress", "b", "round 1", 0.25))
+    told(
+        tally,
+        StudyEvent("progress", "a", "round 1", 0.75),
+        StudyEvent("progress", "b", "round 1", 0.25),
+    )
     assert tally.pace == pytest.approx(20 / 0.5)
     # a needs 10 s more, b 30 s; c begins after a, d after b
     assert tally.seconds_left() == pytest.approx(70)
@@ -97,12 +103,16 @@ def test_measured_times_say_what_one_run_costs_beside_another():
     told(tally, StudyEvent("started", "short"))
     now[0] = 20.0
     told(tally, StudyEvent("finished", "short", row={}))
-    assert tally.seconds_left() == pytest.approx(180)  # this machine takes twice as long as measured
+    assert tally.seconds_left() == pytest.approx(
+        180
+    )  # this machine takes twice as long as measured
     assert tally.seconds_left([]) == 0
     assert tally.share == pytest.approx(0.1)
 
 
-def test_a_run_that_was_finished_before_is_told_as_the_study_stands_in_a_long_silence(monkeypatch, capsys):
+def test_a_run_that_was_finished_before_is_told_as_the_study_stands_in_a_long_silence(
+    monkeypatch, capsys
+):
     monkeypatch.setattr(study_progress, "SILENT_SECONDS", -1.0)
     skipped = StudyEvent("skipped", "a", row={"auc": "0.8", "gm": ""})  # as a table has it
     study_progress.follow_study(lambda _: iter([skipped]), StudyProgress("ab", 1))

@@ -1,4 +1,6 @@
-"""The published numbers: everything printed is recomputed, and what each reading can give is decided rightly."""
+"""The published numbers: everything printed is recomputed, and what each reading can give is
+decided rightly.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,18 @@ import pytest
 from matplotlib.figure import Figure
 
 from feddraw.analysis import plots
+from feddraw.core.schedules import READINGS, schedule
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.paper import conclusions, published_tables, recomputed_statistics, weight_claims
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
-from feddraw.schedules import READINGS, schedule
 
 FOUND = published_tables.published_comparisons()
 
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "feddraw", "paper", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
@@ -42,11 +46,15 @@ def test_a_wrong_number_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     first, *others = read("results_auc_gm")
     wrong = (first | {"auc_mean": "85.00"}, *others)
     monkeypatch.setattr(
-        published_tables, "read_published", lambda name: wrong if name == "results_auc_gm" else read(name)
+        published_tables,
+        "read_published",
+        lambda name: wrong if name == "results_auc_gm" else read(name),
     )
     assert [
         check
-        for check in recomputed_statistics.check_printed_numbers(published_tables.published_comparisons())
+        for check in recomputed_statistics.check_printed_numbers(
+            published_tables.published_comparisons()
+        )
         if not check.agrees
     ]
 
@@ -68,7 +76,7 @@ def test_the_published_sizes_are_those_of_the_scenarios() -> None:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- dynamics
+# ----------------------------------------------------------------------------------------- dynamics
 
 
 def outcomes(reading: str) -> list[str]:
@@ -79,25 +87,62 @@ def outcomes(reading: str) -> list[str]:
 
 
 def test_which_claims_each_reading_can_give() -> None:
-    ends = ["always", "can", "can", "always", "can", "never", "always", "can", "can", "always", "can", "always"]
+    ends = [
+        "always",
+        "can",
+        "can",
+        "always",
+        "can",
+        "never",
+        "always",
+        "can",
+        "can",
+        "always",
+        "can",
+        "always",
+    ]
     assert outcomes("reported") == outcomes("equation") == ends
-    middle = ["never", "can", "can", "can", "can", "never", "never", "can", "can", "can", "can", "can"]
+    middle = [
+        "never",
+        "can",
+        "can",
+        "can",
+        "can",
+        "never",
+        "never",
+        "can",
+        "can",
+        "can",
+        "can",
+        "can",
+    ]
     assert outcomes("algorithm1") == middle
 
 
 def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
     sizes, printed = published_tables.client_sizes(), weight_claims.published_claims()
     first, c7_to_c9 = printed[0], printed[5]
-    assert weight_claims.judge_claim(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
-    assert weight_claims.judge_claim(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
-    failing = [weight_claims.judge_claim(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
+    assert weight_claims.judge_claim(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(
+        0.0810, abs=5e-5
+    )
+    assert weight_claims.judge_claim(
+        printed[6], sizes["CHX-1"], "algorithm1"
+    ).high == pytest.approx(0.5307, abs=5e-5)
+    failing = [
+        weight_claims.judge_claim(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS
+    ]
     assert failing == [(0, 14), (0,), (0, 14)]
-    gaps = {reading: [weight_claims.similarity_gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
+    gaps = {
+        reading: [weight_claims.similarity_gap_needed("CHX-4", 6, 0.1037, reading)]
+        for reading in READINGS
+    }
     for reading in READINGS:
         gaps[reading].append(weight_claims.similarity_gap_needed("CHX-1", 6, 0.2334, reading))
     assert gaps["reported"] == pytest.approx([0.0267, -0.0844], abs=5e-5)
     assert gaps["algorithm1"] == pytest.approx([0.0259, -0.0825], abs=1e-4)
-    assert weight_claims.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
+    assert weight_claims.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(
+        0.0205, abs=5e-5
+    )
 
 
 def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None:
@@ -105,7 +150,10 @@ def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None
     for reading in READINGS:
         for t in (0, 1, 6, 14):
             drawn = np.array(
-                [weight_claims._feddraw_weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()]
+                [
+                    weight_claims._feddraw_weights(t, sizes, s, reading)
+                    for s in rng.uniform(-1, 1, (300, 10)).round()
+                ]
             )
             low, high = weight_claims.claimed_weight_range(t, sizes, 9, reading)
             assert low - 1e-12 <= drawn[:, 9].min()
@@ -115,14 +163,18 @@ def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None
 
 
 @pytest.mark.parametrize("reading", ["reported", "equation"])
-def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_down(reading: str) -> None:
+def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_down(
+    reading: str,
+) -> None:
     """A witness: every claim that can hold does, in one run of each scenario."""
     sizes = published_tables.client_sizes()
     four = witness("CHX-4", range(4, 11), 6, 0.1037, 0.000998, 6, reading)
     one = witness("CHX-1", range(5, 14), 6, 0.2334, 0.000360, 4, reading)
     weights = {}
     for name, similarity in (("CHX-4", four), ("CHX-1", one)):
-        rows = schedule(rounds=15, sizes=sizes[name], similarities=similarity.tolist(), reading=reading)
+        rows = schedule(
+            rounds=15, sizes=sizes[name], similarities=similarity.tolist(), reading=reading
+        )
         weights[name] = np.array([[client["weight"] for client in row["clients"]] for row in rows])
     small, large = weights["CHX-4"][:, 9], weights["CHX-1"][:, 0]
     assert small.round(4)[[0, 6, 14]].tolist() == [0.0270, 0.1037, 0.1]
@@ -139,7 +191,9 @@ def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_d
 
 
 def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading):
-    """Similarities a round: the followed client's gap puts it where it is wanted, the others spread a little."""
+    """Similarities a round: the followed client's gap puts it where it is wanted, the others spread
+    a little.
+    """
     sizes = published_tables.client_sizes()[name]
     followed, equal = weight_claims.FOLLOWED_CLIENT[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
@@ -158,7 +212,7 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
     return table
 
 
-# ---------------------------------------------------------------------------------------------------- in words
+# ----------------------------------------------------------------------------------------- in words
 
 
 def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
@@ -169,19 +223,34 @@ def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
     assert found["noise floor"].numbers["spans"]["gm"] == pytest.approx([0.74, 0.29])
     assert found["signed ranks"].numbers["largest_holm_p"]["auc"] == pytest.approx(0.016, abs=5e-4)
     assert found["FedNova"].numbers["coefficients"] == pytest.approx([0.1059, 0.1039], abs=5e-5)
-    assert found["severity"].numbers["gini"] == pytest.approx([0.321, 0.300, 0.173, 0.073], abs=5e-4)
-    assert list(found["similarity gaps"].numbers["possible"].values()) == pytest.approx([0.0153, 0.0622], abs=1e-4)
+    assert found["severity"].numbers["gini"] == pytest.approx(
+        [0.321, 0.300, 0.173, 0.073], abs=5e-4
+    )
+    assert list(found["similarity gaps"].numbers["possible"].values()) == pytest.approx(
+        [0.0153, 0.0622], abs=1e-4
+    )
     assert found["GM and AUC"].numbers["gm_gain_not_larger"] == ["CHX-6", "CHM-2"]
 
 
 def test_paper_prints_draws_and_agrees_with_its_json(tmp_path: Path) -> None:
     done = typed("--plot", "figures", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    for expected in ("33 of 33 printed statements", "58.61", "63.50", "never: 0.0810", "never: 0.5307", "not in 0, 14"):
+    for expected in (
+        "33 of 33 printed statements",
+        "58.61",
+        "63.50",
+        "never: 0.0810",
+        "never: 0.5307",
+        "not in 0, 14",
+    ):
         assert expected in done.stdout
     assert "\x1b" not in done.stdout
     drawn = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert drawn == [f"critical-difference-{metric}.{ending}" for metric in ("auc", "gm") for ending in ("png", "svg")]
+    assert drawn == [
+        f"critical-difference-{metric}.{ending}"
+        for metric in ("auc", "gm")
+        for ending in ("png", "svg")
+    ]
 
     document = json.loads(typed("--json", folder=tmp_path).stdout)
     assert all(check["agrees"] for check in document["checks"])
@@ -211,21 +280,28 @@ def test_stats_and_paper_cost_the_help_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-# ---------------------------------------------------------------------------------------------------- the diagram
+# -------------------------------------------------------------------------------------- the diagram
 
 
 @pytest.mark.parametrize("methods", [2, 8, 12])
 def test_nothing_in_the_diagram_is_printed_over_anything_else(methods: int) -> None:
     rng = np.random.default_rng(methods)
-    ranks = {f"method-{i}+fedprox": float(r) for i, r in enumerate(np.sort(rng.uniform(1, methods, methods)))}
+    ranks = {
+        f"method-{i}+fedprox": float(r)
+        for i, r in enumerate(np.sort(rng.uniform(1, methods, methods)))
+    }
     names = list(ranks)
     groups = [names[i : i + 3] for i in range(0, methods - 1, 2)]
     auc: Any = SimpleNamespace(average_ranks=ranks, groups=groups, difference=2.78, alpha=0.05)
-    gm: Any = SimpleNamespace(average_ranks=ranks, groups=[names], difference=1.2 * methods, alpha=0.05)
+    gm: Any = SimpleNamespace(
+        average_ranks=ranks, groups=[names], difference=1.2 * methods, alpha=0.05
+    )
     figure = plots.critical_difference_figure({"AUC": auc, "GM": gm})
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for axes in figure.axes for text in [*axes.texts, axes._left_title]]
+    boxes = [
+        text.get_window_extent() for axes in figure.axes for text in [*axes.texts, axes._left_title]
+    ]
     for i, one in enumerate(boxes):
         assert figure.bbox.x0 <= one.x0 <= one.x1 <= figure.bbox.x1
         assert not any(one.overlaps(other) for other in boxes[i + 1 :])

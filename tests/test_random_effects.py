@@ -1,4 +1,6 @@
-"""Random effects: three sites by hand, simulations of sites that are alike, and the same bits in every engine."""
+"""Random effects: three sites by hand, simulations of sites that are alike, and the same bits in
+every engine.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ RHO = Fraction(63, 242)
 
 def three_sites(images=IMAGES, variances=VARIANCES, **options):
     spreads = np.stack([images, variances], axis=1).astype(np.float32)
-    extra = [{"classifier gradient mean": g, "gradient spread": s} for g, s in zip(GRADIENTS, spreads, strict=True)]
+    extra = [
+        {"classifier gradient mean": g, "gradient spread": s}
+        for g, s in zip(GRADIENTS, spreads, strict=True)
+    ]
     return cohort_of(np.zeros((3, 2)), SIZES, extra=extra, **options)
 
 
@@ -51,11 +56,13 @@ def measuring(**settings):
     return random_effects(**{"batch_size": 4, "batches": 3} | settings)
 
 
-# ---------------------------------------------------------------------------------------------------- by hand
+# ------------------------------------------------------------------------------------------ by hand
 
 
 def test_three_sites_by_hand():
-    """S² = 110/60, |sum N g|² = 500, sum N |g|² = 30, so Q = (30 - 500/60) / S² and E Q = 6 / S² - 1."""
+    """S² = 110/60, |sum N g|² = 500, sum N |g|² = 30, so Q = (30 - 500/60) / S² and E Q = 6 / S² -
+    1.
+    """
     products = gram(GRADIENTS, np.zeros(2, np.float32))
     sums = EffectSums.of(IMAGES, products, VARIANCES)
     assert sums == EffectSums(3, 60, 1400, 500, 30, 6, 110)
@@ -84,7 +91,8 @@ def test_weights_and_ledger_of_three_sites_by_hand():
 def test_a_site_without_a_measurement_counts_by_the_others_rho():
     method = random_effects()
     weights, _ = method.weighting.weigh(three_sites(images=np.array([10.0, 0, 30])), {})
-    # of the two: S² = 50/40, Q = (10 - 100/40) / S² = 6, E Q = 3 / S² - 1 = 7/5, N - N²/N = 40 - 1000/40 = 15
+    # of the two: S² = 50/40, Q = (10 - 100/40) / S² = 6, E Q = 3 / S² - 1 = 7/5, N - N²/N = 40 -
+    # 1000/40 = 15
     assert weights.values == pytest.approx(shares(Fraction(23, 75)))
     assert np.isnan(weights.parts["distance"]).tolist() == [False, True, False]
 
@@ -114,7 +122,9 @@ def test_without_any_spread_differences_count_fully_and_equal_sites_by_size():
     alike = replace(three_sites(variances=nothing))
     for update in alike.updates:
         update.extra["classifier gradient mean"] = np.zeros(2, np.float32)
-    assert random_effects().weighting.weigh(alike, {})[0].values == pytest.approx([10 / 16, 5 / 16, 1 / 16])
+    assert random_effects().weighting.weigh(alike, {})[0].values == pytest.approx(
+        [10 / 16, 5 / 16, 1 / 16]
+    )
 
 
 def test_the_mean_and_spread_of_batches():
@@ -126,11 +136,13 @@ def test_the_mean_and_spread_of_batches():
     assert [part.tolist() for part in empty] == [[0, 0], [0, 0]]
 
 
-# ---------------------------------------------------------------------------------------------------- simulations
+# -------------------------------------------------------------------------------------- simulations
 
 
 def simulated(sites, batches, sizes, spreads, repeats=1500, d=60, m=8, apart=0.0):
-    """The uncut estimates of many federations; images are drawn, and only some of each site's are measured."""
+    """The uncut estimates of many federations; images are drawn, and only some of each site's are
+    measured.
+    """
     rng = np.random.default_rng(0)
     count = np.array(batches)
     means, variances = np.empty((repeats, sites, d)), np.empty((repeats, sites))
@@ -140,7 +152,8 @@ def simulated(sites, batches, sizes, spreads, repeats=1500, d=60, m=8, apart=0.0
         means[:, i] = b.mean(axis=1)
         variances[:, i] = m * ((b - means[:, i : i + 1]) ** 2).sum(axis=(1, 2)) / (count[i] - 1)
     found = [
-        estimate_effects(EffectSums.of(1.0 * m * count, g @ g.T, s)) for g, s in zip(means, variances, strict=True)
+        estimate_effects(EffectSums.of(1.0 * m * count, g @ g.T, s))
+        for g, s in zip(means, variances, strict=True)
     ]
     excess = np.array([one.excess for one in found])
     naive = np.array([one.q - (sites - 1) for one in found])
@@ -162,7 +175,7 @@ def test_sites_apart_give_back_their_variance():
     assert excess.mean() == pytest.approx(0.25 / pooled, rel=0.05)
 
 
-# ---------------------------------------------------------------------------------------------------- limits
+# ------------------------------------------------------------------------------------------- limits
 
 
 @pytest.mark.parametrize(("rho", "same_as"), [(0.0, fedavg), (float("inf"), uniform)])
@@ -180,13 +193,22 @@ def test_infinity_as_a_setting_survives_a_file(tmp_path):
     assert "rho = inf" in (tmp_path / "run" / "experiment.toml").read_text()
     again = Experiment.read(tmp_path / "run" / "experiment.toml")
     assert again.section("method")[1]["rho"] == float("inf")
-    assert not list(run(experiment, tmp_path / "run", resume=True))  # finished, and the same settings
+    assert not list(
+        run(experiment, tmp_path / "run", resume=True)
+    )  # finished, and the same settings
     assert read_run(tmp_path / "run").ledger.has("rho", "q", "distance")
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batches": 1}, {"batch_size": 1}, {"every": 0}, {"smoothing": 1.0}, {"layer": "b"}, {"rho": float("nan")}],
+    [
+        {"batches": 1},
+        {"batch_size": 1},
+        {"every": 0},
+        {"smoothing": 1.0},
+        {"layer": "b"},
+        {"rho": float("nan")},
+    ],
 )
 def test_wrong_settings_are_named(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
@@ -198,7 +220,7 @@ def test_a_stream_cannot_be_weighed():
         complete(small(method="random_effects", stream=True))
 
 
-# ---------------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------------------------- measuring
 
 
 def test_measuring_moves_no_bit_of_training_and_repeats():
@@ -218,11 +240,16 @@ def test_measuring_moves_no_bit_of_training_and_repeats():
 def test_the_classifiers_gradient_is_the_same_alone_and_among_all_and_other_modes_differ():
     how, layout = Measurement(3, 4), initial().layout
     trainer = bench(measuring()).trainer
-    alone, among = (list(trainer.batch_gradients(0, initial(), how, layer, 5)) for layer in ("classifier", "all"))
+    alone, among = (
+        list(trainer.batch_gradients(0, initial(), how, layer, 5))
+        for layer in ("classifier", "all")
+    )
     assert np.allclose(alone, np.stack(among)[:, layout.find("classifier")], atol=1e-7)
     assert np.abs(among[0]).sum() > np.abs(alone[0]).sum()
     assert all(parameter.requires_grad for parameter in trainer.reference(0).module.parameters())
-    evaluated = list(trainer.batch_gradients(0, initial(), replace(how, evaluation=True), "classifier", 5))
+    evaluated = list(
+        trainer.batch_gradients(0, initial(), replace(how, evaluation=True), "classifier", 5)
+    )
     assert not np.allclose(alone, evaluated)
 
 
@@ -250,14 +277,20 @@ def test_a_batch_is_whole_and_no_patient_is_in_two():
     assert sum(map(len, owners)) == len(set.union(*owners))
     assert [len(b) for b in whole_batches(rows, 25, 100, rng)] == [25, 25]
     assert len(whole_batches(rows, 8, 2, rng, patients)) == 2
-    assert whole_batches(rows, 8, 16, rng, np.zeros(160, np.int64)) == []  # one patient fills one batch only
+    assert (
+        whole_batches(rows, 8, 16, rng, np.zeros(160, np.int64)) == []
+    )  # one patient fills one batch only
 
 
 def test_images_of_patients_with_many_are_measured_as_often_as_others():
-    """Else a site of which some images are measured would differ from one like it of which all are."""
+    """Else a site of which some images are measured would differ from one like it of which
+    all are.
+    """
     rng, counts = np.random.default_rng(0), np.repeat([1, 2, 12], [120, 60, 20])
     patients = np.repeat(np.arange(200), counts)
-    drawn = np.concatenate([batch for _ in range(200) for batch in whole_batches(np.arange(480), 16, 8, rng, patients)])
+    drawn = np.concatenate(
+        [batch for _ in range(200) for batch in whole_batches(np.arange(480), 16, 8, rng, patients)]
+    )
     of_many = counts[patients] == 12
     assert len(drawn) == 200 * 8 * 16
     assert np.mean(of_many[drawn]) == pytest.approx(np.mean(of_many), abs=0.02)
@@ -278,7 +311,11 @@ def test_patients_of_a_data_set_reach_the_batches(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("feddraw.training.batch_gradients.whole_batches", watched)
     for client in range(2):
         rows = trainer.shards[client]
-        assert list(trainer.batch_gradients(client, prepare(experiment).initial, Measurement(4, 8), "classifier", 0))
+        assert list(
+            trainer.batch_gradients(
+                client, prepare(experiment).initial, Measurement(4, 8), "classifier", 0
+            )
+        )
         owners = [set(patients[batch]) for batch in seen[-1]]
         assert sum(map(len, owners)) == len(set.union(*owners))
         assert set(np.concatenate(seen[-1])) <= set(rows)
@@ -315,19 +352,26 @@ def test_a_site_that_sends_what_cannot_be_is_refused():
     assert result.weights == {NAMES[1]: 1.0}
 
 
-# ---------------------------------------------------------------------------------------------------- everywhere
+# --------------------------------------------------------------------------------------- everywhere
 
 
 @pytest.mark.parametrize("layer", ["classifier", "all"])
 def test_flower_gives_the_same_bits(layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("feddraw.flower.engine.installed", lambda name: False)
-    settings = {"method": "random_effects", "method.layer": layer, "method.batch_size": 12, "rounds": 2}
+    settings = {
+        "method": "random_effects",
+        "method.layer": layer,
+        "method.batch_size": 12,
+        "rounds": 2,
+    }
     for engine in ("serial", "flower"):  # processes: see test_engines
         list(run(small(**settings, engine=engine), tmp_path / engine))
     lines = read_csv(tmp_path / "serial" / "weights.csv")
     assert all(float(line["q"]) > 0 for line in lines)
     for name in ("model.safetensors", "weights.csv", "metrics.json"):
-        assert (tmp_path / "serial" / name).read_bytes() == (tmp_path / "flower" / name).read_bytes()
+        assert (tmp_path / "serial" / name).read_bytes() == (
+            tmp_path / "flower" / name
+        ).read_bytes()
 
 
 def test_what_was_not_measured_does_not_travel():

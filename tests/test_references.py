@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from feddraw.core import Update
-from feddraw.experiment.scenario_check import ALL_TOGETHER, ScenarioCheck, TrainedAlone, check_scenario
+from feddraw.experiment.scenario_check import (
+    ALL_TOGETHER,
+    ScenarioCheck,
+    TrainedAlone,
+    check_scenario,
+)
 from small import small
 
 
@@ -33,13 +38,18 @@ def test_the_small_clients_of_the_papers_scenarios_are_those_it_names() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_workers_give_the_same_numbers(stream: bool) -> None:
-    assert check_scenario(small(engine="processes", workers=2, stream=stream), 3) == check_scenario(small(), 3)
+    assert check_scenario(small(engine="processes", workers=2, stream=stream), 3) == check_scenario(
+        small(), 3
+    )
 
 
 @pytest.mark.parametrize(
-    ("areas", "accepted"), [((0.8, 0.7, 0.6), True), ((0.8, 0.5, 0.6), False), ((0.8, 0.6, 0.6), False)]
+    ("areas", "accepted"),
+    [((0.8, 0.7, 0.6), True), ((0.8, 0.5, 0.6), False), ((0.8, 0.6, 0.6), False)],
 )
-def test_a_scenario_is_accepted_if_the_worst_small_client_beats_the_best_large_one(areas: Any, accepted: bool) -> None:
+def test_a_scenario_is_accepted_if_the_worst_small_client_beats_the_best_large_one(
+    areas: Any, accepted: bool
+) -> None:
     first, second, large = areas
     clients = (alone("C1", True, first), alone("C2", True, second), alone("C3", False, large))
     found = ScenarioCheck("CHM-2", 10, clients, alone(ALL_TOGETHER, False, 0.9))
@@ -49,7 +59,10 @@ def test_a_scenario_is_accepted_if_the_worst_small_client_beats_the_best_large_o
 
 def test_without_small_clients_there_is_nothing_to_accept() -> None:
     found = ScenarioCheck(
-        "CHM-5", 10, (alone("C1", False, 0.5), alone("C2", False, 0.6)), alone(ALL_TOGETHER, False, 0.7)
+        "CHM-5",
+        10,
+        (alone("C1", False, 0.5), alone("C2", False, 0.6)),
+        alone(ALL_TOGETHER, False, 0.7),
     )
     assert math.isnan(found.margin)
     assert not found.accepted

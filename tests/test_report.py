@@ -1,4 +1,6 @@
-"""Reports: the numbers are those of the runs, nothing is claimed that is not shown, and no folder is too broken."""
+"""Reports: the numbers are those of the runs, nothing is claimed that is not shown, and no folder
+is too broken.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,13 @@ def study(root: Path, scenarios: int = 3, seeds: int = 2, images: int = 0) -> Pa
                 auc = level + 0.002 * rng.standard_normal()
                 make_run(root / f"{place}-{method}-{seed}", method=method, auc=auc, **common)
             alone = [0.7, 0.72, 0.71, 0.9]
-            make_run(root / f"{place}-alone-{seed}", method="alone", auc=fmean(alone), alone=alone, **common)
+            make_run(
+                root / f"{place}-alone-{seed}",
+                method="alone",
+                auc=fmean(alone),
+                alone=alone,
+                **common,
+            )
             one = {"sizes": [800], "clients": ["all"], "auc": 0.85}
             make_run(root / f"{place}-centralised-{seed}", method="centralised", **one, **common)
     return root
@@ -65,8 +73,12 @@ def written(folder: Path, replicates: int = 0) -> WrittenReport:
 
 def told(folder: Path, replicates: int = 0) -> tuple[Report, str]:
     """What a report says, without drawing its figures."""
-    report = compute_report(collect_runs([folder]), alpha=0.05, replicates=replicates, command="", say=str)
-    return report, plain(markdown.render_markdown(compose_report(report, "A title", str), "figures"))
+    report = compute_report(
+        collect_runs([folder]), alpha=0.05, replicates=replicates, command="", say=str
+    )
+    return report, plain(
+        markdown.render_markdown(compose_report(report, "A title", str), "figures")
+    )
 
 
 def plain(text: str) -> str:
@@ -78,7 +90,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> WrittenReport:
     return written(study(tmp_path_factory.mktemp("study"), scenarios=2))
 
 
-# ---------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def test_means_and_spreads_are_those_of_the_runs(tmp_path: Path) -> None:
@@ -89,7 +101,9 @@ def test_means_and_spreads_are_those_of_the_runs(tmp_path: Path) -> None:
     values = (0.80, 0.83, 0.81)
     assert f"| fedavg | **{fmean(values):.4f} ± {stdev(values):.4f}** * |" in text
     assert f"| uniform | {fmean(values) - 0.01:.4f} ± {stdev(values):.4f} |" in text
-    assert [run.test("auc") for run in report.collection.of("CHM-2", "fedavg")] == pytest.approx(values)
+    assert [run.test("auc") for run in report.collection.of("CHM-2", "fedavg")] == pytest.approx(
+        values
+    )
 
 
 def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
@@ -106,7 +120,10 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
     assert "cannot give a p below 0.25 with 3 scenarios" in text
     assert "So no difference can be significant here." not in text
-    assert "So no difference can be significant here." in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
+    assert (
+        "So no difference can be significant here."
+        in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
+    )
 
 
 def test_the_tidy_table_is_read_by_stats(whole: WrittenReport) -> None:
@@ -139,7 +156,9 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     assert draws.methods["gm"][""][0] == pytest.approx(expected)
 
 
-def test_images_stand_in_for_patients_and_an_image_of_several_seeds_is_one_unit(tmp_path: Path) -> None:
+def test_images_stand_in_for_patients_and_an_image_of_several_seeds_is_one_unit(
+    tmp_path: Path,
+) -> None:
     for seed in (0, 1):
         folder = make_run(tmp_path / str(seed), seed=seed)
         write_predictions(folder, 0.8, 7, 50, patients=False)  # both seeds tested the same images
@@ -155,10 +174,15 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
     assert "Does a client gain?" in text
     assert "| C1 | 0.6000 | +0.2000 [" in text
     assert "| C4 | 0.9000 | -0.1000 [" in text
-    assert "3 of 4 clients have a higher test AUC than with the model they train alone: from -0.1000 (C4)" in text
+    assert (
+        "3 of 4 clients have a higher test AUC than with the model they train alone: from -0.1000"
+        " (C4)" in text
+    )
 
 
-def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tmp_path: Path) -> None:
+def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path / "a", method="feddraw", auc=0.8, images=80)
     make_run(tmp_path / "b", method="alone", auc=0.7, alone=(0.6, 0.7, 0.75, 0.9), images=80)
     before = bootstrap_methods(collect_runs([tmp_path]).runs, 10)
@@ -169,15 +193,24 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tm
     assert list(after.clients["auc"]) == ["C1", "C2", "C3", "C4"]
     for client, values in before.clients["auc"].items():
         assert np.array_equal(after.clients["auc"][client], values)
-        own = after.used_by("auc", "ditto", client)  # of its own personal model, not of the mean over clients
-        assert client_views._views_on_all_patients(after, "ditto", client)["alone"].estimate == own[0] - values[0]
-        assert np.array_equal(after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"])
+        own = after.used_by(
+            "auc", "ditto", client
+        )  # of its own personal model, not of the mean over clients
+        assert (
+            client_views._views_on_all_patients(after, "ditto", client)["alone"].estimate
+            == own[0] - values[0]
+        )
+        assert np.array_equal(
+            after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"]
+        )
     every = [after.used_by("auc", "ditto", client)[0] for client in after.clients["auc"]]
     assert len(set(every)) == 4
     assert after.methods["auc"]["ditto"][0] == pytest.approx(np.mean(every))
 
 
-def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(tmp_path: Path) -> None:
+def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path / "a", method="ditto", auc=0.85, alone=(0.95, 0.95, 0.75, 0.75), images=80)
     make_run(tmp_path / "b", method="alone", auc=0.8, alone=(0.8, 0.8, 0.8, 0.8), images=80)
     report, text = told(tmp_path, replicates=20)
@@ -192,51 +225,86 @@ def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(tmp
 
 
 def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> None:
-    """Two clients; by hand for the first one, with unknown labels and a finding that it does not label."""
+    """Two clients; by hand for the first one, with unknown labels and a finding that it does not
+    label.
+    """
     truth = np.array([[1, 1, -1], [1, 0, -1], [0, -1, -1], [0, -1, -1], [1, 1, 1]], np.int8)
-    first = {  # areas of the first finding: all of 2 × 2 pairs, half, three quarters; of the second one: 1, 0, 1
+    # areas of the first finding: all of 2 × 2 pairs, half, three quarters; of the second one: 1, 0,
+    # 1
+    first = {
         "feddraw": [[0.9, 0.6], [0.8, 0.4], [0.2, 0.5], [0.1, 0.5]],
         "alone": [[0.9, 0.4], [0.1, 0.6], [0.2, 0.5], [0.8, 0.5]],
         "fedavg": [[0.9, 0.6], [0.15, 0.4], [0.2, 0.5], [0.1, 0.5]],
     }
-    scores = {name: np.array([[*row, 0.5] for row in rows] + [[0.5] * 3], np.float32) for name, rows in first.items()}
-    tensors = {"holdout.truth": truth, "holdout.client": np.array([0, 0, 0, 0, 1]), "holdout.rows": np.arange(5) + 30}
+    scores = {
+        name: np.array([[*row, 0.5] for row in rows] + [[0.5] * 3], np.float32)
+        for name, rows in first.items()
+    }
+    tensors = {
+        "holdout.truth": truth,
+        "holdout.client": np.array([0, 0, 0, 0, 1]),
+        "holdout.rows": np.arange(5) + 30,
+    }
     tensors["holdout.patients"] = np.array([7, 7, 8, 9, 5])
     for name, own in scores.items():
-        folder = make_run(tmp_path / name, method=name, sizes=(50, 60), alone=(0.6, 0.6) if name == "alone" else ())
+        folder = make_run(
+            tmp_path / name,
+            method=name,
+            sizes=(50, 60),
+            alone=(0.6, 0.6) if name == "alone" else (),
+        )
         save_file(tensors | {"holdout.scores": own}, folder / "predictions.safetensors")
     found = {
         (view.client, view.method): view
-        for view in client_views.client_views(collect_runs([tmp_path]).runs, PatientBootstrap.none_because("none"), 40)
+        for view in client_views.client_views(
+            collect_runs([tmp_path]).runs, PatientBootstrap.none_because("none"), 40
+        )
     }
-    assert set(found) == {(client, method) for client in ("C1", "C2") for method in ("feddraw", "fedavg")}
+    assert set(found) == {
+        (client, method) for client in ("C1", "C2") for method in ("feddraw", "fedavg")
+    }
     view = found["C1", "feddraw"]
     assert (view.images, view.area, dict(view.common)) == (4, 1.0, {})
-    assert {name: one.estimate for name, one in view.own.items()} == {"alone": 0.75, "fedavg": 0.125}
+    assert {name: one.estimate for name, one in view.own.items()} == {
+        "alone": 0.75,
+        "fedavg": 0.125,
+    }
     assert found["C1", "fedavg"].own["alone"].estimate == 0.625
     assert found["C2", "feddraw"].images == 1
     assert np.isnan(found["C2", "feddraw"].area)  # one image has no AUC
 
     images = {0: [0, 1], 1: [2], 2: [3]}  # of each patient
     differences = []
-    for chosen in np.random.default_rng(0).integers(3, size=(40, 3)):  # the same patients for both models
+    for chosen in np.random.default_rng(0).integers(
+        3, size=(40, 3)
+    ):  # the same patients for both models
         rows = [image for patient in chosen for image in images[patient]]
-        areas = [[metrics.auc(scores[m][rows, c], truth[rows, c]) for c in (0, 1)] for m in ("feddraw", "alone")]
+        areas = [
+            [metrics.auc(scores[m][rows, c], truth[rows, c]) for c in (0, 1)]
+            for m in ("feddraw", "alone")
+        ]
         differences.append(metrics.macro(areas[0]) - metrics.macro(areas[1]))
     low, high = np.nanquantile(differences, [0.025, 0.975])
     assert (view.own["alone"].low, view.own["alone"].high) == pytest.approx((low, high))
 
 
-def test_a_finding_without_gm_only_and_the_mean_without_findings_of_few_images_are_told(tmp_path: Path) -> None:
+def test_a_finding_without_gm_only_and_the_mean_without_findings_of_few_images_are_told(
+    tmp_path: Path,
+) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.7)):
-        make_run(tmp_path / method, method=method, auc=auc, without_gm="Effusion", few="Atelectasis")
+        make_run(
+            tmp_path / method, method=method, auc=auc, without_gm="Effusion", few="Atelectasis"
+        )
     _, text = told(tmp_path)
     assert (
-        "Effusion has no GM in CHM-2: only positives or only negatives in the validation data, so there is no threshold"
-        in text
+        "Effusion has no GM in CHM-2: only positives or only negatives in the validation data, so"
+        " there is no threshold" in text
     )
     assert "Effusion has no AUC" not in text
-    assert "| method | mean of 3 | mean of 2, without † | Atelectasis † | Cardiomegaly | Effusion |" in text
+    assert (
+        "| method | mean of 3 | mean of 2, without † | Atelectasis † | Cardiomegaly | Effusion |"
+        in text
+    )
     assert "| feddraw | **0.8000** * | **0.8150** * |" in text  # (0.80 + 0.83) / 2
     assert "| method | mean of 2 | mean of 1, without † |" in text  # of GM
 
@@ -246,7 +314,14 @@ def test_a_win_needs_patients_and_trainings_and_one_seed_has_none(tmp_path: Path
         for seed in (0, 1):
             for method, auc in (("feddraw", 0.7 + gap / 2), ("fedavg", 0.7 - gap / 2)):
                 folder = tmp_path / str(seed) / f"{scenario}-{method}"
-                make_run(folder, scenario=scenario, method=method, auc=auc + 0.001 * seed, images=300, seed=seed)
+                make_run(
+                    folder,
+                    scenario=scenario,
+                    method=method,
+                    auc=auc + 0.001 * seed,
+                    images=300,
+                    seed=seed,
+                )
     report, text = told(tmp_path, replicates=50)
     assert "vs fedavg: 1 win, 1 loss, 1 undecided." in " ".join(summary_sentences(report))
     assert "CI over trainings: Student's t over paired seeds." in text
@@ -281,7 +356,9 @@ def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_
     assert "widened because 4 folds share training images" in text
     runs = {run.method: run for run in report.collection.runs if run.repeat == "0"}
     late = [np.mean(run.curve("validation")[-5:]) for run in (runs["feddraw"], runs["uniform"])]
-    single = differences_over_trainings(list(runs.values()), "auc", "feddraw").last_five["CHM-2", "uniform"]
+    single = differences_over_trainings(list(runs.values()), "auc", "feddraw").last_five[
+        "CHM-2", "uniform"
+    ]
     assert single.mean == pytest.approx(late[0] - late[1])
     assert "last five (validation)" in text
 
@@ -290,7 +367,9 @@ def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_
 def test_folds_that_are_none_widen_nothing(tmp_path: Path, folds: object) -> None:
     for method in ("feddraw", "fedavg"):
         for seed in (0, 1):
-            make_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, settings={"folds": folds})
+            make_run(
+                tmp_path / f"{method}-{seed}", method=method, seed=seed, settings={"folds": folds}
+            )
     found = differences_over_trainings(collect_runs([tmp_path]).runs, "auc", "feddraw")
     assert (found.folds, found.repeats) == (0, 2)
 
@@ -308,31 +387,48 @@ def test_means_that_are_printed_alike_share_a_rank(tmp_path: Path) -> None:
 def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / method, method=method, auc=auc, images=300)
-    report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1)
+    report = compute_report(
+        collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1
+    )
     assert first_screen_table(report, "CHM-2", "auc", "AUC").rows[1][-1].text == "one training"
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / f"{method}-1", method=method, auc=auc + 0.001, images=300, seed=1)
     found = write_report([tmp_path], replicates=50, margin=0.1)
     text = found.markdown.read_text()
-    lines = [line.strip("| ").split(" | ") for line in text[text.index("| method |") :].splitlines()]
+    lines = [
+        line.strip("| ").split(" | ") for line in text[text.index("| method |") :].splitlines()
+    ]
     rows = {cells[0]: cells[-1] for cells in reversed(lines) if len(cells) == 6}
     assert rows["fedavg"] == "yes"
     assert rows["uniform"] == "not shown"
-    assert "feddraw is shown to be no worse than fedavg in 1 of 1 and uniform in 0 of 1 scenarios." in text
+    assert (
+        "feddraw is shown to be no worse than fedavg in 1 of 1 and uniform in 0 of 1 scenarios."
+        in text
+    )
     assert "--replicates 50 --margin 0.1" in text
     assert "no worse" not in told(tmp_path, replicates=50)[1]
 
 
-def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_intervals(tmp_path: Path) -> None:
+def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_intervals(
+    tmp_path: Path,
+) -> None:
     for method, auc in (("feddraw", 0.80), ("fedavg", 0.79), ("uniform", 0.795)):
         make_run(tmp_path / method, method=method, auc=auc, images=300)
     _, text = told(tmp_path, replicates=50)
     first = text[: text.index("## Summary")]
     headline = first.splitlines()[2]
-    assert headline.startswith("feddraw has the highest test AUC in CHM-2: 0.8000, +0.0050 vs uniform (95 % bootstrap")
+    assert headline.startswith(
+        "feddraw has the highest test AUC in CHM-2: 0.8000, +0.0050 vs uniform (95 % bootstrap"
+    )
     assert headline.endswith("no difference between the two is shown.")
-    assert first.index(headline) < first.index("chm-2-feddraw-weights.svg") < first.index("| method | AUC |")
-    assert re.search(r"\| uniform \| 0\.7950 \| [+-]0\.\d{4} \| \[[+-]0\.\d{4}, [+-]0\.\d{4}\] \|", first)
+    assert (
+        first.index(headline)
+        < first.index("chm-2-feddraw-weights.svg")
+        < first.index("| method | AUC |")
+    )
+    assert re.search(
+        r"\| uniform \| 0\.7950 \| [+-]0\.\d{4} \| \[[+-]0\.\d{4}, [+-]0\.\d{4}\] \|", first
+    )
 
 
 def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) -> None:
@@ -343,7 +439,9 @@ def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) 
     assert "All scenarios" not in text
     menu = compose_report(report, "A title", str).menu
     assert [heading.text for heading, _ in menu] == ["Summary", "Scenario CHM-1", "What was run"]
-    several = compute_report(collect_runs([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str)
+    several = compute_report(
+        collect_runs([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str
+    )
     named = [heading.text for heading, _ in compose_report(several, "A title", str).menu]
     assert named[:3] == ["Summary", "All scenarios", "Ranks over scenarios"]
 
@@ -366,7 +464,7 @@ def test_the_roc_curve_has_the_area_of_the_metric() -> None:
     assert roc_curve(scores, np.ones(4000, dtype=np.uint8)) is None
 
 
-# ---------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -390,7 +488,8 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
     assert "not valid TOML" in reasons["toml"]
     assert "not valid JSON" in reasons["json"]
     assert all(
-        "is not as a run writes it" in reasons[name] for name in ("empty", "shape", "ledger", "rounds", "pieces")
+        "is not as a run writes it" in reasons[name]
+        for name in ("empty", "shape", "ledger", "rounds", "pieces")
     )
     shown = CliRunner().invoke(app, ["report", str(tmp_path), "--replicates", "0"])
     assert shown.exit_code == 0
@@ -419,14 +518,22 @@ def test_a_first_seed_in_which_nobody_ever_counted_is_reported(tmp_path: Path) -
             row = {"round": place // 4, "client": f"C{1 + place % 4}", "size": 0, "steps": 0}
             writer.writerow(row | {"weight": 0, "influence": 0, "status": "missing"})
     report, _ = told(tmp_path)
-    folds = [block.title for block in aggregation_weights_section(report, "CHM-2") if isinstance(block, Fold)]
+    folds = [
+        block.title
+        for block in aggregation_weights_section(report, "CHM-2")
+        if isinstance(block, Fold)
+    ]
     assert "The weights of feddraw in words (seed 1)" in folds
 
 
-def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_reported(tmp_path: Path) -> None:
+def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_reported(
+    tmp_path: Path,
+) -> None:
     study(tmp_path)
     make_run(tmp_path / "rare", method="fedprox", scenario="CHM-1")
-    make_run(tmp_path / "nan", method="moon", scenario="CHM-1", auc=float("nan"), undefined="Effusion")
+    make_run(
+        tmp_path / "nan", method="moon", scenario="CHM-1", auc=float("nan"), undefined="Effusion"
+    )
     make_run(tmp_path / "own", method="feddraw", scenario="CHM-9")
     report, text = told(tmp_path)
     ranking = report.rankings["auc"]
@@ -451,13 +558,18 @@ def test_other_settings_under_one_name_are_told_apart(tmp_path: Path) -> None:
     make_run(tmp_path / "b", settings={"method.eta": 0.2})
     make_run(tmp_path / "c", method="fedavg", settings={"training.lr": 0.01})
     make_run(tmp_path / "d", method="fedavg", scenario="CHM-3", settings={"scenario.tilt": 0.0})
-    make_run(tmp_path / "e", method="fedavg", scenario="CHM-3", settings={"scenario.tilt": 1.0, "engine": "processes"})
+    make_run(
+        tmp_path / "e",
+        method="fedavg",
+        scenario="CHM-3",
+        settings={"scenario.tilt": 1.0, "engine": "processes"},
+    )
     found = collect_runs([tmp_path])
     assert found.methods == ["feddraw (eta=0.4)", "feddraw (eta=0.2)", "fedavg"]
     assert found.scenarios == ["CHM-2", "CHM-3 (tilt=0)", "CHM-3 (tilt=1)"]
     assert [note for note in found.notes if "training.lr" in note] == [
-        "Not all methods were run with the same training.lr (0.001: feddraw (eta=0.2), feddraw (eta=0.4); "
-        "0.01: fedavg) in CHM-2."
+        "Not all methods were run with the same training.lr (0.001: feddraw (eta=0.2), feddraw"
+        " (eta=0.4); 0.01: fedavg) in CHM-2."
     ]
 
 
@@ -466,13 +578,17 @@ def test_a_setting_that_an_older_version_did_not_have_tells_no_runs_apart(tmp_pa
     make_run(tmp_path / "new", seed=1, settings={"stream": False})
     found = collect_runs([tmp_path])
     assert found.methods == ["feddraw"]
-    assert found.notes == ("Some runs do not record stream, as others do: they were made by another version.",)
+    assert found.notes == (
+        "Some runs do not record stream, as others do: they were made by another version.",
+    )
 
 
 def test_settings_that_all_methods_share_are_conditions(tmp_path: Path) -> None:
     for steps in (0, 20):
         for method in ("feddraw", "fedavg"):
-            make_run(tmp_path / f"{method}{steps}", method=method, settings={"training.steps": steps})
+            make_run(
+                tmp_path / f"{method}{steps}", method=method, settings={"training.steps": steps}
+            )
     found = collect_runs([tmp_path])
     assert found.methods == ["feddraw", "fedavg"]
     assert found.scenarios == ["CHM-2 (steps=0)", "CHM-2 (steps=20)"]
@@ -490,9 +606,21 @@ def test_several_folders_are_one_report_and_a_run_counts_once(tmp_path: Path) ->
     assert reasons["other"].startswith("left out: the settings, but not the results, of")
 
 
-def test_own_data_of_one_name_in_two_folders_are_two_scenarios_and_a_copied_run_is_one(tmp_path: Path) -> None:
-    for place, few, seed in (("north", "Edema", 0), ("elsewhere", "Edema", 0), ("south", "Effusion", 1)):
-        make_run(tmp_path / place, scenario="iid", few=few, seed=seed, settings={"data.name": f"{place}/x.npz"})
+def test_own_data_of_one_name_in_two_folders_are_two_scenarios_and_a_copied_run_is_one(
+    tmp_path: Path,
+) -> None:
+    for place, few, seed in (
+        ("north", "Edema", 0),
+        ("elsewhere", "Edema", 0),
+        ("south", "Effusion", 1),
+    ):
+        make_run(
+            tmp_path / place,
+            scenario="iid",
+            few=few,
+            seed=seed,
+            settings={"data.name": f"{place}/x.npz"},
+        )
     found = collect_runs([tmp_path])
     assert found.scenarios == ["iid (elsewhere/x.npz)", "iid (south/x.npz)"]
     assert [one.path.name for one in found.problems] == ["north"]
@@ -513,14 +641,19 @@ def test_methods_that_had_other_images_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "b", method="fedavg")
     text = (folder / "experiment.toml").read_text()
     (folder / "experiment.toml").write_text(text.replace('sha256 = "', 'sha256 = "f'))
-    assert any("did not have the same images at the same clients" in note for note in collect_runs([tmp_path]).notes)
+    assert any(
+        "did not have the same images at the same clients" in note
+        for note in collect_runs([tmp_path]).notes
+    )
 
 
 def test_older_folders_without_the_newer_files_are_reported(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "old")
     table = tomllib.loads((folder / "experiment.toml").read_text())
     lines = (folder / "experiment.toml").read_text().split("[partition]")
-    (folder / "experiment.toml").write_text(f'{lines[0]}[partition]\nsha256 = "{table["partition"]["sha256"]}"\n')
+    (folder / "experiment.toml").write_text(
+        f'{lines[0]}[partition]\nsha256 = "{table["partition"]["sha256"]}"\n'
+    )
     (folder / "environment.json").unlink()
     (folder / "weights.csv").unlink()
     (folder / "rounds.jsonl").unlink()
@@ -544,7 +677,7 @@ def test_nothing_to_report_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("report*"))
 
 
-# ---------------------------------------------------------------------------------------------------- safe text
+# ---------------------------------------------------------------------------------------- safe text
 
 
 class Tags(HTMLParser):
@@ -561,11 +694,15 @@ class Tags(HTMLParser):
 def test_names_are_only_names_in_every_file(tmp_path: Path) -> None:
     names = [NASTY, '"><img src=x onerror=alert(1)>', "$\\frac{", "_hidden|`x`"]
     for method in ("a&b_%{<b>", "fedavg"):
-        run = make_run(tmp_path / method[:1], method=method, scenario=NASTY, clients=names, images=40)
+        run = make_run(
+            tmp_path / method[:1], method=method, scenario=NASTY, clients=names, images=40
+        )
         for file in ("metrics.json", "experiment.toml", "predictions.safetensors"):
             content = (run / file).read_bytes().replace(b"Effusion", b"<i>sion>")
             (run / file).write_bytes(content)
-    make_run(tmp_path / "c", method="alone", scenario=NASTY, clients=names, alone=(0.5, 0.6, 0.7, 0.8))
+    make_run(
+        tmp_path / "c", method="alone", scenario=NASTY, clients=names, alone=(0.5, 0.6, 0.7, 0.8)
+    )
     written(tmp_path, replicates=10)
     page = (tmp_path / "report.html").read_text()
     tags = Tags()
@@ -582,10 +719,17 @@ def test_names_are_only_names_in_every_file(tmp_path: Path) -> None:
 
 def test_code_that_a_file_names_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
-    make_run(tmp_path / "run", method="evil:method", scenario="evil:deal", settings={"data.name": "evil:data"})
+    make_run(
+        tmp_path / "run",
+        method="evil:method",
+        scenario="evil:deal",
+        settings={"data.name": "evil:data"},
+    )
     sys.path.insert(0, str(tmp_path))
     try:
-        found = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "there")])
+        found = CliRunner().invoke(
+            app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "there")]
+        )
     finally:
         sys.path.remove(str(tmp_path))
     assert found.exit_code == 0
@@ -603,7 +747,9 @@ def test_the_page_is_one_file_that_asks_nothing_of_a_network(tmp_path: Path) -> 
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert "<path" in page
-    assert not re.search(r"<path[^>]*\.\d{3}|<text[^>]*font-family", page)  # nothing that a reader cannot see
+    assert not re.search(
+        r"<path[^>]*\.\d{3}|<text[^>]*font-family", page
+    )  # nothing that a reader cannot see
     for name in re.findall(r"figures/([^)]+)\.svg", (tmp_path / "report.md").read_text()):
         assert (tmp_path / "figures" / f"{name}.svg").is_file()
         assert (tmp_path / "figures" / f"{name}.png").is_file()
@@ -621,10 +767,17 @@ def test_latex_marks_the_best_and_has_whole_tables(whole: WrittenReport) -> None
     assert re.search(r"feddraw & \\textbf\{0\.82", text)
 
 
-def test_the_demo_ends_with_a_table_and_the_whole_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_ends_with_a_table_and_the_whole_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def carry_out(experiment: Experiment, folder: Path, **_: object) -> None:
         method = str(experiment.section("method")[0])
-        make_run(folder, method=method, auc={"feddraw": 0.8, "fedavg": 0.7, "uniform": 0.75}[method], rounds=2)
+        make_run(
+            folder,
+            method=method,
+            auc={"feddraw": 0.8, "fedavg": 0.7, "uniform": 0.75}[method],
+            rounds=2,
+        )
 
     monkeypatch.setattr("feddraw.cli.run.run_and_show", carry_out)
     monkeypatch.setattr("feddraw.experiment.run_preparation.open_experiment_data", lambda *_: None)

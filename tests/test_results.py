@@ -34,7 +34,13 @@ from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
 from small import small
 
-KEPT = ("experiment.toml", "weights.csv", "metrics.json", "model.safetensors", "predictions.safetensors")
+KEPT = (
+    "experiment.toml",
+    "weights.csv",
+    "metrics.json",
+    "model.safetensors",
+    "predictions.safetensors",
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +59,17 @@ def test_a_run_leaves_the_files_of_the_contract(finished: Path) -> None:
     assert names == {*KEPT, "environment.json", "rounds.jsonl", "checkpoint"}
     settings = tomllib.loads((finished / "experiment.toml").read_text())
     assert settings["method"] == {
-        "name": "scaffold", "server_lr": 1.0, "option": "II", "space": "update", "weights": "uniform",
-    }  # fmt: skip
+        "name": "scaffold",
+        "server_lr": 1.0,
+        "option": "II",
+        "space": "update",
+        "weights": "uniform",
+    }
     assert len(settings["partition"]["sha256"]) == 64
     assert sum(settings["partition"]["sizes"].values()) == 240
     assert all(
-        len(counts) == len(settings["partition"]["findings"]) for counts in settings["partition"]["positives"].values()
+        len(counts) == len(settings["partition"]["findings"])
+        for counts in settings["partition"]["positives"].values()
     )
     rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [entry["round"] for entry in rounds] == [0, 1, 2]
@@ -70,12 +81,18 @@ def test_a_run_leaves_the_files_of_the_contract(finished: Path) -> None:
 def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> None:
     with (finished / "weights.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    expected = "round,client,size,steps,prior,similarity,gamma,beta,reputation,weight,influence,status"
+    expected = (
+        "round,client,size,steps,prior,similarity,gamma,beta,reputation,weight,influence,status"
+    )
     expected += ",proposed,allowed,clause,measured,variance,distance,q,q_expected,rho"
     assert list(rows[0]) == expected.split(",")
-    assert [(row["round"], row["client"]) for row in rows] == [(str(t), f"C{i}") for t in range(3) for i in (1, 2, 3)]
+    assert [(row["round"], row["client"]) for row in rows] == [
+        (str(t), f"C{i}") for t in range(3) for i in (1, 2, 3)
+    ]
     for t in range(3):
-        assert sum(float(row["influence"]) for row in rows if row["round"] == str(t)) == pytest.approx(1)
+        assert sum(
+            float(row["influence"]) for row in rows if row["round"] == str(t)
+        ) == pytest.approx(1)
     assert {row["status"] for row in rows} == {"counted"}
 
 
@@ -102,14 +119,18 @@ def test_equal_runs_give_equal_bytes(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds_done", [0, 1, 2])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(finished: Path, tmp_path: Path, rounds_done: int) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
+    finished: Path, tmp_path: Path, rounds_done: int
+) -> None:
     folder = tmp_path / "run"
     list(islice(iterate(small(method="scaffold"), folder), rounds_done))
     list(run(small(method="scaffold"), folder, resume=True))
     assert contents(folder) == contents(finished)
 
 
-def test_lines_behind_the_checkpoint_and_a_torn_line_are_dropped_on_resume(finished: Path, tmp_path: Path) -> None:
+def test_lines_behind_the_checkpoint_and_a_torn_line_are_dropped_on_resume(
+    finished: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     list(islice(iterate(small(method="scaffold"), folder), 2))
     with (folder / "weights.csv").open("a") as ledger:
@@ -121,7 +142,9 @@ def test_lines_behind_the_checkpoint_and_a_torn_line_are_dropped_on_resume(finis
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_run_killed_before_its_last_file_finishes_on_resume(finished: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_last_file_finishes_on_resume(
+    finished: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "metrics.json").unlink()
@@ -152,7 +175,10 @@ def test_kill_nine_loses_at_most_the_round_under_way(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, script, folder])
     log = folder / "rounds.jsonl"
     deadline = time.monotonic() + 120
-    while not (log.is_file() and len(log.read_text().splitlines()) >= 2) and time.monotonic() < deadline:
+    while (
+        not (log.is_file() and len(log.read_text().splitlines()) >= 2)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -162,7 +188,9 @@ def test_kill_nine_loses_at_most_the_round_under_way(tmp_path: Path) -> None:
 
 
 def test_resume_with_other_settings_is_refused(finished: Path) -> None:
-    with pytest.raises(UserError, match=r"was run with rounds = 3, not 4: resume with the same settings"):
+    with pytest.raises(
+        UserError, match=r"was run with rounds = 3, not 4: resume with the same settings"
+    ):
         list(run(small(method="scaffold", rounds=4), finished, resume=True))
     with pytest.raises(UserError, match=r"was run with method.name = scaffold, not fedavg"):
         list(run(small(method="fedavg"), finished, resume=True))
@@ -172,12 +200,16 @@ def test_resume_with_another_engine_is_fine(tmp_path: Path, finished: Path) -> N
     folder = tmp_path / "run"
     list(islice(iterate(small(method="scaffold"), folder), 1))
     list(run(small(method="scaffold", engine="processes", workers=2), folder, resume=True))
-    assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        finished / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_used_folder_is_refused_and_left_as_it_was(finished: Path) -> None:
     before = contents(finished)
-    with pytest.raises(UserError, match="already used: choose another folder with --out, or continue with --resume"):
+    with pytest.raises(
+        UserError, match="already used: choose another folder with --out, or continue with --resume"
+    ):
         list(run(small(), finished))
     assert contents(finished) == before
 
@@ -195,7 +227,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     file = folder / "checkpoint" / "state.safetensors"
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
-    file.write_bytes({"cut": content[:-50], "flip": content, "empty": b"", "text": b"not a checkpoint"}[damage])
+    file.write_bytes(
+        {"cut": content[:-50], "flip": content, "empty": b"", "text": b"not a checkpoint"}[damage]
+    )
     with pytest.raises(UserError, match=r"state.safetensors is damaged: delete"):
         list(run(small(), folder, resume=True))
 
@@ -226,7 +260,9 @@ main()
 """
 
 
-@pytest.mark.parametrize(("how", "message"), [((), "is already used"), (("--resume",), "was run with method.name")])
+@pytest.mark.parametrize(
+    ("how", "message"), [((), "is already used"), (("--resume",), "was run with method.name")]
+)
 def test_a_run_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
     finished: Path, tmp_path: Path, how: tuple[str, ...], message: str
 ) -> None:
@@ -235,7 +271,9 @@ def test_a_run_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
     folder = tmp_path / "run"
     words = ["run", tmp_path / "other.toml", "--out", folder, *how]
     command = [sys.executable, "-c", STOPPED_BEFORE_ITS_LOCK, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         shutil.copytree(finished, folder)  # another process begins and ends its run
         process.send_signal(signal.SIGCONT)
@@ -263,7 +301,9 @@ def test_the_checkpoints_folder_is_on_the_disk_before_a_round_counts(
 
 @pytest.mark.parametrize("where", ["model", "state", "memory"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_checkpoint_with_numbers_that_are_not_finite_is_refused(tmp_path: Path, where: str, value: float) -> None:
+def test_a_checkpoint_with_numbers_that_are_not_finite_is_refused(
+    tmp_path: Path, where: str, value: float
+) -> None:
     list(islice(iterate(small(method="scaffold"), tmp_path / "run"), 1))
     folder, layout = RunFolder(tmp_path / "run"), prepare(small()).initial.layout
     checkpoint = folder.load_checkpoint(layout)
@@ -300,5 +340,7 @@ def test_the_environment_names_the_commit_of_a_checkout() -> None:
     checkout = Path(__file__).parents[1]
     if not (checkout / ".git").exists() or not Path(feddraw.__file__).is_relative_to(checkout):
         pytest.skip("feddraw does not run from a git checkout")
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=False)
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=False
+    )
     assert environment()["commit"] == git.stdout.strip()

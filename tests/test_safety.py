@@ -1,4 +1,6 @@
-"""Files from strangers are data: no pickle, no code without trust, no way out of a folder, no markup in a page."""
+"""Files from strangers are data: no pickle, no code without trust, no way out of a folder, no
+markup in a page.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,16 @@ from typer.testing import CliRunner
 
 import feddraw
 from feddraw.cli import app
+from feddraw.data.datasets.nih import read_nih_table as read_nih
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import path_inside_folder, read_own_tables
-from feddraw.datasets.nih import read_nih_table as read_nih
+from feddraw.data.scenarios.index_list import _parse_index_list
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_training_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.results.run_collection import collect_runs
-from feddraw.scenarios.index_list import _parse_index_list
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_json, read_text
 from feddraw.system.file_writing import toml_values
@@ -39,10 +41,12 @@ unhurried = settings(deadline=None, max_examples=200)
 
 
 def modules() -> list[tuple[Path, ast.Module]]:
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SOURCE.rglob("*.py"))]
+    return [
+        (path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SOURCE.rglob("*.py"))
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- no pickle
+# ---------------------------------------------------------------------------------------- no pickle
 
 
 def test_nothing_in_the_package_unpickles() -> None:
@@ -50,7 +54,14 @@ def test_nothing_in_the_package_unpickles() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
-                assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, path
+                assert not names & {
+                    "pickle",
+                    "dill",
+                    "cloudpickle",
+                    "joblib",
+                    "shelve",
+                    "marshal",
+                }, path
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 given_names = {keyword.arg: keyword.value for keyword in node.keywords}
                 owner = getattr(node.func.value, "id", "")
@@ -81,7 +92,7 @@ def test_a_pickle_in_the_place_of_an_archive_or_of_weights_is_not_run(in_tmp: Pa
     assert not Path("exploded").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- no code
+# ------------------------------------------------------------------------------------------ no code
 
 CODE = "from pathlib import Path\nPath('imported').touch()\n"
 
@@ -89,7 +100,11 @@ CODE = "from pathlib import Path\nPath('imported').touch()\n"
 @pytest.mark.parametrize("section", ["data", "scenario", "model", "method"])
 def test_code_that_a_file_names_is_not_imported_without_trust(in_tmp: Path, section: str) -> None:
     Path("evil.py").write_text(CODE)
-    for content in (f"{section} = 'evil:f'\n", f"[{section}]\nname = 'evil:f'\n", f"{section} = ['evil:f']\n"):
+    for content in (
+        f"{section} = 'evil:f'\n",
+        f"[{section}]\nname = 'evil:f'\n",
+        f"{section} = ['evil:f']\n",
+    ):
         Path("e.toml").write_text(content)
         with pytest.raises(UserError, match=r"names code to import|must be a name"):
             Experiment.read(Path("e.toml"))
@@ -113,7 +128,7 @@ def test_commands_that_read_runs_import_nothing_that_they_name(in_tmp: Path, com
     assert not Path("imported").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- no way out
+# --------------------------------------------------------------------------------------- no way out
 
 
 @unhurried
@@ -125,7 +140,9 @@ def test_a_path_from_a_table_stays_in_its_folder(text: str) -> None:
 
 
 def test_paths_that_lead_out_of_the_folder_are_problems(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("path,a\n../x.png,1\n/etc/passwd,0\nC:\\x.png,1\nok.png,0\na/../../b.png,1\n")
+    (tmp_path / "t.csv").write_text(
+        "path,a\n../x.png,1\n/etc/passwd,0\nC:\\x.png,1\nok.png,0\na/../../b.png,1\n"
+    )
     table = read_own_tables([tmp_path / "t.csv"], root=tmp_path)
     assert table.paths == ("ok.png",)
     assert len(table.problems) == 4
@@ -141,13 +158,17 @@ def test_a_path_through_a_link_to_the_folder_is_inside_it(tmp_path: Path) -> Non
 
 def test_a_name_from_the_lists_of_chestxray14_stays_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("Image Index,Finding Labels\n../../secret.png,No Finding\n")
-    assert read_nih(tmp_path / "t.csv", {"../../secret.png": 0}, "paper", {}).paths == ("secret.png",)
+    assert read_nih(tmp_path / "t.csv", {"../../secret.png": 0}, "paper", {}).paths == (
+        "secret.png",
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- limits
+# ------------------------------------------------------------------------------------------- limits
 
 
-def test_files_that_are_no_files_or_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_files_that_are_no_files_or_too_large_are_refused_before_they_are_read(
+    tmp_path: Path,
+) -> None:
     for path in (Path("/dev/zero"), tmp_path):
         with pytest.raises(UserError, match="it is not a file"):
             read_text(path, 10)
@@ -165,9 +186,16 @@ def test_json_that_is_no_table_is_one_line(tmp_path: Path, content: str) -> None
         read_json(tmp_path / "x.json")
 
 
-# ---------------------------------------------------------------------------------------------------- no markup
+# ---------------------------------------------------------------------------------------- no markup
 
-NASTY = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "$\\frac{", "a_b", "C1\n2", "&amp;")
+NASTY = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "$\\frac{",
+    "a_b",
+    "C1\n2",
+    "&amp;",
+)
 
 
 def test_names_are_only_names_in_a_report(in_tmp: Path) -> None:
@@ -187,14 +215,22 @@ def test_a_folder_of_nasty_names_can_be_collected(tmp_path: Path) -> None:
 
 def test_pages_that_people_send_on_hold_no_path_of_the_machine(tmp_path: Path) -> None:
     home = tmp_path / "home" / "dr-mueller" / "klinikum"
-    data = {"data": {"name": "folder", "path": "/srv/klinikum-nord/xrays", "size": 28}, "model.weights": "/srv/w.pth"}
+    data = {
+        "data": {"name": "folder", "path": "/srv/klinikum-nord/xrays", "size": 28},
+        "model.weights": "/srv/w.pth",
+    }
     make_run(home / "study" / "a", settings=data)
     make_run(home / "study" / "b", method="fedavg", settings=data)
     make_run(home / "study" / "copy of b", method="fedavg", settings=data)
     make_run(home / "study" / "c", method="uniform", finished=False)
-    for words in ([str(home / "study")], [str(home / "study" / "a"), str(home / "study"), "--out", str(home / "page")]):
+    for words in (
+        [str(home / "study")],
+        [str(home / "study" / "a"), str(home / "study"), "--out", str(home / "page")],
+    ):
         assert CliRunner().invoke(app, ["report", *words]).exit_code == 0
-    pages = [path for path in home.rglob("*") if path.suffix in (".html", ".md", ".tex", ".svg", ".png")]
+    pages = [
+        path for path in home.rglob("*") if path.suffix in (".html", ".md", ".tex", ".svg", ".png")
+    ]
     assert len(pages) > 20
     for page in pages:
         content = page.read_bytes()
@@ -203,14 +239,18 @@ def test_pages_that_people_send_on_hold_no_path_of_the_machine(tmp_path: Path) -
     assert "study/a/experiment.toml" in (home / "study" / "report.md").read_text().replace("\\", "")
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-names = st.sampled_from(["data", "scenario", "model", "method", "training", "gate", "rounds", "seed", "engine", "x"])
+names = st.sampled_from(
+    ["data", "scenario", "model", "method", "training", "gate", "rounds", "seed", "engine", "x"]
+)
 
 
 @unhurried
@@ -218,7 +258,9 @@ names = st.sampled_from(["data", "scenario", "model", "method", "training", "gat
 def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> None:
     with suppress(UserError):
         experiment = Experiment.of(toml_values(table))
-        assert Experiment.of(experiment.table()).table() == experiment.table() or "nan" in repr(experiment)
+        assert Experiment.of(experiment.table()).table() == experiment.table() or "nan" in repr(
+            experiment
+        )
         assert tomli_w.dumps(toml_values(experiment.table()))
 
 
@@ -236,7 +278,9 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         read_saved_parameters,
     ],
 )
-def test_a_pipe_is_no_file_and_nobody_waits_for_its_end(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_a_pipe_is_no_file_and_nobody_waits_for_its_end(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((UserError, BadImage)):
         read(tmp_path / "pipe")

@@ -1,4 +1,6 @@
-"""Scenarios: exact sizes and quotas, the same images on every machine, clear refusals, measures of a partition."""
+"""Scenarios: exact sizes and quotas, the same images on every machine, clear refusals, measures of
+a partition.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,19 @@ from typer.testing import CliRunner
 
 from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import PAPER_FINDINGS
-from feddraw.errors import UserError
-from feddraw.scenarios import index_list
-from feddraw.scenarios.client_sizes import apportion, scaled_count
-from feddraw.scenarios.constructions import construction_information
-from feddraw.scenarios.image_deck import shuffled_deck
-from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
-from feddraw.scenarios.partition import Partition, Shard
-from feddraw.scenarios.scenario_by_name import deal, describe_scenario, scenario_names, scenario_options
-from feddraw.scenarios.skew_measures import (
+from feddraw.data.scenarios import index_list
+from feddraw.data.scenarios.client_sizes import apportion, scaled_count
+from feddraw.data.scenarios.constructions import construction_information
+from feddraw.data.scenarios.image_deck import shuffled_deck
+from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
+from feddraw.data.scenarios.partition import Partition, Shard
+from feddraw.data.scenarios.scenario_by_name import (
+    deal,
+    describe_scenario,
+    scenario_names,
+    scenario_options,
+)
+from feddraw.data.scenarios.skew_measures import (
     earth_movers,
     gini,
     jensen_shannon,
@@ -36,6 +42,7 @@ from feddraw.scenarios.skew_measures import (
     measure_sizes,
     measure_skew,
 )
+from feddraw.errors import UserError
 
 # Tables 2 and 3 of the paper.
 SIZES = {
@@ -99,7 +106,9 @@ def small(tables: dict[str, Labels]) -> Labels:
     """1,000 images of ChestMNIST's kind at three sites."""
     labels = tables["chestmnist"].take(np.arange(1000))
     sites = np.array(["north", "south", "east"])[np.arange(1000) % 3]
-    return Labels(labels.values, labels.findings, labels.names, labels.patients, sites, labels.uncertain)
+    return Labels(
+        labels.values, labels.findings, labels.names, labels.patients, sites, labels.uncertain
+    )
 
 
 def sizes(partition: Partition) -> list[int]:
@@ -108,7 +117,9 @@ def sizes(partition: Partition) -> list[int]:
 
 def positives(partition: Partition, labels: Labels, columns: list[int]) -> list[int]:
     """Images of each client with any of the classes."""
-    return [int(labels.values[shard.rows][:, columns].any(axis=1).sum()) for shard in partition.shards]
+    return [
+        int(labels.values[shard.rows][:, columns].any(axis=1).sum()) for shard in partition.shards
+    ]
 
 
 def shared_patients(partition: Partition, labels: Labels) -> int:
@@ -119,10 +130,12 @@ def shared_patients(partition: Partition, labels: Labels) -> int:
 
 def random_labels(images: int, seed: int = 0, **columns: NDArray[np.str_]) -> Labels:
     values = (np.random.default_rng(seed).random((images, 5)) < 0.2).astype(np.uint8)
-    return Labels(values, PAPER_FINDINGS, np.array([f"{number:05d}" for number in range(images)]), **columns)
+    return Labels(
+        values, PAPER_FINDINGS, np.array([f"{number:05d}" for number in range(images)]), **columns
+    )
 
 
-# ------------------------------------------------------------------------------------------ the twelve
+# --------------------------------------------------------------------------------------- the twelve
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -130,17 +143,27 @@ def test_sizes_are_exact_and_clients_disjoint(name: str, twelve: dict[str, Parti
     partition = twelve[name]
     rows = np.concatenate([shard.rows for shard in partition.shards])
     assert sizes(partition) == SIZES[name]
-    assert [shard.client for shard in partition.shards] == [f"C{k}" for k in range(1, len(SIZES[name]) + 1)]
+    assert [shard.client for shard in partition.shards] == [
+        f"C{k}" for k in range(1, len(SIZES[name]) + 1)
+    ]
     assert len(np.unique(rows)) == len(rows)
     assert all((np.diff(shard.rows) > 0).all() for shard in partition.shards)
 
 
 @pytest.mark.parametrize(
     ("name", "column", "expected"),
-    [("CHX-5", 0, [3500, 950, 950]), ("CHX-6", 1, [3500, 950, 950]), ("CHM-4", 0, [4000, 839, 839, 839])],
+    [
+        ("CHX-5", 0, [3500, 950, 950]),
+        ("CHX-6", 1, [3500, 950, 950]),
+        ("CHM-4", 0, [4000, 839, 839, 839]),
+    ],
 )
 def test_enriched_scenarios_have_the_printed_positives(
-    name: str, column: int, expected: list[int], twelve: dict[str, Partition], tables: dict[str, Labels]
+    name: str,
+    column: int,
+    expected: list[int],
+    twelve: dict[str, Partition],
+    tables: dict[str, Labels],
 ) -> None:
     assert positives(twelve[name], tables[paper_dataset_of(name) or ""], [column]) == expected
 
@@ -198,7 +221,9 @@ TILTED = {
 
 
 @pytest.mark.parametrize("name", ["CHX-1", "CHM-1", "CHM-2", "CHM-3"])
-def test_tilt_gives_small_clients_the_informative_images(name: str, tables: dict[str, Labels]) -> None:
+def test_tilt_gives_small_clients_the_informative_images(
+    name: str, tables: dict[str, Labels]
+) -> None:
     labels = tables[paper_dataset_of(name) or ""]
     assert information_after_tilt(name, labels, 1) == pytest.approx(TILTED[name], abs=0.3)
 
@@ -215,14 +240,24 @@ def test_certain_gives_small_clients_no_uncertain_label(tables: dict[str, Labels
     options = {"construction": "certain", "uncertain_fraction": 0.4}
     partition = deal("CHX-2", labels, seed=0, options=options)
     assert labels.uncertain is not None
-    assert [int((labels.uncertain[shard.rows] > 0).sum()) for shard in partition.shards] == [8000, 8000, 0, 0]
+    assert [int((labels.uncertain[shard.rows] > 0).sum()) for shard in partition.shards] == [
+        8000,
+        8000,
+        0,
+        0,
+    ]
 
 
-def shares_of(partition: Partition, labels: Labels, small: set[int], columns: list[int]) -> tuple[float, float]:
+def shares_of(
+    partition: Partition, labels: Labels, small: set[int], columns: list[int]
+) -> tuple[float, float]:
     """The share of images with one of the classes at the small and at the large clients."""
     own = np.array(positives(partition, labels, columns))
     few = np.array([client in small for client in range(len(own))])
-    return (float(own[few].sum() / partition.sizes[few].sum()), float(own[~few].sum() / partition.sizes[~few].sum()))
+    return (
+        float(own[few].sum() / partition.sizes[few].sum()),
+        float(own[~few].sum() / partition.sizes[~few].sum()),
+    )
 
 
 @pytest.mark.parametrize(("name", "prevalence"), [("CHX-4", 0.5), ("CHM-2", 0.15)])
@@ -237,7 +272,9 @@ def test_enriched_small_clients_leave_the_large_ones_a_natural_draw(
     marked = labels.values[:, rare].any(axis=1)
     small = sum(SIZES[name][client] for client in SMALL[name])
     assert few == pytest.approx(prevalence, abs=1e-3)
-    assert many == pytest.approx((marked.sum() - prevalence * small) / (len(labels) - small), abs=1e-3)
+    assert many == pytest.approx(
+        (marked.sum() - prevalence * small) / (len(labels) - small), abs=1e-3
+    )
     depleted = shares_of(deal(name, labels, seed=0), labels, set(SMALL[name]), rare)[1]
     assert depleted < many
 
@@ -251,14 +288,21 @@ def test_small_clients_may_hold_findings_only_or_a_random_sample(tables: dict[st
     assert few == 1.0
     assert many == pytest.approx(natural, abs=0.01)
     random = deal("CHX-4", labels, seed=0, options={"construction": "random"})
-    assert shares_of(random, labels, set(SMALL["CHX-4"]), everything)[0] == pytest.approx(natural, abs=0.03)
+    assert shares_of(random, labels, set(SMALL["CHX-4"]), everything)[0] == pytest.approx(
+        natural, abs=0.03
+    )
 
 
 # ------------------------------------------------------------------------------------------ scale
 
 
 def test_halves_are_rounded_up_in_decimal() -> None:
-    assert [scaled_count(9500, 0.045), scaled_count(3, 0.5), scaled_count(950, 0.01), scaled_count(2500, 0.0001)] == [
+    assert [
+        scaled_count(9500, 0.045),
+        scaled_count(3, 0.5),
+        scaled_count(950, 0.01),
+        scaled_count(2500, 0.0001),
+    ] == [
         428,
         2,
         10,
@@ -280,7 +324,9 @@ def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]
     number = paper_scenario_images(name, 0.045)
     assert number is not None
     labels = tables[paper_dataset_of(name) or ""].take(np.arange(number))
-    assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled_count(size, 0.045) for size in SIZES[name]]
+    assert sizes(deal(name, labels, seed=0, scale=0.045)) == [
+        scaled_count(size, 0.045) for size in SIZES[name]
+    ]
 
 
 @pytest.mark.parametrize("construction", ["enriched", "findings"])
@@ -291,7 +337,9 @@ def test_large_clients_that_take_all_that_is_left_get_shares_that_add_up(
     assert number is not None
     for start in range(0, 3500, 700):
         labels = tables["chestmnist"].take(np.arange(start, start + number))
-        partition = deal("CHM-3", labels, seed=start, scale=0.01, options={"construction": construction})
+        partition = deal(
+            "CHM-3", labels, seed=start, scale=0.01, options={"construction": construction}
+        )
         assert sizes(partition) == [scaled_count(size, 0.01) for size in SIZES["CHM-3"]]
 
 
@@ -305,20 +353,23 @@ def test_wanted_is_the_paper_s_number_scaled() -> None:
         78468,
         3531,
     ]
-    assert paper_scenario_images("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
+    assert (
+        paper_scenario_images("CHM-2", 0.045) == 3533
+    )  # its clients, each rounded up, are two more
     assert paper_scenario_images("iid", 1) is None
 
 
 def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None:
     with pytest.raises(
-        UserError, match=r"CHM-2 at scale 1 needs 78,468 images, the data has 1,000: use a scale of 0\.0127"
+        UserError,
+        match=r"CHM-2 at scale 1 needs 78,468 images, the data has 1,000: use a scale of 0\.0127",
     ) as refused:
         deal("CHM-2", small, seed=0)
     fitting = float(str(refused.value).split("a scale of ")[1].split()[0])
     assert sum(sizes(deal("CHM-2", small, seed=0, scale=fitting))) <= 1000
 
 
-# ------------------------------------------------------------------------------------------ the same everywhere
+# ------------------------------------------------------------------------------ the same everywhere
 
 
 @pytest.mark.parametrize(
@@ -331,17 +382,33 @@ def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None
         ("shards", {}, "0e77bdda567123c2"),
     ],
 )
-def test_partition_is_the_one_of_other_machines(name: str, options: dict[str, object], sha256: str) -> None:
+def test_partition_is_the_one_of_other_machines(
+    name: str, options: dict[str, object], sha256: str
+) -> None:
     number = np.arange(1000)
     values = np.stack([number % prime == 0 for prime in (3, 5, 7, 11, 13)], axis=1).astype(np.uint8)
-    labels = Labels(values, PAPER_FINDINGS, np.array([f"{k:04d}" for k in number]), (number // 2).astype(np.str_))
-    assert deal(name, labels, seed=0, scale=0.01 if name == "CHM-2" else 1.0, options=options).sha256[:16] == sha256
+    labels = Labels(
+        values,
+        PAPER_FINDINGS,
+        np.array([f"{k:04d}" for k in number]),
+        (number // 2).astype(np.str_),
+    )
+    assert (
+        deal(name, labels, seed=0, scale=0.01 if name == "CHM-2" else 1.0, options=options).sha256[
+            :16
+        ]
+        == sha256
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"construction": "tilt"}, {"patient_disjoint": True, "share": 0.3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"construction": "tilt"}, {"patient_disjoint": True, "share": 0.3}]
+)
 def test_order_of_the_table_does_not_matter(options: dict[str, object], small: Labels) -> None:
     shuffled = small.take(np.random.default_rng(3).permutation(len(small)))
-    one, other = (deal("CHM-3", labels, seed=4, scale=0.01, options=options) for labels in (small, shuffled))
+    one, other = (
+        deal("CHM-3", labels, seed=4, scale=0.01, options=options) for labels in (small, shuffled)
+    )
     assert one.sha256 == other.sha256
     assert {*small.names[one.shards[5].rows]} == {*shuffled.names[other.shards[5].rows]}
 
@@ -360,7 +427,7 @@ def test_hash_is_that_of_the_documented_text(small: Labels) -> None:
     assert partition.sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
-# ------------------------------------------------------------------------------------------ patients
+# ----------------------------------------------------------------------------------------- patients
 
 
 @pytest.mark.parametrize(
@@ -380,7 +447,12 @@ def test_patient_disjoint_keeps_sizes_and_quotas(
     partition = deal(name, labels, seed=0, options={**options, "patient_disjoint": True})
     assert shared_patients(partition, labels) == 0 < shared_patients(plain, labels)
     assert sizes(partition) == SIZES[name]
-    if column := {"CHX-1": RARE["chexpert"], "CHX-5": [0], "CHM-3": RARE["chestmnist"], "CHM-4": [0]}.get(name):
+    if column := {
+        "CHX-1": RARE["chexpert"],
+        "CHX-5": [0],
+        "CHM-3": RARE["chestmnist"],
+        "CHM-4": [0],
+    }.get(name):
         assert positives(partition, labels, column) == positives(plain, labels, column)
 
 
@@ -409,7 +481,9 @@ def test_whole_patients_that_do_not_add_up_are_refused() -> None:
     used=st.floats(0.3, 1.0),
     seed=st.integers(0, 2**32),
 )
-def test_packing_patients_is_exact_or_refused(images: list[int], clients: int, used: float, seed: int) -> None:
+def test_packing_patients_is_exact_or_refused(
+    images: list[int], clients: int, used: float, seed: int
+) -> None:
     patients = np.repeat([f"p{k}" for k in range(len(images))], images)
     labels = random_labels(len(patients), seed, patients=patients)
     deck = shuffled_deck(labels, seed, patient_disjoint=True)
@@ -428,7 +502,7 @@ def test_packing_patients_is_exact_or_refused(images: list[int], clients: int, u
     assert sum(map(len, owners)) == len(set().union(*owners))
 
 
-# ------------------------------------------------------------------------------------------ the usual partitions
+# ----------------------------------------------------------------------------- the usual partitions
 
 
 def test_iid_clients_differ_by_one_image_at_most(small: Labels) -> None:
@@ -436,18 +510,28 @@ def test_iid_clients_differ_by_one_image_at_most(small: Labels) -> None:
 
 
 def test_quantity_follows_the_power_law(small: Labels) -> None:
-    assert sizes(deal("quantity", small, seed=0, options={"clients": 3, "power": 1.0})) == [545, 273, 182]
+    assert sizes(deal("quantity", small, seed=0, options={"clients": 3, "power": 1.0})) == [
+        545,
+        273,
+        182,
+    ]
     assert sizes(deal("quantity", small, seed=0, options={"clients": 4, "power": 0.0})) == [250] * 4
 
 
 def test_lognormal_sizes_are_exact_and_have_the_wanted_spread() -> None:
     labels = random_labels(20_000)
-    found = np.array(sizes(deal("lognormal", labels, seed=0, options={"clients": 200, "min_size": 2})))
+    found = np.array(
+        sizes(deal("lognormal", labels, seed=0, options={"clients": 200, "min_size": 2}))
+    )
     assert found.sum() == 20_000
     assert found.min() >= 2
     assert np.log(found).std() == pytest.approx(1.0, abs=0.15)
-    assert sizes(deal("lognormal", labels, seed=0, options={"clients": 4, "sigma": 0.0})) == [5000] * 4
-    with pytest.raises(UserError, match="20 clients of at least 10 images need 200, and there are 100"):
+    assert (
+        sizes(deal("lognormal", labels, seed=0, options={"clients": 4, "sigma": 0.0})) == [5000] * 4
+    )
+    with pytest.raises(
+        UserError, match="20 clients of at least 10 images need 200, and there are 100"
+    ):
         deal("lognormal", random_labels(100), seed=0)
 
 
@@ -455,7 +539,9 @@ def test_dirichlet_skews_labels_more_the_smaller_alpha(tables: dict[str, Labels]
     labels = tables["chexpert"].take(np.arange(5000))
     skew = []
     for alpha in (0.05, 1.0, 100.0):
-        partition = deal("dirichlet", labels, seed=0, options={"clients": 5, "alpha": alpha, "min_size": 25})
+        partition = deal(
+            "dirichlet", labels, seed=0, options={"clients": 5, "alpha": alpha, "min_size": 25}
+        )
         assert sum(sizes(partition)) == 5000
         assert min(sizes(partition)) >= 25
         skew.append(float(np.mean(measure_skew(partition, labels).jensen_shannon)))
@@ -463,7 +549,7 @@ def test_dirichlet_skews_labels_more_the_smaller_alpha(tables: dict[str, Labels]
 
 
 def test_dirichlet_proportions_have_the_right_moments(small: Labels) -> None:
-    from feddraw.scenarios.dirichlet import _dirichlet_proportions
+    from feddraw.data.scenarios.dirichlet import _dirichlet_proportions
 
     deck = shuffled_deck(small, 0)
     for alpha in (0.1, 0.5, 5.0):
@@ -488,7 +574,11 @@ def test_shards_leave_each_client_few_classes() -> None:
 
 def test_by_site_makes_each_site_a_client(small: Labels) -> None:
     partition = deal("by_site", small, seed=0, scale=0.5)
-    assert {shard.client: len(shard) for shard in partition.shards} == {"east": 167, "north": 167, "south": 167}
+    assert {shard.client: len(shard) for shard in partition.shards} == {
+        "east": 167,
+        "north": 167,
+        "south": 167,
+    }
     assert small.sites is not None
     assert all(set(small.sites[shard.rows]) == {shard.client} for shard in partition.shards)
 
@@ -500,15 +590,30 @@ def test_by_site_counts_patients_of_several_sites() -> None:
         deal("by_site", labels, seed=0, options={"patient_disjoint": True})
 
 
-# ------------------------------------------------------------------------------------------ names and mistakes
+# ------------------------------------------------------------------------------- names and mistakes
 
 
 def test_every_scenario_is_listed_with_a_line_and_options() -> None:
-    assert scenario_names() == [*SIZES, "by_site", "dirichlet", "iid", "lognormal", "quantity", "shards"]
+    assert scenario_names() == [
+        *SIZES,
+        "by_site",
+        "dirichlet",
+        "iid",
+        "lognormal",
+        "quantity",
+        "shards",
+    ]
     assert describe_scenario("chx-4") == "CheXpert, 9 large + 1 small: 9 × 10,000, 1 × 2,500"
-    assert all(describe_scenario(name) and "\n" not in describe_scenario(name) for name in scenario_names())
+    assert all(
+        describe_scenario(name) and "\n" not in describe_scenario(name) for name in scenario_names()
+    )
     assert scenario_options("CHX-1")["share"] == 0.85
-    assert scenario_options("dirichlet") == {"clients": 4, "alpha": 0.5, "min_size": 10, "patient_disjoint": False}
+    assert scenario_options("dirichlet") == {
+        "clients": 4,
+        "alpha": 0.5,
+        "min_size": 10,
+        "patient_disjoint": False,
+    }
 
 
 def test_names_may_be_written_in_any_case(small: Labels) -> None:
@@ -522,21 +627,29 @@ def test_names_may_be_written_in_any_case(small: Labels) -> None:
 
 
 def test_impossible_quota_says_what_is_needed_and_left(tables: dict[str, Labels]) -> None:
-    with pytest.raises(UserError, match=r"^CHM-4, Atelectasis at C2–C4: needs 4,275 positives, 3,996 are left$"):
+    with pytest.raises(
+        UserError, match=r"^CHM-4, Atelectasis at C2–C4: needs 4,275 positives, 3,996 are left$"
+    ):
         deal("CHM-4", tables["chestmnist"], seed=0, options={"large_positives": 1425})
 
 
 def test_too_few_rare_positives_say_what_is_needed_and_left(tables: dict[str, Labels]) -> None:
     labels = tables["chestmnist"].take(np.arange(50000))
     with pytest.raises(
-        UserError, match=r"^CHX-1, Cardiomegaly or Consolidation at C2–C4: needs 7,500 positives, 3,\d+ are left$"
+        UserError,
+        match=(
+            r"^CHX-1, Cardiomegaly or Consolidation at C2–C4: needs 7,500 positives, 3,\d+ are"
+            r" left$"
+        ),
     ):
         deal("CHX-1", labels, seed=0)
 
 
 def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
     rare = np.flatnonzero(tables["chestmnist"].values[:, RARE["chestmnist"]].any(axis=1))[:1000]
-    with pytest.raises(UserError, match=r"at C6: needs \d+ positives, and the client has 85 images"):
+    with pytest.raises(
+        UserError, match=r"at C6: needs \d+ positives, and the client has 85 images"
+    ):
         deal("CHM-3", tables["chestmnist"].take(rare), seed=0, scale=0.01)
 
 
@@ -547,7 +660,11 @@ def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
         ("dirichlet", {"beta": 1.0}, "dirichlet has no setting 'beta'"),
         ("CHM-2", {"tilt": 1.0}, "CHM-2 with construction concentration has no setting 'tilt'"),
         ("CHM-5", {"share": 0.5}, "CHM-5 has no setting 'share'"),
-        ("CHM-2", {"construction": "tlt"}, "construction must be one of concentration, enriched, findings, tilt, "),
+        (
+            "CHM-2",
+            {"construction": "tlt"},
+            "construction must be one of concentration, enriched, findings, tilt, ",
+        ),
         ("CHM-2", {"construction": "tilt", "tilt": -1.0}, "tilt must be zero or more"),
         ("CHM-2", {"share": math.nan}, "share must be between 0 and 1"),
         ("CHM-2", {"share": 0}, "share must be above 0"),
@@ -568,7 +685,9 @@ def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
         ("no_such_module:deal", {}, "cannot import 'no_such_module'"),
     ],
 )
-def test_mistakes_are_one_line(name: str, options: dict[str, object], message: str, small: Labels) -> None:
+def test_mistakes_are_one_line(
+    name: str, options: dict[str, object], message: str, small: Labels
+) -> None:
     with pytest.raises(UserError) as refused:
         deal(name, small, seed=0, scale=0.01 if name.startswith("CHM") else 1.0, options=options)
     assert message in str(refused.value)
@@ -606,21 +725,19 @@ def test_missing_labels_are_named(small: Labels) -> None:
         deal("by_site", bare, seed=0)
 
 
-# ------------------------------------------------------------------------------------------ one's own
+# ---------------------------------------------------------------------------------------- one's own
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     code = (
-        "def halves(labels, seed, scale, cut=500):\n    return [range(cut), range(cut, len(labels))]\n"
-        "def named(labels, seed, scale):\n    return {'north': [5, 3], 'south': [1, 2]}\n"
-        "def again(labels, seed, scale):\n"
-        "    from feddraw.scenarios.scenario_by_name import deal\n"
-        "    return deal('iid', labels, seed=seed, scale=scale)\n"
-        "def twice(labels, seed, scale):\n    return [[0, 1], [1, 2]]\n"
-        "def outside(labels, seed, scale):\n    return [[0, 1], [2, 10**6]]\n"
-        "def ragged(labels, seed, scale):\n    return [[[0], [1, 2]]]\n"
-        "def nothing(labels, seed, scale):\n    return None\n"
+        "def halves(labels, seed, scale, cut=500):\n    return [range(cut), range(cut,"
+        " len(labels))]\ndef named(labels, seed, scale):\n    return {'north': [5, 3], 'south': [1,"
+        " 2]}\ndef again(labels, seed, scale):\n    from feddraw.data.scenarios.scenario_by_name"
+        " import deal\n    return deal('iid', labels, seed=seed, scale=scale)\ndef twice(labels,"
+        " seed, scale):\n    return [[0, 1], [1, 2]]\ndef outside(labels, seed, scale):\n    return"
+        " [[0, 1], [2, 10**6]]\ndef ragged(labels, seed, scale):\n    return [[[0], [1, 2]]]\ndef"
+        " nothing(labels, seed, scale):\n    return None\n"
     )
     (tmp_path / "own_scenarios.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -673,10 +790,17 @@ def test_index_list_deals_the_same_images_again(listed: Path, small: Labels) -> 
 
 def test_index_list_takes_no_options(listed: Path, small: Labels) -> None:
     with pytest.raises(UserError, match=r"lists the images of each client: leave construction out"):
-        deal(str(listed), small, seed=0, options={"construction": "enriched", "patient_disjoint": False})
+        deal(
+            str(listed),
+            small,
+            seed=0,
+            options={"construction": "enriched", "patient_disjoint": False},
+        )
 
 
-def test_index_list_may_be_in_the_home_folder(listed: Path, small: Labels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_list_may_be_in_the_home_folder(
+    listed: Path, small: Labels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(listed.parent))
     assert deal(f"~/{listed.name}", small, seed=0).sha256 == deal(str(listed), small, seed=0).sha256
 
@@ -699,7 +823,7 @@ def test_index_list_is_checked(listed: Path, small: Labels, tmp_path: Path) -> N
         index_list.write_index_list(tmp_path, deal("iid", small, seed=0), small, {})
 
 
-# ------------------------------------------------------------------------------------------ heterogeneity
+# ------------------------------------------------------------------------------------ heterogeneity
 
 
 @pytest.mark.parametrize(
@@ -742,7 +866,9 @@ def test_jensen_shannon_is_scipy_s(pairs: list[tuple[int, int]]) -> None:
 def test_measures_of_a_partition_by_hand() -> None:
     values = np.array([[1, 1], [1, 0], [0, 0], [0, 1]], np.uint8)
     labels = Labels(values, ("a", "b"), np.array(list("wxyz")), np.array(["1", "2", "2", "1"]))
-    partition = Partition("mine", (Shard("C1", np.array([0, 1])), Shard("C2", np.array([2, 3]))), "")
+    partition = Partition(
+        "mine", (Shard("C1", np.array([0, 1])), Shard("C2", np.array([2, 3]))), ""
+    )
     measures = measure_skew(partition, labels)
     assert label_counts(partition, labels).tolist() == [[2, 1, 0], [0, 1, 1]]
     # mixes (2/3, 1/3, 0) and (0, 1/2, 1/2) beside (2/5, 2/5, 1/5) of both together
@@ -761,7 +887,7 @@ def test_figure_has_a_bar_a_client_with_the_first_on_top(small: Labels) -> None:
     assert bars.yaxis_inverted()
 
 
-# ------------------------------------------------------------------------------------------ the command line
+# --------------------------------------------------------------------------------- the command line
 
 
 @pytest.fixture
@@ -787,12 +913,22 @@ def command(*words: object) -> str:
 def test_show_prints_the_documented_json(table: Path) -> None:
     document = json.loads(command("show", "chm-4", "--labels", table, "--scale", "0.01", "--json"))
     assert list(document) == ["scenario", "dataset", "total", "sha256", "clients", "heterogeneity"]
-    assert (document["scenario"], document["dataset"], document["total"]) == ("CHM-4", "chestmnist", 520)
+    assert (document["scenario"], document["dataset"], document["total"]) == (
+        "CHM-4",
+        "chestmnist",
+        520,
+    )
     first = document["clients"][0]
     assert list(first) == ["client", "size", "positives", "none"]
-    assert (first["client"], first["size"], list(first["positives"])) == ("C1", 70, list(PAPER_FINDINGS))
+    assert (first["client"], first["size"], list(first["positives"])) == (
+        "C1",
+        70,
+        list(PAPER_FINDINGS),
+    )
     assert first["positives"]["Atelectasis"] == 40
-    assert {"size_ratio", "gini", "smallest_share", "effective_clients"} <= set(document["heterogeneity"])
+    assert {"size_ratio", "gini", "smallest_share", "effective_clients"} <= set(
+        document["heterogeneity"]
+    )
     assert set(document["heterogeneity"]["jensen_shannon"]) == {"C1", "C2", "C3", "C4"}
 
 
@@ -816,7 +952,9 @@ def test_show_without_labels_gives_sizes_and_says_how_to_get_counts() -> None:
 
 def test_build_writes_a_file_that_is_a_scenario(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    said = command("build", "iid", "--labels", table, "--set", "scenario.clients=5", "--seed", 3, "--out", path)
+    said = command(
+        "build", "iid", "--labels", table, "--set", "scenario.clients=5", "--seed", 3, "--out", path
+    )
     shown = json.loads(command("show", path, "--labels", table, "--json"))
     recorded = json.loads(path.read_text())
     assert [client["size"] for client in shown["clients"]] == [200] * 5
@@ -837,13 +975,18 @@ def test_list_names_them_all() -> None:
 
 
 def test_dealing_needs_no_torch() -> None:
-    code = "import sys; from feddraw.scenarios.scenario_by_name import scenario_names; scenario_names(); "
+    code = (
+        "import sys; from feddraw.data.scenarios.scenario_by_name import scenario_names;"
+        " scenario_names(); "
+    )
     code += "print({'torch', 'matplotlib'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "set()"
 
 
-# ------------------------------------------------------------------------------------------ the real tables
+# ---------------------------------------------------------------------------------- the real tables
 
 
 @pytest.fixture(scope="module")
@@ -852,7 +995,9 @@ def real() -> dict[str, Labels]:
 
     chexpert, folder = os.environ.get("FEDDRAW_CHEXPERT_LABELS"), os.environ.get("FEDDRAW_DATA")
     if not (chexpert and folder):
-        pytest.skip("FEDDRAW_CHEXPERT_LABELS and FEDDRAW_DATA do not say where the real label tables are")
+        pytest.skip(
+            "FEDDRAW_CHEXPERT_LABELS and FEDDRAW_DATA do not say where the real label tables are"
+        )
     return {
         "chexpert": read_training_labels(Path(chexpert)),
         "chestmnist": read_training_labels(Path(folder) / "chestmnist_labels.npz"),
@@ -879,15 +1024,25 @@ def test_all_twelve_build_on_the_real_tables_within_ten_seconds(real: dict[str, 
 
 
 @pytest.mark.parametrize("name", TILTED)
-def test_tilt_on_the_real_tables_gives_the_expected_information(name: str, real: dict[str, Labels]) -> None:
-    assert information_after_tilt(name, real[paper_dataset_of(name) or ""], 1) == pytest.approx(TILTED[name], abs=0.3)
+def test_tilt_on_the_real_tables_gives_the_expected_information(
+    name: str, real: dict[str, Labels]
+) -> None:
+    assert information_after_tilt(name, real[paper_dataset_of(name) or ""], 1) == pytest.approx(
+        TILTED[name], abs=0.3
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"construction": "tilt"}, {"construction": "certain"}], ids=["concentration", "tilt", "certain"]
+    "options",
+    [{}, {"construction": "tilt"}, {"construction": "certain"}],
+    ids=["concentration", "tilt", "certain"],
 )
-def test_chexpert_can_be_dealt_by_patient(options: dict[str, object], real: dict[str, Labels]) -> None:
+def test_chexpert_can_be_dealt_by_patient(
+    options: dict[str, object], real: dict[str, Labels]
+) -> None:
     for name in ("CHX-1", "CHX-4"):
-        partition = deal(name, real["chexpert"], seed=0, options={**options, "patient_disjoint": True})
+        partition = deal(
+            name, real["chexpert"], seed=0, options={**options, "patient_disjoint": True}
+        )
         assert sizes(partition) == SIZES[name]
         assert shared_patients(partition, real["chexpert"]) == 0

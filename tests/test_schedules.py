@@ -1,4 +1,6 @@
-"""FedDRAW's mathematics: every number that the paper prints, and what must hold for anybody's sizes."""
+"""FedDRAW's mathematics: every number that the paper prints, and what must hold for anybody's
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cosine as distance
 
 import feddraw
-from feddraw.errors import UserError
-from feddraw.schedules import (
+from feddraw.core.schedules import (
     _COSINE_BLOCK,
     BETA_MAX,
     ETA,
@@ -27,6 +28,7 @@ from feddraw.schedules import (
     softmax,
     weights_and_parts,
 )
+from feddraw.errors import UserError
 
 CHX1 = [20_000, 5_000, 5_000, 5_000]
 CHX4 = [10_000] * 9 + [2_500]
@@ -34,7 +36,9 @@ T = 15
 
 
 def weights(round, sizes, similarities=None, **settings):
-    return feddraw.weights(round=round, rounds=T, sizes=sizes, similarities=similarities, **settings)
+    return feddraw.weights(
+        round=round, rounds=T, sizes=sizes, similarities=similarities, **settings
+    )
 
 
 def small_client(round, gap, **settings):
@@ -47,7 +51,7 @@ def large_client(round, gap, **settings):
     return weights(round, CHX1, [0.9 + gap] + [0.9] * 3, **settings)[0]
 
 
-# ---------------------------------------------------------------------------------------------------- golden numbers
+# ----------------------------------------------------------------------------------- golden numbers
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,9 @@ def test_no_single_beta_turns_the_softmax_of_the_prior_into_the_prior():
 @pytest.mark.parametrize("reading", READINGS)
 def test_gamma_falls_from_the_round_that_the_reading_counts_from(reading):
     late = reading == "equation"
-    assert [gamma(t, reading=reading) for t in range(T)] == [math.exp(-0.4 * (t + late)) for t in range(T)]
+    assert [gamma(t, reading=reading) for t in range(T)] == [
+        math.exp(-0.4 * (t + late)) for t in range(T)
+    ]
 
 
 def test_beta_is_loosely_close_to_its_maximum_until_the_middle():
@@ -125,7 +131,10 @@ def test_algorithm1_would_need_other_gaps_for_the_same_extrema():
     ],
 )
 def test_gaps_with_which_the_small_client_is_above_equal_but_below_its_maximum(round, low, high):
-    """CHX-4, printed: above .1000 in rounds 4 to 10, at most .1037 in round 6. The bounds have four digits."""
+    """CHX-4, printed: above .1000 in rounds 4 to 10, at most .1037 in round 6.
+
+    The bounds have four digits.
+    """
     assert small_client(round, low - 1e-4) < 0.1 < small_client(round, low + 1e-4)
     assert small_client(round, high - 1e-4) < 0.10370 < small_client(round, high + 1e-4)
 
@@ -151,17 +160,25 @@ def test_clients_of_one_size_are_as_far_apart_as_printed():
 
 def test_from_round_4_on_the_weights_are_near_uniform_averaging():
     """Within 4 % in CHX-4 and 7 % in CHX-1, with the gaps that the paper's figure needs."""
-    assert all(abs(small_client(t, 0.0267 * math.exp(-0.2 * abs(t - 6))) - 0.1) < 0.004 for t in range(4, T))
-    assert all(abs(large_client(t, -0.0844 * math.exp(-0.3 * abs(t - 6))) - 0.25) < 0.07 * 0.25 for t in range(5, T))
+    assert all(
+        abs(small_client(t, 0.0267 * math.exp(-0.2 * abs(t - 6))) - 0.1) < 0.004
+        for t in range(4, T)
+    )
+    assert all(
+        abs(large_client(t, -0.0844 * math.exp(-0.3 * abs(t - 6))) - 0.25) < 0.07 * 0.25
+        for t in range(5, T)
+    )
 
 
 @pytest.mark.parametrize("reading", ["reported", "equation"])
 def test_with_one_round_the_prior_wins(reading):
-    only = feddraw.weights(round=0, rounds=1, sizes=CHX1, similarities=[0, 1, 1, 1], reading=reading)
+    only = feddraw.weights(
+        round=0, rounds=1, sizes=CHX1, similarities=[0, 1, 1, 1], reading=reading
+    )
     assert only.tolist() == size_prior(CHX1).tolist()
 
 
-# ---------------------------------------------------------------------------------------------------- properties
+# --------------------------------------------------------------------------------------- properties
 
 unhurried = settings(deadline=None)  # a busy machine is no mistake
 clients = st.integers(1, 12).flatmap(
@@ -170,15 +187,21 @@ clients = st.integers(1, 12).flatmap(
         st.lists(st.floats(-1, 1), min_size=k, max_size=k),
     )
 )
-times = st.integers(1, 400).flatmap(lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds)))
-strengths = st.fixed_dictionaries({name: st.floats(1e-12, 1e300) for name in ("eta", "lam", "beta_max")})
+times = st.integers(1, 400).flatmap(
+    lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds))
+)
+strengths = st.fixed_dictionaries(
+    {name: st.floats(1e-12, 1e300) for name in ("eta", "lam", "beta_max")}
+)
 
 
 @unhurried
 @given(clients, times, strengths, st.sampled_from(READINGS))
 def test_weights_are_a_distribution_whatever_the_settings(who, when, strength, reading):
     (sizes, similarities), (t, rounds) = who, when
-    found = feddraw.weights(round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength)
+    found = feddraw.weights(
+        round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength
+    )
     assert found.dtype == np.float64
     assert (found >= 0).all()
     assert found.sum() == pytest.approx(1, abs=1e-12)
@@ -190,7 +213,9 @@ def test_a_client_counts_the_same_wherever_it_stands(who, t, reading, random):
     sizes, similarities = map(np.array, who)
     order = random.sample(range(len(sizes)), len(sizes))
     straight = weights(t, sizes, similarities, reading=reading)
-    assert weights(t, sizes[order], similarities[order], reading=reading) == pytest.approx(straight[order], rel=1e-12)
+    assert weights(t, sizes[order], similarities[order], reading=reading) == pytest.approx(
+        straight[order], rel=1e-12
+    )
 
 
 @unhurried
@@ -218,7 +243,9 @@ def test_cosine_of_float32_vectors_has_float64_precision_over_many_blocks(length
 @pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
 def test_cosine_does_not_depend_on_length(scale):
     vector = np.array([3, 4], np.float32) * np.float32(scale)
-    assert cosine(np.stack([vector, -vector]), np.array([3, 4], np.float32)) == pytest.approx([1, -1])
+    assert cosine(np.stack([vector, -vector]), np.array([3, 4], np.float32)) == pytest.approx(
+        [1, -1]
+    )
 
 
 def test_a_vector_without_length_has_similarity_zero():
@@ -232,14 +259,16 @@ def test_a_vector_without_length_has_similarity_zero():
 def test_the_parts_explain_the_weights(who, when):
     parts = weights_and_parts(*who, *gamma_and_beta(*when))
     assert parts.prior.sum() == pytest.approx(1)
-    assert parts.reputation == pytest.approx(parts.gamma * parts.prior + (1 - parts.gamma) * parts.similarity)
+    assert parts.reputation == pytest.approx(
+        parts.gamma * parts.prior + (1 - parts.gamma) * parts.similarity
+    )
     if parts.beta is None:
         assert parts.weight is parts.prior
     else:
         assert parts.weight == pytest.approx(softmax(parts.reputation, parts.beta))
 
 
-# ---------------------------------------------------------------------------------------------------- schedule
+# ----------------------------------------------------------------------------------------- schedule
 
 
 def test_schedule_has_an_element_a_round_with_every_part_of_every_client():
@@ -258,13 +287,17 @@ def test_schedule_has_an_element_a_round_with_every_part_of_every_client():
         "weight": 0,
     }
     for t, row in enumerate(rows):
-        assert [c["weight"] for c in row["clients"]] == weights(t, CHX1, [0.91, 0.99, 0.99, 0.98]).tolist()
+        assert [c["weight"] for c in row["clients"]] == weights(
+            t, CHX1, [0.91, 0.99, 0.99, 0.98]
+        ).tolist()
 
 
 def test_schedule_takes_a_row_of_similarities_a_round():
     table = [[0.5, 1.0], [1.0, 0.5], [0.2, 0.1]]
     for given_as in (table, np.array(table)):
-        rows = feddraw.schedule(rounds=3, sizes=[1, 1], similarities=given_as, clients=["North", "South"])
+        rows = feddraw.schedule(
+            rounds=3, sizes=[1, 1], similarities=given_as, clients=["North", "South"]
+        )
         assert [[c["similarity"] for c in row["clients"]] for row in rows] == table
         assert [c["client"] for c in rows[0]["clients"]] == ["North", "South"]
 
@@ -275,7 +308,7 @@ def test_without_similarities_every_client_is_fully_similar():
     assert weights(5, CHX1).tolist() == weights(5, CHX1, [1, 1, 1, 1]).tolist()
 
 
-# ---------------------------------------------------------------------------------------------------- mistakes
+# ----------------------------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize(
@@ -302,7 +335,10 @@ def test_without_similarities_every_client_is_fully_similar():
 )
 def test_a_mistake_is_one_line(changes, says):
     settings = {"rounds": 3, "sizes": [10, 20], "similarities": [1, 1]} | changes
-    for call in (lambda: feddraw.schedule(**settings), lambda: feddraw.weights(round=0, **settings)):
+    for call in (
+        lambda: feddraw.schedule(**settings),
+        lambda: feddraw.weights(round=0, **settings),
+    ):
         with pytest.raises(UserError) as error:
             call()
         assert says in str(error.value)
@@ -328,25 +364,36 @@ def test_a_table_of_another_shape_is_one_line(changes, says):
         feddraw.schedule(rounds=3, sizes=[10, 20], **changes)
 
 
-# ---------------------------------------------------------------------------------------------------- extremes
+# ----------------------------------------------------------------------------------------- extremes
 
-vast = st.fixed_dictionaries({name: st.floats(5e-324, 1.7e308) for name in ("eta", "lam", "beta_max")})
+vast = st.fixed_dictionaries(
+    {name: st.floats(5e-324, 1.7e308) for name in ("eta", "lam", "beta_max")}
+)
 crowds = st.integers(1, 200).flatmap(
     lambda k: st.tuples(
         st.lists(st.sampled_from([1, 2, 999, 10**6, 10**12 - 1, 10**12]), min_size=k, max_size=k),
         st.lists(st.sampled_from([-1.0, -1e-300, 0.0, 1e-300, 0.5, 1.0]), min_size=k, max_size=k),
     )
 )
-long_times = st.integers(1, 10**9).flatmap(lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds)))
+long_times = st.integers(1, 10**9).flatmap(
+    lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds))
+)
 
 
 @unhurried
 @given(crowds, long_times, vast, st.sampled_from(READINGS))
-def test_weights_stay_in_the_simplex_for_any_crowd_any_length_and_any_strength(who, when, strength, reading):
+def test_weights_stay_in_the_simplex_for_any_crowd_any_length_and_any_strength(
+    who, when, strength, reading
+):
     (sizes, similarities), (t, rounds) = who, when
     with np.errstate(divide="raise", invalid="raise"):
         found = feddraw.weights(
-            round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength
+            round=t,
+            rounds=rounds,
+            sizes=sizes,
+            similarities=similarities,
+            reading=reading,
+            **strength,
         )
     assert np.isfinite(found).all()
     assert (found >= 0).all()
@@ -358,7 +405,9 @@ def test_weights_stay_in_the_simplex_for_any_crowd_any_length_and_any_strength(w
 def test_of_two_clients_of_one_size_the_more_similar_counts_no_less(who, when, strength, reading):
     (sizes, similarities), (t, rounds) = who, when
     sizes = [sizes[0]] * len(sizes)
-    found = feddraw.weights(round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength)
+    found = feddraw.weights(
+        round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength
+    )
     order = np.argsort(similarities)
     assert (np.diff(found[order]) >= -1e-15).all()
 

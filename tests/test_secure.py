@@ -1,4 +1,7 @@
-"""Secure sums: right, or refused in one line. What an attacker can do is in `test_secure_attacks.py`."""
+"""Secure sums: right, or refused in one line.
+
+What an attacker can do is in `test_secure_attacks.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.secure_sums import shamir
-from feddraw.secure_sums.client import SecureSumClient
-from feddraw.secure_sums.fixed_point import fixed_point_limit, from_fixed_point, to_fixed_point
-from feddraw.secure_sums.in_process import InProcessSecureSum
-from feddraw.secure_sums.message_fields import SecureSumRefused
-from feddraw.secure_sums.server import SecureSumServer
-from feddraw.secure_sums.session import SecureSumFailed, Session, session_threshold
+from feddraw.secure.sums import shamir
+from feddraw.secure.sums.client import SecureSumClient
+from feddraw.secure.sums.fixed_point import fixed_point_limit, from_fixed_point, to_fixed_point
+from feddraw.secure.sums.in_process import InProcessSecureSum
+from feddraw.secure.sums.message_fields import SecureSumRefused
+from feddraw.secure.sums.server import SecureSumServer
+from feddraw.secure.sums.session import SecureSumFailed, Session, session_threshold
 
 NAMES = tuple(f"site {number}" for number in range(6))
 KEYS = {name: Ed25519PrivateKey.generate() for name in NAMES}
@@ -54,7 +57,9 @@ def test_two_of_six_that_fall_silent_end_the_sum() -> None:
         masked_sum({NAMES[0]: 2, NAMES[5]: 2})
 
 
-@pytest.mark.parametrize(("asked", "needed"), [(3, 3), (4, 3), (5, 4), (6, 5), (7, 5), (10, 7), (100, 67)])
+@pytest.mark.parametrize(
+    ("asked", "needed"), [(3, 3), (4, 3), (5, 4), (6, 5), (7, 5), (10, 7), (100, 67)]
+)
 def test_more_than_two_thirds_must_stay(asked: int, needed: int) -> None:
     assert session_threshold(asked) == needed
 
@@ -96,7 +101,9 @@ def test_any_threshold_shares_give_the_secret_and_one_less_gives_another() -> No
 
 
 def test_clients_that_were_told_different_things_open_no_sum() -> None:
-    """A server that lets the values of all others vanish, by what it tells them, does not learn the one left."""
+    """A server that lets the values of all others vanish, by what it tells them, does not learn the
+    one left.
+    """
     session, names = Session("run", 3, "moves", 0, NAMES[:3]), NAMES[:3]
     collector = SecureSumServer(session, DIRECTORY)
     members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in names}
@@ -113,4 +120,6 @@ def test_clients_that_were_told_different_things_open_no_sum() -> None:
     with pytest.raises(SecureSumRefused, match="signed"):
         members[names[0]].reveal(collector.survivors, signatures)
     with pytest.raises(SecureSumRefused, match="signed"):
-        SecureSumClient.from_bytes(members[names[1]].to_bytes(), KEYS[names[1]], DIRECTORY).reveal(names, signatures)
+        SecureSumClient.from_bytes(members[names[1]].to_bytes(), KEYS[names[1]], DIRECTORY).reveal(
+            names, signatures
+        )

@@ -1,4 +1,6 @@
-"""What a curious or lying server or a thief of messages can do to a secure sum, and what drops do to it."""
+"""What a curious or lying server or a thief of messages can do to a secure sum, and what drops do
+to it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from feddraw.secure_sums import masks
-from feddraw.secure_sums.client import SecureSumClient
-from feddraw.secure_sums.masks import pair_mask, self_mask
-from feddraw.secure_sums.message_fields import SecureSumRefused
-from feddraw.secure_sums.one_time_keys import OneTimePublicKeys, public_half
-from feddraw.secure_sums.server import SERVER_STAGES, SecureSumServer
-from feddraw.secure_sums.session import SecureSumFailed, Session
+from feddraw.secure.sums import masks
+from feddraw.secure.sums.client import SecureSumClient
+from feddraw.secure.sums.masks import pair_mask, self_mask
+from feddraw.secure.sums.message_fields import SecureSumRefused
+from feddraw.secure.sums.one_time_keys import OneTimePublicKeys, public_half
+from feddraw.secure.sums.server import SERVER_STAGES, SecureSumServer
+from feddraw.secure.sums.session import SecureSumFailed, Session
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 
 STAGES = len(SERVER_STAGES)
@@ -28,11 +30,13 @@ SESSION = Session("run", 3, "moves", 0, NAMES)
 Words = NDArray[np.uint64]
 
 
-# ---------------------------------------------------------------------------------------------------- who falls silent
+# --------------------------------------------------------------------------------- who falls silent
 
 
 def patterns() -> Iterator[dict[str, int]]:
-    """By client, the stage at which it falls silent: all 6^6 in the long version, else one of each kind up to three."""
+    """By client, the stage at which it falls silent: all 6^6 in the long version, else one of each
+    kind up to three.
+    """
     if LONG:
         for stages in itertools.product(range(STAGES + 1), repeat=len(NAMES)):
             yield {name: stage for name, stage in zip(NAMES, stages, strict=True) if stage < STAGES}
@@ -55,11 +59,13 @@ def test_every_pattern_of_drops_gives_the_right_sum_or_a_clean_stop() -> None:
     assert opened == (1 + len(NAMES) * STAGES if LONG else 1 + STAGES)
 
 
-# ---------------------------------------------------------------------------------------------------- what is seen
+# ------------------------------------------------------------------------------------- what is seen
 
 
 def test_masked_words_are_uniform_and_without_memory() -> None:
-    """Words that are all alike, under the masks of three clients: ten million that look like noise."""
+    """Words that are all alike, under the masks of three clients: ten million that look
+    like noise.
+    """
     made = Sum(NAMES[:3], np.full(10_000_000, 12345, np.uint64))
     made.go_to_values()
     words = made.masked[NAMES[0]]
@@ -81,10 +87,12 @@ def chi_squares(words: Words) -> Iterator[tuple[float, int]]:
 
 def test_the_test_of_uniformity_sees_words_that_are_not_masked() -> None:
     plain = np.arange(1_000_000, dtype=np.uint64) << np.uint64(30)
-    assert any(abs(chi - (places - 1)) > 6 * np.sqrt(2 * places) for chi, places in chi_squares(plain))
+    assert any(
+        abs(chi - (places - 1)) > 6 * np.sqrt(2 * places) for chi, places in chi_squares(plain)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- earlier rounds
+# ----------------------------------------------------------------------------------- earlier rounds
 
 
 def repeating(seed: int) -> Callable[[int], bytes]:
@@ -93,7 +101,9 @@ def repeating(seed: int) -> Callable[[int], bytes]:
 
 
 def opened_afterwards(fresh: bool) -> bool:
-    """Whether a server opens a client's part of round 2 with what it learns when the client drops in round 3."""
+    """Whether a server opens a client's part of round 2 with what it learns when the client drops
+    in round 3.
+    """
     victim, rest = NAMES[0], NAMES[1:4]
 
     def made(round: int) -> Sum:
@@ -109,7 +119,9 @@ def opened_afterwards(fresh: bool) -> bool:
     context = before.collector._context
     keys = {name: OneTimePublicKeys.of(context.advertised[name]) for name in rest}
     found = [self_mask(seeds[victim], context.digest, victim)]
-    found += [pair_mask(learnt, key.masking, context.digest, victim, name) for name, key in keys.items()]
+    found += [
+        pair_mask(learnt, key.masking, context.digest, victim, name) for name, key in keys.items()
+    ]
     words = before.masked[victim].copy()
     masks.apply_masks([mask.opposite for mask in found], words)
     return np.array_equal(words, WORDS[victim])
@@ -129,14 +141,19 @@ def test_nothing_of_one_sum_is_used_in_another() -> None:
         made.go_to_values()
         made.total()
     for name in NAMES[:3]:
-        mine, theirs = (OneTimePublicKeys.of(made.collector._context.advertised[name]) for made in (one, other))
+        mine, theirs = (
+            OneTimePublicKeys.of(made.collector._context.advertised[name]) for made in (one, other)
+        )
         assert mine.signer == theirs.signer
-        assert len({mine.encryption, mine.masking, mine.commitment, theirs.encryption, theirs.masking}) == 5
+        assert (
+            len({mine.encryption, mine.masking, mine.commitment, theirs.encryption, theirs.masking})
+            == 5
+        )
         assert mine.commitment != theirs.commitment
         assert not np.array_equal(one.masked[name], other.masked[name])
 
 
-# ---------------------------------------------------------------------------------------------------- one sum by hand
+# ---------------------------------------------------------------------------------- one sum by hand
 
 
 class Sum:
@@ -155,7 +172,10 @@ class Sum:
         session = Session("run", round, "moves", attempt, names)
         self.collector = SecureSumServer(session, DIRECTORY)
         rng = sources or dict.fromkeys(names, os.urandom)
-        self.members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY, rng=rng[name]) for name in names}
+        self.members = {
+            name: SecureSumClient(session, name, KEYS[name], DIRECTORY, rng=rng[name])
+            for name in names
+        }
         self.masked: dict[str, Words] = {}
 
     def go_to_shares(self) -> dict[str, dict[str, bytes]]:
@@ -178,7 +198,9 @@ class Sum:
             self.collector.take_signature(name, self.members[name].sign(self.collector.survivors))
         signatures = self.collector.signatures
         for name in signatures:
-            self.collector.take_revealed(name, self.members[name].reveal(self.collector.survivors, signatures))
+            self.collector.take_revealed(
+                name, self.members[name].reveal(self.collector.survivors, signatures)
+            )
         return self.collector.total()
 
 
@@ -196,14 +218,18 @@ def broken(content: bytes) -> Iterator[bytes]:
         yield content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-# ---------------------------------------------------------------------------------------------------- at the server
+# ------------------------------------------------------------------------------------ at the server
 
 
 def test_keys_that_are_broken_forged_or_of_another_sum_are_refused_at_the_server() -> None:
     made, other, later = Sum(THREE, WORDS), Sum(THREE, WORDS, round=2), Sum(THREE, WORDS, attempt=1)
     name, stranger = THREE[0], Ed25519PrivateKey.generate()
     good = made.members[name].advertise()
-    replayed = [other.members[name].advertise(), later.members[name].advertise(), made.members[THREE[1]].advertise()]
+    replayed = [
+        other.members[name].advertise(),
+        later.members[name].advertise(),
+        made.members[THREE[1]].advertise(),
+    ]
     forged = SecureSumClient(SESSION, name, stranger, DIRECTORY).advertise()
     for content in (*broken(good), *replayed, forged):
         with pytest.raises(SecureSumRefused):
@@ -219,7 +245,12 @@ def test_shares_that_are_broken_or_of_another_sum_are_refused_at_the_server() ->
     made, other = Sum(THREE, WORDS), Sum(THREE, WORDS)
     good, theirs = made.go_to_shares(), other.go_to_shares()
     name, peer = THREE[0], THREE[1]
-    for content in (*broken(good[name][peer]), theirs[name][peer], good[name][THREE[2]], good[peer][name]):
+    for content in (
+        *broken(good[name][peer]),
+        theirs[name][peer],
+        good[name][THREE[2]],
+        good[peer][name],
+    ):
         with pytest.raises(SecureSumRefused):
             made.collector.take_shares(name, good[name] | {peer: content})
     with pytest.raises(SecureSumRefused, match="other clients than those that sent keys"):
@@ -249,7 +280,11 @@ def test_values_of_another_length_or_with_a_wrong_seal_are_refused_and_change_no
         seal = made.members[name].seal(masked)
         changed = masked.copy()
         changed[7] ^= np.uint64(1)
-        for words, signature in ((changed, seal), (masked, b"\0" * 64), (masked, made.members[name].seal(changed))):
+        for words, signature in (
+            (changed, seal),
+            (masked, b"\0" * 64),
+            (masked, made.members[name].seal(changed)),
+        ):
             with pytest.raises(SecureSumRefused, match="wrong signature"):
                 made.collector.take_masked(name, words, signature)
         if name != THREE[0]:
@@ -261,7 +296,9 @@ def test_values_of_another_length_or_with_a_wrong_seal_are_refused_and_change_no
     assert np.array_equal(made.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]])
 
 
-def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at_the_server() -> None:
+def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at_the_server() -> (
+    None
+):
     made, other = Sum(THREE, WORDS), Sum(THREE, WORDS, round=2)
     for one in (made, other):
         one.go_to_values()
@@ -280,10 +317,12 @@ def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at
             with pytest.raises(SecureSumRefused):
                 made.collector.take_revealed(name, content)
         made.collector.take_revealed(name, good)
-    assert np.array_equal(made.collector.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]])
+    assert np.array_equal(
+        made.collector.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]]
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- at a client
+# -------------------------------------------------------------------------------------- at a client
 
 
 def test_a_client_refuses_keys_that_the_server_has_changed_or_put_in_their_place() -> None:
@@ -295,7 +334,9 @@ def test_a_client_refuses_keys_that_the_server_has_changed_or_put_in_their_place
     middle = SecureSumClient(SESSION, peer, Ed25519PrivateKey.generate(), DIRECTORY).advertise()
     replayed = Sum(THREE, WORDS, round=2).members[peer].advertise()
     own = SecureSumClient(SESSION, name, KEYS[name], DIRECTORY).advertise()
-    bad = [{peer: content} for content in (*broken(good[peer]), middle, replayed) if content] + [{name: own}]
+    bad = [{peer: content} for content in (*broken(good[peer]), middle, replayed) if content] + [
+        {name: own}
+    ]
     for changed in bad:
         with pytest.raises(SecureSumRefused):
             made.members[name].share(good | changed)
@@ -311,7 +352,12 @@ def test_a_client_refuses_shares_that_were_changed_or_are_those_of_another() -> 
             one.collector.take_shares(name, shares)
     name, peer, third = THREE
     good, theirs = made.collector.shares_for(name), other.collector.shares_for(name)
-    for content in (*broken(good[peer]), theirs[peer], good[third], made.collector.shares_for(third)[peer]):
+    for content in (
+        *broken(good[peer]),
+        theirs[peer],
+        good[third],
+        made.collector.shares_for(third)[peer],
+    ):
         with pytest.raises(SecureSumRefused):
             made.members[name].mask(good | {peer: content}, WORDS[name])
     with pytest.raises(SecureSumRefused, match="only 2 of 3 clients sent shares"):
@@ -336,20 +382,26 @@ def six_with_values() -> Sum:
         ((*NAMES, "nobody"), "one that sent no shares"),
     ],
 )
-def test_a_client_signs_no_list_that_could_open_more_than_the_sum(survivors: tuple[str, ...], why: str) -> None:
+def test_a_client_signs_no_list_that_could_open_more_than_the_sum(
+    survivors: tuple[str, ...], why: str
+) -> None:
     with pytest.raises(SecureSumRefused, match=why):
         six_with_values().members[NAMES[0]].sign(survivors)
 
 
 def test_a_client_signs_one_list_only() -> None:
     member = six_with_values().members[NAMES[0]]
-    assert member.sign(NAMES) == member.sign(NAMES[::-1])  # asked again for the same list it says the same
+    assert member.sign(NAMES) == member.sign(
+        NAMES[::-1]
+    )  # asked again for the same list it says the same
     with pytest.raises(SecureSumRefused, match="its state is 'signed'"):
         member.sign(NAMES[:5])
 
 
 def test_a_server_that_tells_clients_different_lists_opens_nothing() -> None:
-    """Some are told that one client dropped, others not: with both kinds of share its values would be open."""
+    """Some are told that one client dropped, others not: with both kinds of share its values would
+    be open.
+    """
     made = six_with_values()
     lists = {name: NAMES if number < 3 else NAMES[:5] for number, name in enumerate(NAMES[:5])}
     signatures = {name: made.members[name].sign(told) for name, told in lists.items()}
@@ -357,7 +409,9 @@ def test_a_server_that_tells_clients_different_lists_opens_nothing() -> None:
         with pytest.raises(SecureSumRefused, match="has a wrong signature"):
             made.members[name].reveal(told, signatures)
         same = {other: one for other, one in signatures.items() if lists[other] == told}
-        with pytest.raises(SecureSumRefused, match="clients signed the same list of clients, 5 are needed"):
+        with pytest.raises(
+            SecureSumRefused, match="clients signed the same list of clients, 5 are needed"
+        ):
             made.members[name].reveal(told, same)
         with pytest.raises(SecureSumRefused, match="has changed since"):
             made.members[name].reveal(NAMES if told != NAMES else NAMES[:5], signatures)
@@ -393,7 +447,9 @@ def test_after_masking_a_client_holds_no_secret_of_its_own_any_more() -> None:
 
 
 def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:
-    """A site that lies with its shares is no help to anybody: the secrets are checked against their public halves."""
+    """A site that lies with its shares is no help to anybody: the secrets are checked against their
+    public halves.
+    """
     made = Sum(THREE, WORDS)
     made.go_to_values()
     liar = made.members[THREE[0]]

@@ -1,4 +1,6 @@
-"""Rounds under secure sums: what the server gets is the round as it would have been, or one line that says why not."""
+"""Rounds under secure sums: what the server gets is the round as it would have been, or one line
+that says why not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from numpy.typing import NDArray
 
 from feddraw import catalog
 from feddraw.cli.listing import listed_methods
-from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Update, Vector, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Local,
+    Method,
+    Model,
+    Server,
+    State,
+    Update,
+    Vector,
+    Weights,
+)
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
@@ -25,21 +38,21 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
-from feddraw.secure_rounds.announcement import (
+from feddraw.secure.rounds.announcement import (
     FIRST_SUM,
     MOVES_SUM,
     Announcement,
     ClientAnnouncement,
     announced_fingerprint,
 )
-from feddraw.secure_rounds.client import SecureRoundClient
-from feddraw.secure_rounds.in_process import Drops, InProcessSecureRounds
-from feddraw.secure_rounds.round_weights import SECURE_PRECISION, announce_weights_under_policy
-from feddraw.secure_rounds.server import check_client_announcement, secure_round_result
-from feddraw.secure_rounds.word_layout import WordLayout
-from feddraw.secure_sums.client import SecureSumClient
-from feddraw.secure_sums.server import SecureSumServer
-from feddraw.secure_sums.session import Session
+from feddraw.secure.rounds.client import SecureRoundClient
+from feddraw.secure.rounds.in_process import Drops, InProcessSecureRounds
+from feddraw.secure.rounds.round_weights import SECURE_PRECISION, announce_weights_under_policy
+from feddraw.secure.rounds.server import check_client_announcement, secure_round_result
+from feddraw.secure.rounds.word_layout import WordLayout
+from feddraw.secure.sums.client import SecureSumClient
+from feddraw.secure.sums.server import SecureSumServer
+from feddraw.secure.sums.session import Session
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
 from feddraw.server.streaming import aggregate_stream
@@ -75,38 +88,52 @@ def hidden_round(
     **more: Any,
 ) -> RoundResult:
     labelled = [update.labelled for update in updates]
-    secure = rounds(NAMES, sizes or [int(update.size) for update in updates], {"name": "any"}, labelled)
+    secure = rounds(
+        NAMES, sizes or [int(update.size) for update in updates], {"name": "any"}, labelled
+    )
     secure.drops = lambda _: drops or {}
     return secure.round(round, ROUNDS, sent, method, state, updates, range(len(NAMES)), **more)
 
 
 def stated(sent: Vector, moves: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """How far a secure round may be from the plain one, by parameter: the bound of docs/privacy.md."""
+    """How far a secure round may be from the plain one, by parameter: the bound of
+    docs/privacy.md.
+    """
     longest = np.abs(moves).max(axis=0)
     return np.asarray(SECURE_PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent)))
 
 
-def within(plain: Model, hidden: Model, sent: Model, updates: Sequence[Update], times: float = 1.0) -> bool:
+def within(
+    plain: Model, hidden: Model, sent: Model, updates: Sequence[Update], times: float = 1.0
+) -> bool:
     moves = np.stack([update.model.params.astype(np.float64) - sent.params for update in updates])
     away = np.abs(plain.params.astype(np.float64) - hidden.params)
     return bool((away <= times * stated(sent.params, moves, len(updates))).all())
 
 
-# ---------------------------------------------------------------------------------------------------- every method
+# ------------------------------------------------------------------------------------- every method
 
 
 @pytest.mark.parametrize("round", [0, 7, 14])
 @pytest.mark.parametrize("name", CAN)
-def test_every_method_that_can_gives_the_plain_round_within_the_stated_bound(name: str, round: int) -> None:
+def test_every_method_that_can_gives_the_plain_round_within_the_stated_bound(
+    name: str, round: int
+) -> None:
     method, (sent, state, updates) = METHODS[name], a_round(name)
     plain = aggregate_round(round, ROUNDS, sent, method, state, updates, NAMES)
     hidden = hidden_round(method, sent, state, updates, round)
-    times = 1.0 if type(method.server).step is Server.step else 4.0  # a server with a step of its own rounds there too
+    times = (
+        1.0 if type(method.server).step is Server.step else 4.0
+    )  # a server with a step of its own rounds there too
     assert within(plain.next_model, hidden.next_model, sent, updates, times)
-    np.testing.assert_allclose(hidden.next_model.buffers, plain.next_model.buffers, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        hidden.next_model.buffers, plain.next_model.buffers, rtol=1e-6, atol=1e-7
+    )
     assert np.array_equal(hidden.next_model.counters, plain.next_model.counters)
     if name != "qfedavg":  # there the loss's factor is in the sum, and hidden
-        assert hidden.weights == pytest.approx(plain.weights, abs=1e-10 if method.secure.sums == 1 else 1e-8)
+        assert hidden.weights == pytest.approx(
+            plain.weights, abs=1e-10 if method.secure.sums == 1 else 1e-8
+        )
 
 
 @pytest.mark.parametrize("name", CANNOT)
@@ -120,12 +147,22 @@ def test_a_method_that_cannot_is_refused_in_one_line_that_says_why(name: str) ->
         complete(small(secure=True, method=name))
     sent, _, updates = a_round("fedavg")
     with pytest.raises(UserError, match="cannot run under secure sums"):
-        SecureRoundClient(METHODS[name], _announced(updates, name="fedavg"), NAMES[0], sent, updates[0])
+        SecureRoundClient(
+            METHODS[name], _announced(updates, name="fedavg"), NAMES[0], sent, updates[0]
+        )
 
 
 def test_those_that_need_every_clients_parameters_are_among_the_refused() -> None:
     assert {"krum", "median", "fedadp", "fedawa"} <= set(CANNOT)
-    assert {"feddraw", "fedavg", "uniform", "fedprox", "moon", "scaffold by gradients", "fednova"} <= set(CAN)
+    assert {
+        "feddraw",
+        "fedavg",
+        "uniform",
+        "fedprox",
+        "moon",
+        "scaffold by gradients",
+        "fednova",
+    } <= set(CAN)
     two = [name for name in CAN if METHODS[name].secure.sums == 2]
     assert {"random_effects", "feddisco"} <= set(two)
     shown = {row["name"]: row["secure"] for row in listed_methods()}
@@ -143,7 +180,9 @@ def test_a_variant_that_needs_the_mean_number_of_steps_gets_it_by_a_first_sum() 
 
 
 def test_no_method_that_can_sums_moves_twice() -> None:
-    """Of clients of two sizes, the difference of two sums under other weights can be the move of a single one."""
+    """Of clients of two sizes, the difference of two sums under other weights can be the move of a
+    single one.
+    """
     for method in (feddraw_variant(signal="move"), METHODS["move_effects"], METHODS["scaffold"]):
         assert "a single client's as their difference" in method.secure.why_not
     for name in (name for name in CAN if METHODS[name].secure.sums == 2):
@@ -157,7 +196,9 @@ def test_no_method_that_can_sums_moves_twice() -> None:
         assert np.array_equal(one, other), name
 
 
-@pytest.mark.parametrize("name", ["feddraw+fednova", "feddraw+qfedavg", "random_effects+fedavgm", "feddisco+moon"])
+@pytest.mark.parametrize(
+    "name", ["feddraw+fednova", "feddraw+qfedavg", "random_effects+fedavgm", "feddisco+moon"]
+)
 def test_a_mixture_is_hidden_as_its_halves_are(name: str) -> None:
     METHODS.setdefault(name, make_method(Experiment(method=name)))
     method, (sent, state, updates) = METHODS[name], a_round(name)
@@ -186,7 +227,7 @@ def test_a_server_rule_of_others_that_wants_single_models_is_refused_when_it_ask
         hidden_round(Method(Local(), Uniform(), Curious()), sent, state, updates)
 
 
-# ---------------------------------------------------------------------------------------------------- exactness
+# ---------------------------------------------------------------------------------------- exactness
 
 
 class PlainSum:
@@ -208,19 +249,32 @@ class Unmasked(InProcessSecureRounds):
         return PlainSum()
 
 
-@pytest.mark.parametrize("name", ["feddraw", "scaffold by gradients", "qfedavg", "random_effects", "feddraw_by_class"])
+@pytest.mark.parametrize(
+    "name", ["feddraw", "scaffold by gradients", "qfedavg", "random_effects", "feddraw_by_class"]
+)
 def test_masks_and_the_order_of_arrival_change_no_bit(name: str) -> None:
     method, (sent, state, updates) = METHODS[name], a_round(name)
     bare = hidden_round(method, sent, state, updates, rounds=Unmasked)
     for order in (updates, updates[::-1]):
-        hidden = hidden_round(method, sent, state, order, sizes=[int(update.size) for update in updates])
+        hidden = hidden_round(
+            method, sent, state, order, sizes=[int(update.size) for update in updates]
+        )
         assert same(bare.next_model, hidden.next_model)
         assert str(bare.ledger) == str(hidden.ledger)
 
 
-def test_bits_are_the_same_for_any_number_of_workers_and_the_ledger_is_as_usual(tmp_path: Path) -> None:
-    ways = ({"engine": "serial"}, {"engine": "processes", "workers": 2}, {"engine": "serial", "stream": True})
-    found = [run(small(secure=True, rounds=2, **way), tmp_path / str(n)).last for n, way in enumerate(ways)]
+def test_bits_are_the_same_for_any_number_of_workers_and_the_ledger_is_as_usual(
+    tmp_path: Path,
+) -> None:
+    ways = (
+        {"engine": "serial"},
+        {"engine": "processes", "workers": 2},
+        {"engine": "serial", "stream": True},
+    )
+    found = [
+        run(small(secure=True, rounds=2, **way), tmp_path / str(n)).last
+        for n, way in enumerate(ways)
+    ]
     assert all(same(found[0].model, one.model) for one in found)
     ledgers = [(tmp_path / str(number) / "weights.csv").read_text() for number in range(3)]
     assert ledgers[0] == ledgers[1] == ledgers[2]
@@ -238,7 +292,9 @@ def test_a_killed_secure_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def random_round(seed: int) -> tuple[Method, Model, list[Update], int, dict[str, tuple[str, int]]]:
-    """A round by chance, of a network that is one classifier: clients, sizes, moves, and who falls silent."""
+    """A round by chance, of a network that is one classifier: clients, sizes, moves, and who falls
+    silent.
+    """
     rng = np.random.default_rng(seed)
     clients, length = int(rng.integers(3, 8)), int(rng.integers(1, 40))
     sizes = rng.integers(1, 5000, clients).tolist()
@@ -246,7 +302,11 @@ def random_round(seed: int) -> tuple[Method, Model, list[Update], int, dict[str,
     sent = rng.normal(size=length).astype(np.float32)
     rows = sent + scale * rng.normal(size=(clients, length)).astype(np.float32)
     cohort = cohort_of(rows, sizes, sent=sent, steps=rng.integers(1, 50, clients).tolist())
-    name = str(rng.choice(["feddraw", "fedavg", "uniform", "size_then_uniform", "fedavgm", "inverse_steps"]))
+    name = str(
+        rng.choice(
+            ["feddraw", "fedavg", "uniform", "size_then_uniform", "fedavgm", "inverse_steps"]
+        )
+    )
     silent = rng.permutation(clients)[: rng.integers(0, clients - (2 * clients // 3 + 1) + 1)]
     drops = {f"C{client}": (MOVES_SUM, int(rng.integers(0, 5))) for client in silent}
     return METHODS[name], cohort.model, list(cohort.updates), int(rng.integers(0, ROUNDS)), drops
@@ -257,21 +317,29 @@ def test_random_rounds_with_silent_clients_give_the_plain_sum(seed: int) -> None
     method, sent, updates, round, drops = random_round(seed)
     names = [f"C{client}" for client in range(len(updates))]
     sizes = {update.client: int(update.size) for update in updates}
-    secure = InProcessSecureRounds(names, list(sizes.values()), {"name": "any"}, drops=lambda _: drops)
+    secure = InProcessSecureRounds(
+        names, list(sizes.values()), {"name": "any"}, drops=lambda _: drops
+    )
     state = method.init(sent)
     hidden = secure.round(round, ROUNDS, sent, method, state, updates, range(len(updates)))
     there = [update for update in updates if drops.get(names[update.client], (MOVES_SUM, 5))[1] > 2]
-    plain = aggregate_stream(round, ROUNDS, sent, method, state, there, names, sizes)  # its prior is over those asked
+    plain = aggregate_stream(
+        round, ROUNDS, sent, method, state, there, names, sizes
+    )  # its prior is over those asked
     assert hidden.weights == pytest.approx(plain.weights, rel=1e-6)
     assert within(plain.next_model, hidden.next_model, sent, there)
 
 
-# ---------------------------------------------------------------------------------------------------- silent clients
+# ----------------------------------------------------------------------------------- silent clients
 
 
-@pytest.mark.parametrize(("name", "sums"), [("feddraw", [MOVES_SUM]), ("random_effects", [FIRST_SUM, MOVES_SUM])])
+@pytest.mark.parametrize(
+    ("name", "sums"), [("feddraw", [MOVES_SUM]), ("random_effects", [FIRST_SUM, MOVES_SUM])]
+)
 @pytest.mark.parametrize("stage", range(5))
-def test_a_client_that_falls_silent_changes_no_ratio_of_the_others(name: str, sums: list[str], stage: int) -> None:
+def test_a_client_that_falls_silent_changes_no_ratio_of_the_others(
+    name: str, sums: list[str], stage: int
+) -> None:
     method, (sent, state, updates) = METHODS[name], a_round(name)
     whole = hidden_round(method, sent, state, updates).weights
     for sum in sums:
@@ -295,7 +363,10 @@ def test_where_too_many_fall_silent_the_model_stays_and_the_ledger_says_why() ->
 
 def test_where_every_client_is_refused_under_a_policy_the_model_stays() -> None:
     sent, state, updates = a_round("feddraw")
-    broken = [replace(update, model=replace(update.model, params=update.model.params * np.nan)) for update in updates]
+    broken = [
+        replace(update, model=replace(update.model, params=update.model.params * np.nan))
+        for update in updates
+    ]
     found = hidden_round(METHODS["feddraw"], sent, state, broken, policy=Policy(cap=0.5))
     assert same(found.next_model, sent)
     assert not any(entry.counted for entry in found.ledger)
@@ -303,38 +374,54 @@ def test_where_every_client_is_refused_under_a_policy_the_model_stays() -> None:
 
 def test_a_client_keeps_a_move_that_is_not_finite_or_too_long_to_itself() -> None:
     sent, state, updates = a_round("feddraw")
-    for value, why in ((np.nan, "not finite"), (np.float32(1e9), "too large for a secure sum of 4 clients")):
+    for value, why in (
+        (np.nan, "not finite"),
+        (np.float32(1e9), "too large for a secure sum of 4 clients"),
+    ):
         params = updates[1].model.params.copy()
         params[3] = value
-        broken = [updates[0], replace(updates[1], model=replace(updates[1].model, params=params)), *updates[2:]]
+        broken = [
+            updates[0],
+            replace(updates[1], model=replace(updates[1].model, params=params)),
+            *updates[2:],
+        ]
         found = hidden_round(METHODS["feddraw"], sent, state, broken)
         assert why in found.ledger[1].status
         assert len(found.weights) == 3
 
 
-# ---------------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------- what is said
 
 
-def _announced(updates: Sequence[Update], policy: Policy | None = None, name: str = "feddraw") -> Announcement:
+def _announced(
+    updates: Sequence[Update], policy: Policy | None = None, name: str = "feddraw"
+) -> Announcement:
     sent = announced_fingerprint(a_round(name)[0])
     secure = InProcessSecureRounds(NAMES, [int(update.size) for update in updates], {"name": "any"})
     return secure.announcement(sent, 1, ROUNDS, range(len(updates)), policy or Policy())
 
 
-def parts_of(name: str, policy: Policy | None = None) -> tuple[Announcement, dict[str, SecureRoundClient], Any]:
+def parts_of(
+    name: str, policy: Policy | None = None
+) -> tuple[Announcement, dict[str, SecureRoundClient], Any]:
     """Each client's side of a round."""
     sent, state, updates = a_round(name)
     told = _announced(updates, policy, name)
     return (
         told,
-        {n: SecureRoundClient(METHODS[name], told, n, sent, updates[i]) for i, n in enumerate(NAMES)},
+        {
+            n: SecureRoundClient(METHODS[name], told, n, sent, updates[i])
+            for i, n in enumerate(NAMES)
+        },
         (sent, state),
     )
 
 
 def test_what_is_said_is_read_back_as_it_was() -> None:
     told, clients, _ = parts_of("feddraw")
-    told = replace(told, told=(0.1, 1e-17), weights=dict.fromkeys(NAMES, (0.25, 1 / 3)), policy={"cap": 0.5})
+    told = replace(
+        told, told=(0.1, 1e-17), weights=dict.fromkeys(NAMES, (0.25, 1 / 3)), policy={"cap": 0.5}
+    )
     again = Announcement.of(told.to_json())
     assert again == told
     assert again.digest() == told.digest()
@@ -366,16 +453,29 @@ def test_a_client_takes_no_part_under_another_size_than_its_own() -> None:
 
 
 def test_a_client_that_was_sent_another_model_than_the_others_takes_no_part() -> None:
-    """Otherwise a server could give all others a model that does not move, and the sum would be the one client's."""
+    """Otherwise a server could give all others a model that does not move, and the sum would be the
+    one client's.
+    """
     sent, _, updates = a_round("feddraw")
     other = replace(sent, params=sent.params + np.float32(1e-3))
     with pytest.raises(UserError, match="sent another model"):
         SecureRoundClient(METHODS["feddraw"], _announced(updates), "North", other, updates[0])
     vectors = {"control": np.zeros(3, np.float32)}
-    assert len({announced_fingerprint(sent), announced_fingerprint(other), announced_fingerprint(sent, vectors)}) == 3
+    assert (
+        len(
+            {
+                announced_fingerprint(sent),
+                announced_fingerprint(other),
+                announced_fingerprint(sent, vectors),
+            }
+        )
+        == 3
+    )
 
 
-@pytest.mark.parametrize("name", ["feddraw", "fedavg", "uniform", "random_effects", "feddisco", "feddraw_by_class"])
+@pytest.mark.parametrize(
+    "name", ["feddraw", "fedavg", "uniform", "random_effects", "feddisco", "feddraw_by_class"]
+)
 def test_a_client_cannot_claim_more_than_full_similarity_gives_at_its_size(name: str) -> None:
     told, clients, (sent, _) = parts_of(name)
     if METHODS[name].secure.sums == 2:
@@ -429,25 +529,43 @@ def test_the_ledger_explains_weights_as_far_as_they_do() -> None:
     plain = aggregate_round(7, ROUNDS, sent, METHODS["feddraw"], state, updates, NAMES)
     hidden = hidden_round(METHODS["feddraw"], sent, state, updates, 7)
     for here, there in zip(hidden.ledger, plain.ledger, strict=True):
-        for column in ("prior", "similarity", "gamma", "beta", "reputation", "weight", "influence", "size", "steps"):
+        for column in (
+            "prior",
+            "similarity",
+            "gamma",
+            "beta",
+            "reputation",
+            "weight",
+            "influence",
+            "size",
+            "steps",
+        ):
             assert getattr(here, column) == pytest.approx(getattr(there, column), rel=1e-6), column
     last = hidden_round(METHODS["feddraw"], sent, state, updates, 14)
-    assert all(np.isnan(entry.similarity) for entry in last.ledger)  # equal weights say nothing about it
+    assert all(
+        np.isnan(entry.similarity) for entry in last.ledger
+    )  # equal weights say nothing about it
 
 
 def test_only_listed_metrics_leave_a_client() -> None:
     sent, _, updates = a_round("feddraw")
     told = _announced(updates)
     talkative = replace(updates[0], metrics={"loss": 0.5, "patients": 7.0})
-    assert SecureRoundClient(METHODS["feddraw"], told, "North", sent, talkative).weigh(told).metrics == {"loss": 0.5}
+    assert SecureRoundClient(METHODS["feddraw"], told, "North", sent, talkative).weigh(
+        told
+    ).metrics == {"loss": 0.5}
 
 
-# ---------------------------------------------------------------------------------------------------- policy
+# ------------------------------------------------------------------------------------------- policy
 
 
 @pytest.mark.parametrize("name", ["feddraw", "fedavg", "feddisco", "feddraw_by_class"])
 def test_a_policy_holds_under_secure_sums(name: str) -> None:
-    policy, method, (sent, state, updates) = Policy(cap_times=1.2, max_size=30), METHODS[name], a_round(name)
+    policy, method, (sent, state, updates) = (
+        Policy(cap_times=1.2, max_size=30),
+        METHODS[name],
+        a_round(name),
+    )
     plain = aggregate_round(0, ROUNDS, sent, method, state, updates, NAMES, policy=policy)
     hidden = hidden_round(method, sent, state, updates, 0, policy=policy)
     assert max(hidden.weights.values()) <= 0.3 + 1e-9
@@ -474,8 +592,15 @@ def test_a_client_masks_nothing_under_weights_that_the_policy_does_not_give() ->
 
 @pytest.mark.parametrize("fixed", ["North=1", "North=0.6, South=0.4", "North=0.9999999"])
 def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
-    """The sum would be theirs. The server refuses, and so does every client where the server does not."""
-    method, policy, (sent, state, updates) = METHODS["fedavg"], Policy(fixed=fixed), a_round("fedavg")
+    """The sum would be theirs.
+
+    The server refuses, and so does every client where the server does not.
+    """
+    method, policy, (sent, state, updates) = (
+        METHODS["fedavg"],
+        Policy(fixed=fixed),
+        a_round("fedavg"),
+    )
     hidden = hidden_round(method, sent, state, updates, policy=policy)
     assert all("have all the weight" in entry.status for entry in hidden.ledger)
     assert same(hidden.model, sent)
@@ -489,12 +614,14 @@ def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
         Announcement.of(right.to_json())
 
 
-# ---------------------------------------------------------------------------------------------------- partial labels
+# ----------------------------------------------------------------------------------- partial labels
 
 
 @pytest.mark.parametrize("name", ["feddraw", "fedavg", "feddraw_by_class", "fedadam"])
 @pytest.mark.parametrize("policy", [None, Policy(cap_times=1.2)])
-def test_a_row_is_divided_among_those_that_label_its_finding(name: str, policy: Policy | None) -> None:
+def test_a_row_is_divided_among_those_that_label_its_finding(
+    name: str, policy: Policy | None
+) -> None:
     method, (sent, state, updates) = METHODS[name], a_round(name)
     part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
     plain = aggregate_round(1, ROUNDS, sent, method, state, part, NAMES, policy=policy)
@@ -523,7 +650,9 @@ def test_a_row_that_nobody_labels_stays_as_it_was_sent() -> None:
 def test_a_row_that_one_or_two_clients_label_is_not_summed() -> None:
     """Its sum would show them."""
     method, (sent, state, updates) = METHODS["feddraw"], a_round("feddraw")
-    part = [replace(update, labelled=np.array([True, False])) for update in updates[:2]] + updates[2:]
+    part = [replace(update, labelled=np.array([True, False])) for update in updates[:2]] + updates[
+        2:
+    ]
     with pytest.raises(UserError, match=r"finding 1 is labelled by 2 client\(s\) only"):
         hidden_round(method, sent, state, part)
     late = [replace(updates[0], labelled=np.array([True, False])), *updates[1:]]
@@ -532,11 +661,13 @@ def test_a_row_that_one_or_two_clients_label_is_not_summed() -> None:
     assert "labelled by 2 client(s) only" in found.ledger[1].status
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 def test_settings_whose_smallest_weight_loses_precision_are_refused() -> None:
-    with pytest.raises(UserError, match=r"in round 1 a client may weigh .* a secure sum is exact to 1\.5e-05"):
+    with pytest.raises(
+        UserError, match=r"in round 1 a client may weigh .* a secure sum is exact to 1\.5e-05"
+    ):
         prepare(small(secure=True, **{"method.beta_max": 100.0}))
     sent, _, updates = a_round("feddraw")
     with pytest.raises(UserError, match="smaller beta_max"):
@@ -553,17 +684,23 @@ def test_settings_whose_smallest_weight_loses_precision_are_refused() -> None:
         ({"stream": True, "policy.cap_times": 1.5}, "more than one exchange"),
     ],
 )
-def test_what_secure_sums_cannot_do_is_refused_before_training(changes: dict[str, Any], message: str) -> None:
+def test_what_secure_sums_cannot_do_is_refused_before_training(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         complete(small(secure=True, **changes))
 
 
 def test_rounds_with_fewer_than_three_clients_are_refused_before_training() -> None:
     with pytest.raises(UserError, match="a secure round needs at least 3 clients, not 2"):
-        prepare(small(secure=True, **{"participation.sampler": "uniform", "participation.fraction": 0.5}))
+        prepare(
+            small(
+                secure=True, **{"participation.sampler": "uniform", "participation.fraction": 0.5}
+            )
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- what is hidden
+# ----------------------------------------------------------------------------------- what is hidden
 
 
 def transcript(words_of: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.float64]:
@@ -600,19 +737,25 @@ DIRECTORY = {name: key.public_key() for name, key in KEYS.items()}
 
 
 def two_worlds() -> tuple[dict[str, NDArray[np.uint64]], dict[str, NDArray[np.uint64]], str]:
-    """Three hospitals with the same three models, dealt in two ways: equal sums, and equal in all that is said."""
+    """Three hospitals with the same three models, dealt in two ways: equal sums, and equal in all
+    that is said.
+    """
     moves = np.random.default_rng(3).normal(size=(3, 5))
     moves = (moves / np.linalg.norm(moves, axis=1, keepdims=True)).astype(np.float32)
     worlds, said = [], []
     for order in ([0, 1, 2], [1, 2, 0]):
         cohort = cohort_of(moves[order], [100, 100, 100], steps=[3, 3, 3])
         secure = InProcessSecureRounds(NAMES[:3], [100] * 3, {"name": "fedavg"})
-        told = secure.announcement(announced_fingerprint(cohort.model), 1, ROUNDS, range(3), Policy())
+        told = secure.announcement(
+            announced_fingerprint(cohort.model), 1, ROUNDS, range(3), Policy()
+        )
         sides = [
             SecureRoundClient(METHODS["fedavg"], told, NAMES[i], cohort.model, update)
             for i, update in enumerate(cohort.updates)
         ]
-        said.append(str([replace(side.weigh(told), distance=round(side.distance, 5)) for side in sides]))
+        said.append(
+            str([replace(side.weigh(told), distance=round(side.distance, 5)) for side in sides])
+        )
         worlds.append({side.name: side.words(told) for side in sides})
     assert said[0] == said[1]
     sums = [np.add.reduce(list(world.values())) for world in worlds]
@@ -637,8 +780,12 @@ def test_a_trained_classifier_cannot_tell_two_worlds_with_equal_sums_apart() -> 
     count = 4000 if LONG else 200
     world = np.random.default_rng(0).integers(0, 2, count)
     masked = np.stack([transcript(second if one else first) for one in world])
-    bare = np.stack([np.concatenate(list((second if one else first).values())) for one in world]).view(np.uint8)
-    assert accuracy(np.unpackbits(bare, axis=1).astype(np.float64), world) == 1.0  # it learns what there is to learn
+    bare = np.stack(
+        [np.concatenate(list((second if one else first).values())) for one in world]
+    ).view(np.uint8)
+    assert (
+        accuracy(np.unpackbits(bare, axis=1).astype(np.float64), world) == 1.0
+    )  # it learns what there is to learn
     assert abs(accuracy(masked, world) - 0.5) < 4 * 0.5 / np.sqrt(count / 2)
 
 
@@ -646,7 +793,9 @@ def test_nothing_that_a_server_gets_is_close_to_a_clients_move() -> None:
     """Each client's masked words, read as numbers, are as far from its move as random words are."""
     told, clients, (sent, _) = parts_of("feddraw")
     names = tuple(clients)
-    secure = InProcessSecureRounds(NAMES, [int(party.size) for party in told.parties], {"name": "any"})
+    secure = InProcessSecureRounds(
+        NAMES, [int(party.size) for party in told.parties], {"name": "any"}
+    )
     local = secure.new_sum(MOVES_SUM, told)
     length = WordLayout.of(METHODS["feddraw"], sent.layout, told.facts()).params
     for name in names:
@@ -654,8 +803,13 @@ def test_nothing_that_a_server_gets_is_close_to_a_clients_move() -> None:
         masked = bare.copy()
         assert local.add(name, masked)
         away = (masked - bare)[:length].view(np.int64).astype(np.float64)
-        assert np.abs(away).min() > 2.0**40  # more than one in fixed point, where moves are below a tenth
-        assert abs(np.corrcoef(bare[:length].view(np.int64), masked[:length].view(np.int64))[0, 1]) < 0.4
+        assert (
+            np.abs(away).min() > 2.0**40
+        )  # more than one in fixed point, where moves are below a tenth
+        assert (
+            abs(np.corrcoef(bare[:length].view(np.int64), masked[:length].view(np.int64))[0, 1])
+            < 0.4
+        )
 
 
 def test_similarity_is_that_of_the_layer_which_the_client_was_sent() -> None:

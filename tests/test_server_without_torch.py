@@ -1,4 +1,6 @@
-"""A server that only aggregates runs with what requirements-server.txt names: no torch, no scipy, no pictures."""
+"""A server that only aggregates runs with what requirements-server.txt names: no torch, no scipy,
+no pictures.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +69,30 @@ for round in range(4):
 """
 
 
-@pytest.mark.parametrize(("package", "code"), [("flwr", FLOWER), ("nvflare", FLARE)], ids=["flwr", "nvflare"])
-def test_a_server_trains_four_rounds_and_writes_the_ledger(package: str, code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("package", "code"), [("flwr", FLOWER), ("nvflare", FLARE)], ids=["flwr", "nvflare"]
+)
+def test_a_server_trains_four_rounds_and_writes_the_ledger(
+    package: str, code: str, tmp_path: Path
+) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
     run = [sys.executable, "-c", FEWER + code, tmp_path / "run"]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "run" / "weights.csv").read_text(encoding="utf-8").splitlines()
-    assert [line.split(",")[:2] for line in lines[1:4]] == [["0", f"partition {number}"] for number in range(3)]
+    assert [line.split(",")[:2] for line in lines[1:4]] == [
+        ["0", f"partition {number}"] for number in range(3)
+    ]
     assert len(lines) == 1 + 4 * 3
 
 
 def test_the_list_for_servers_keeps_to_the_bounds_of_the_package() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    wanted = [line for line in (ROOT / "requirements-server.txt").read_text(encoding="utf-8").splitlines() if line]
+    wanted = [
+        line
+        for line in (ROOT / "requirements-server.txt").read_text(encoding="utf-8").splitlines()
+        if line
+    ]
     listed = [line for line in wanted if not line.startswith("#")]
     assert listed
     assert [line for line in listed if f'"{line}"' not in project] == []

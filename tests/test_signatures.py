@@ -1,4 +1,6 @@
-"""Apps that the server sends to a site: signed by the operator, or refused before anything of them is unpacked."""
+"""Apps that the server sends to a site: signed by the operator, or refused before anything of them
+is unpacked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from feddraw.errors import UserError
 from feddraw.flower import app_signatures, supernode
 from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
 from feddraw.flower.in_process_grid import identify_in_process_grid
-from feddraw.secure_sums.signing_keys import read_operator_public_key, read_site_directory
+from feddraw.secure.sums.signing_keys import read_operator_public_key, read_site_directory
 
 APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -39,7 +41,9 @@ FIRST = AppBundle(b"the app", "hospital/app", "1.0")
 SECOND = AppBundle(b"the app, mended", "hospital/app", "1.1")
 
 
-def given(folder: Path, *bundles: AppBundle, key: Ed25519PrivateKey = OPERATOR, days: float = 30) -> Signatures:
+def given(
+    folder: Path, *bundles: AppBundle, key: Ed25519PrivateKey = OPERATOR, days: float = 30
+) -> Signatures:
     """A site's folder with a signature for each bundle, each a day later than the one before."""
     for number, bundle in enumerate(bundles):
         text = app_signatures.sign_bundle(bundle, key, days=days, now=NOW + timedelta(days=number))
@@ -59,12 +63,20 @@ def test_a_signed_bundle_is_accepted(tmp_path: Path) -> None:
     ("bundle", "words"),
     [
         (replace(FIRST, content=b"the app!"), "has not signed this bundle"),
-        (replace(FIRST, app="stranger/app"), "signed as hospital/app 1.0, not as what the server calls it"),
-        (replace(FIRST, version="2.0"), "signed as hospital/app 1.0, not as what the server calls it"),
+        (
+            replace(FIRST, app="stranger/app"),
+            "signed as hospital/app 1.0, not as what the server calls it",
+        ),
+        (
+            replace(FIRST, version="2.0"),
+            "signed as hospital/app 1.0, not as what the server calls it",
+        ),
         (SECOND, "has not signed this bundle"),
     ],
 )
-def test_an_altered_renamed_or_unsigned_bundle_is_refused(tmp_path: Path, bundle: AppBundle, words: str) -> None:
+def test_an_altered_renamed_or_unsigned_bundle_is_refused(
+    tmp_path: Path, bundle: AppBundle, words: str
+) -> None:
     with pytest.raises(AppRefused, match=words):
         check(given(tmp_path, FIRST), bundle)
 
@@ -77,7 +89,9 @@ def test_a_signature_of_another_key_does_not_count(tmp_path: Path) -> None:
 def test_a_signature_ends(tmp_path: Path) -> None:
     site = given(tmp_path, FIRST, days=2)
     assert check(site, FIRST, NOW + timedelta(days=1.9))
-    with pytest.raises(AppRefused, match="expired at 2026-03-03T00:00:00Z: ask the operator for a new one"):
+    with pytest.raises(
+        AppRefused, match="expired at 2026-03-03T00:00:00Z: ask the operator for a new one"
+    ):
         check(site, FIRST, NOW + timedelta(days=2))
 
 
@@ -118,9 +132,13 @@ def test_a_changed_signature_file_does_not_count(tmp_path: Path, change: Any) ->
         {"more": "than is known"},
     ],
 )
-def test_what_the_operators_key_signed_for_another_purpose_does_not_count(tmp_path: Path, statement: Any) -> None:
+def test_what_the_operators_key_signed_for_another_purpose_does_not_count(
+    tmp_path: Path, statement: Any
+) -> None:
     whole = json.loads(app_signatures.sign_bundle(FIRST, OPERATOR, days=1, now=NOW).splitlines()[0])
-    line = json.dumps(whole | statement if len(statement) == 1 and "app" not in statement else statement).encode()
+    line = json.dumps(
+        whole | statement if len(statement) == 1 and "app" not in statement else statement
+    ).encode()
     file = tmp_path / "odd.signature"
     file.write_bytes(line + b"\n" + app_signatures.base64.b64encode(OPERATOR.sign(line)))
     with pytest.raises(UserError, match="this version"):
@@ -134,7 +152,7 @@ def test_an_endless_signature_is_not_read(tmp_path: Path) -> None:
         app_signatures.read_signed_statement(tmp_path / "large.signature", OPERATOR.public_key())
 
 
-# ---------------------------------------------------------------------------------------------------- Flower's seam
+# ------------------------------------------------------------------------------------ Flower's seam
 
 
 def run_of(bundle: AppBundle, **changes: Any) -> Run:
@@ -148,8 +166,12 @@ def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
     stores = ObjectStoreFactory()
     state, store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
     state.set_node_id(1)
-    message = Message(RecordDict({"config": ConfigRecord({"a": 1})}), dst_node_id=1, message_type="train")
-    message.metadata.__dict__.update(_run_id=run.run_id, _message_id=message.object_id, _src_node_id=2)
+    message = Message(
+        RecordDict({"config": ConfigRecord({"a": 1})}), dst_node_id=1, message_type="train"
+    )
+    message.metadata.__dict__.update(
+        _run_id=run.run_id, _message_id=message.object_id, _src_node_id=2
+    )
     objects = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
     answer = supernode.guarded_pull(loop._pull_and_store_message, site)(
         state=state,
@@ -164,7 +186,9 @@ def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
     )
     replies = state.get_messages_legacy(is_reply=True)
     errors = [reply.error.reason for reply in replies if reply.has_error()]
-    return SimpleNamespace(answer=answer, bundle=state.get_fab(bundle.sha256), run=state.get_run(7), errors=errors)
+    return SimpleNamespace(
+        answer=answer, bundle=state.get_fab(bundle.sha256), run=state.get_run(7), errors=errors
+    )
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +225,9 @@ def test_flower_stores_nothing_where_the_run_calls_a_signed_app_something_else(
     assert words in found.errors[0]
 
 
-def test_flower_stores_nothing_of_an_unsigned_app_and_the_server_is_told(tmp_path: Path, ready: AppBundle) -> None:
+def test_flower_stores_nothing_of_an_unsigned_app_and_the_server_is_told(
+    tmp_path: Path, ready: AppBundle
+) -> None:
     altered = replace(ready, content=ready.content + b" ")
     found = receive(altered, run_of(altered), now_given(tmp_path, ready))
     assert (found.bundle, found.run, found.answer) == (None, None, 7)
@@ -210,11 +236,15 @@ def test_flower_stores_nothing_of_an_unsigned_app_and_the_server_is_told(tmp_pat
 
 def test_a_flower_whose_inside_is_not_known_is_refused() -> None:
     supernode.refuse_unknown_flower(package_version)
-    with pytest.raises(UserError, match=r"signatures cannot be checked with Flower 1\.42\.0, only with 1\.41\.0"):
+    with pytest.raises(
+        UserError, match=r"signatures cannot be checked with Flower 1\.42\.0, only with 1\.41\.0"
+    ):
         supernode.refuse_unknown_flower("1.42.0")
 
 
-def test_what_is_signed_is_what_flwr_run_sends_from_a_copy_of_the_app(tmp_path: Path, ready: AppBundle) -> None:
+def test_what_is_signed_is_what_flwr_run_sends_from_a_copy_of_the_app(
+    tmp_path: Path, ready: AppBundle
+) -> None:
     copy = shutil.copytree(APP, tmp_path / "app")
     os.utime(copy / "pyproject.toml", (0, 0))
     assert supernode.read_app_bundle(copy) == ready
@@ -222,7 +252,7 @@ def test_what_is_signed_is_what_flwr_run_sends_from_a_copy_of_the_app(tmp_path: 
     assert supernode.read_app_bundle(tmp_path / "app.fab") == ready
 
 
-# ---------------------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 
 
 def feddraw(*arguments: str | Path, typed: str = "") -> Any:
@@ -230,9 +260,18 @@ def feddraw(*arguments: str | Path, typed: str = "") -> Any:
 
 
 def start(folder: Path, **changes: str) -> Any:
-    options = {"superlink": "127.0.0.1:1", "key": "node.key", "operator": "operator.key.pub", "signatures": "."}
+    options = {
+        "superlink": "127.0.0.1:1",
+        "key": "node.key",
+        "operator": "operator.key.pub",
+        "signatures": ".",
+    }
     (folder / "node.key").touch()
-    line = [part for name, value in (options | changes).items() for part in (f"--{name.replace('_', '-')}", value)]
+    line = [
+        part
+        for name, value in (options | changes).items()
+        for part in (f"--{name.replace('_', '-')}", value)
+    ]
     return feddraw("site", "start", *line)
 
 
@@ -247,7 +286,10 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_operators_commands_make_what_a_site_accepts(operator: Path, ready: AppBundle) -> None:
     public = read_operator_public_key(operator / "operator.key.pub")
-    assert Signatures(operator, public).check(ready.content, ready.app, ready.version).sha256 == ready.sha256
+    assert (
+        Signatures(operator, public).check(ready.content, ready.app, ready.version).sha256
+        == ready.sha256
+    )
     assert (operator / "operator.key").stat().st_mode & 0o777 == 0o600
 
 
@@ -261,7 +303,10 @@ def test_a_key_is_never_overwritten_nor_written_through_a_link(operator: Path) -
 
 
 def test_a_locked_key_asks_for_its_passphrase(operator: Path) -> None:
-    assert feddraw("operator", "key", "locked", "--passphrase", typed="secret\nsecret\n").exit_code == 0
+    assert (
+        feddraw("operator", "key", "locked", "--passphrase", typed="secret\nsecret\n").exit_code
+        == 0
+    )
     assert feddraw("operator", "sign", APP, "--key", "locked", typed="secret\n").exit_code == 0
     wrong = feddraw("operator", "sign", APP, "--key", "locked", typed="another\n")
     assert "or the passphrase is wrong" in str(wrong.exception)
@@ -269,7 +314,9 @@ def test_a_locked_key_asks_for_its_passphrase(operator: Path) -> None:
 
 @pytest.mark.parametrize("what", ["operator.key", "nothing.fab", "."])
 def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
-    assert isinstance(feddraw("operator", "sign", what, "--key", "operator.key").exception, UserError)
+    assert isinstance(
+        feddraw("operator", "sign", what, "--key", "operator.key").exception, UserError
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +326,10 @@ def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
         ({"node_config": "data=["}, "--node-config"),
         ({"node_config": "North"}, "--node-config: 'North' has no KEY=VALUE"),
         ({"node_config": 'key="nothing"'}, "there is no file nothing"),
-        ({"node_config": 'key="operator.key.pub"'}, "operator.key.pub can be read by others: close it with `chmod"),
+        (
+            {"node_config": 'key="operator.key.pub"'},
+            "operator.key.pub can be read by others: close it with `chmod",
+        ),
         ({"node_config": 'sites="operator.key.pub"'}, "operator.key.pub is no directory of sites"),
         ({"operator": "node.key"}, "node.key is no public key"),
         ({"key": "nothing"}, "there is no file nothing"),
@@ -287,19 +337,26 @@ def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
         ({"root_certificates": "nothing"}, "there is no file nothing"),
     ],
 )
-def test_a_site_that_is_set_up_wrongly_does_not_start(operator: Path, changes: Any, words: str) -> None:
+def test_a_site_that_is_set_up_wrongly_does_not_start(
+    operator: Path, changes: Any, words: str
+) -> None:
     refused = start(operator, **changes)
     assert isinstance(refused.exception, UserError)
     assert words in str(refused.exception)
 
 
-def test_a_sites_key_comes_with_its_line_of_the_directory_and_without_one_the_start_warns(operator: Path) -> None:
+def test_a_sites_key_comes_with_its_line_of_the_directory_and_without_one_the_start_warns(
+    operator: Path,
+) -> None:
     lines = [
-        feddraw("site", "key", f"{name}.sign", "--name", name).stdout.splitlines()[2] for name in ("North", "St. M")
+        feddraw("site", "key", f"{name}.sign", "--name", name).stdout.splitlines()[2]
+        for name in ("North", "St. M")
     ]
     (operator / "sites.toml").write_text("\n".join(lines))
     directory = read_site_directory(operator / "sites.toml")
-    assert {name: read_operator_public_key(operator / f"{name}.sign.pub") for name in directory} == directory
+    assert {
+        name: read_operator_public_key(operator / f"{name}.sign.pub") for name in directory
+    } == directory
     assert list(directory) == ["North", "St. M"]
     with pytest.warns(UserWarning, match="can open this site's model; name its file with sites="):
         supernode.check_node_config('key="North.sign"')
@@ -310,4 +367,6 @@ def test_a_sites_key_comes_with_its_line_of_the_directory_and_without_one_the_st
 
 def test_a_site_with_a_signature_of_another_operator_does_not_start(operator: Path) -> None:
     feddraw("operator", "key", "other.key")
-    assert "is not signed with the operator's key" in str(start(operator, operator="other.key.pub").exception)
+    assert "is not signed with the operator's key" in str(
+        start(operator, operator="other.key.pub").exception
+    )

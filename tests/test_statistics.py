@@ -1,4 +1,6 @@
-"""Statistics beside scipy, scikit-posthocs, statsmodels and scikit-learn; every mistake in a table names its cell."""
+"""Statistics beside scipy, scikit-posthocs, statsmodels and scikit-learn; every mistake in a table
+names its cell.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def random_values(scenarios: int, methods: int, ties: bool) -> np.ndarray:
 
 def named(values: np.ndarray) -> Table:
     scenarios, methods = values.shape
-    return Table(tuple(f"S{i}" for i in range(scenarios)), tuple(f"m{i}" for i in range(methods)), values)
+    return Table(
+        tuple(f"S{i}" for i in range(scenarios)), tuple(f"m{i}" for i in range(methods)), values
+    )
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -83,10 +87,14 @@ def test_wilcoxon_with_holm_is_that_of_scikit_posthocs(shape: tuple[int, int], t
 def test_p_and_effect_of_a_printed_table_are_those_of_exact_decimals(decimals: int) -> None:
     rng = np.random.default_rng(decimals)
     for _ in range(1000):
-        whole = rng.integers(700, 760, (int(rng.integers(3, 18)), 2))  # in units of the last digit: exact
+        whole = rng.integers(
+            700, 760, (int(rng.integers(3, 18)), 2)
+        )  # in units of the last digit: exact
         printed = Table(("S",) * len(whole), ("a", "b"), whole / 10**decimals)
         first, second = whole.T.astype(np.float64)
-        assert statistics.wilcoxon(*printed.values.T, printed.steps) == statistics.wilcoxon(first, second)
+        assert statistics.wilcoxon(*printed.values.T, printed.steps) == statistics.wilcoxon(
+            first, second
+        )
         effect = statistics.rank_biserial(*printed.values.T, printed.steps)
         assert effect == statistics.rank_biserial(first, second)
 
@@ -102,9 +110,18 @@ def test_a_comparison_of_a_printed_table_has_the_ties_that_a_reader_sees() -> No
 
 
 def test_means_over_seeds_tie_where_exact_means_do() -> None:
-    orders = {"a": (0.1, 0.2, 0.3), "b": (0.3, 0.2, 0.1), "c": (0.1, 0.1, 0.4)}  # .2 on paper, not in floats
+    orders = {
+        "a": (0.1, 0.2, 0.3),
+        "b": (0.3, 0.2, 0.1),
+        "c": (0.1, 0.1, 0.4),
+    }  # .2 on paper, not in floats
     assert len({sum(values) for values in orders.values()}) > 1
-    rows = [(s, m, str(seed), v) for s in ("x", "y") for m, of in orders.items() for seed, v in enumerate(of)]
+    rows = [
+        (s, m, str(seed), v)
+        for s in ("x", "y")
+        for m, of in orders.items()
+        for seed, v in enumerate(of)
+    ]
     table = statistics.tabulate_repeats(rows)
     assert table.values.tolist() == [[0.2] * 3] * 2
     assert statistics.rank(table.values).tolist() == [[2, 2, 2]] * 2
@@ -115,16 +132,27 @@ def test_differences_of_means_over_seeds_tie_where_exact_ones_do() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         whole = rng.integers(700, 720, (9, 2, 3))  # scenario, method, seed
-        rows = [(f"s{s}", f"m{m}", str(r), whole[s, m, r] / 10) for s, m, r in np.ndindex(whole.shape)]
+        rows = [
+            (f"s{s}", f"m{m}", str(r), whole[s, m, r] / 10) for s, m, r in np.ndindex(whole.shape)
+        ]
         table = statistics.tabulate_repeats(rows)
         exact = statistics.wilcoxon(*whole.sum(axis=2).T.astype(np.float64))
         assert statistics.wilcoxon(*table.values.T, table.steps) == exact
 
 
 def test_wins_against_a_reference_are_counted_on_exact_differences() -> None:
-    rows = [("x", "ours", "0", 0.3), ("x", "theirs", "0", 0.2), ("y", "ours", "0", 0.7), ("y", "theirs", "0", 0.8)]
+    rows = [
+        ("x", "ours", "0", 0.3),
+        ("x", "theirs", "0", 0.2),
+        ("y", "ours", "0", 0.7),
+        ("y", "theirs", "0", 0.8),
+    ]
     found = {one.scenario: one for one in against(rows, "theirs")}
-    assert [(one.mean, one.wins) for one in found.values()] == [(0.1, 1), (-0.1, 0), (0.0, 0)]  # over both: no winner
+    assert [(one.mean, one.wins) for one in found.values()] == [
+        (0.1, 1),
+        (-0.1, 0),
+        (0.0, 0),
+    ]  # over both: no winner
 
 
 @pytest.mark.parametrize(
@@ -138,7 +166,9 @@ def test_wins_against_a_reference_are_counted_on_exact_differences() -> None:
         ([1e15, 0.1], 0),
     ],
 )
-def test_a_tables_precision_is_its_last_digit_and_computed_numbers_have_none(values: list[float], steps: float) -> None:
+def test_a_tables_precision_is_its_last_digit_and_computed_numbers_have_none(
+    values: list[float], steps: float
+) -> None:
     assert statistics.steps_in_one(values) == steps
 
 
@@ -174,7 +204,9 @@ def test_a_pair_is_significant_where_its_p_is_below_alpha_and_no_group_holds_bot
     rejected = found.friedman.p < alpha
     for pair in found.pairs:
         assert pair.significant == (rejected and pair.nemenyi_p < alpha)
-        assert pair.significant != any({pair.first, pair.second} <= set(group) for group in found.groups)
+        assert pair.significant != any(
+            {pair.first, pair.second} <= set(group) for group in found.groups
+        )
     for one, other in pairwise(found.groups):
         assert not set(one) <= set(other)
         assert not set(other) <= set(one)
@@ -195,16 +227,22 @@ def test_where_friedman_does_not_reject_all_methods_are_one_group() -> None:
 def test_equal_values_everywhere_are_no_difference_and_no_error() -> None:
     found = compare(named(np.ones((4, 3))))
     assert (found.friedman.statistic, found.friedman.p) == (0.0, 1.0)
-    assert [(p.nemenyi_p, p.wilcoxon_p, p.holm_p, p.rank_biserial, p.ties) for p in found.pairs] == [
-        (1, 1, 1, 0, 4)
-    ] * 3
+    assert [
+        (p.nemenyi_p, p.wilcoxon_p, p.holm_p, p.rank_biserial, p.ties) for p in found.pairs
+    ] == [(1, 1, 1, 0, 4)] * 3
 
 
 def test_two_methods_can_be_compared_and_agree_with_the_sign_of_the_difference() -> None:
     values = np.column_stack([np.arange(8.0) + 1, np.arange(8.0)])
     found = compare(named(values))
     (pair,) = found.pairs
-    assert (pair.first, pair.wins, pair.losses, pair.rank_biserial, pair.mean_difference) == ("m0", 8, 0, 1.0, 1.0)
+    assert (pair.first, pair.wins, pair.losses, pair.rank_biserial, pair.mean_difference) == (
+        "m0",
+        8,
+        0,
+        1.0,
+        1.0,
+    )
     assert found.friedman.statistic == pytest.approx(8)
     lower = compare(named(values), lower_is_better=True)
     (pair,) = lower.pairs
@@ -219,17 +257,24 @@ def test_rank_biserial_is_the_difference_of_wilcoxons_rank_sums() -> None:
     assert statistics.rank_biserial(first, second) == pytest.approx(2 * up / total - 1)
 
 
-# ---------------------------------------------------------------------------------------------------- bootstrap
+# ---------------------------------------------------------------------------------------- bootstrap
 
 
 def scores_of_two(images: int = 400, classes: int = 3) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(5)
     truth = (rng.random((images, classes)) < 0.3).astype(np.int64)
     good = np.round(truth + rng.normal(size=truth.shape), 1)
-    return good, np.round(truth + 2 * rng.normal(size=truth.shape), 1), truth, rng.integers(0, 150, images)
+    return (
+        good,
+        np.round(truth + 2 * rng.normal(size=truth.shape), 1),
+        truth,
+        rng.integers(0, 150, images),
+    )
 
 
-def auc_difference(first: Any, second: Any, truth: Any, seed: int = 0, **options: Any) -> bootstrap.Interval:
+def auc_difference(
+    first: Any, second: Any, truth: Any, seed: int = 0, **options: Any
+) -> bootstrap.Interval:
     drawn = bootstrap.bootstrap([first, second], truth, np.random.default_rng(seed), **options)
     return bootstrap.interval(drawn[0] - drawn[1])
 
@@ -240,7 +285,9 @@ def test_a_weighted_auc_is_the_auc_of_images_so_often_repeated() -> None:
     weights = np.random.default_rng(1).integers(0, 4, (5, len(truth))).astype(np.float64)
     found = bootstrap.weighted_auc(good[:, 0], truth[:, 0], weights)
     for row, area in zip(weights, found, strict=True):
-        assert area == pytest.approx(metrics.roc_auc_score(truth[:, 0], good[:, 0], sample_weight=row))
+        assert area == pytest.approx(
+            metrics.roc_auc_score(truth[:, 0], good[:, 0], sample_weight=row)
+        )
 
 
 def test_the_weighted_auc_counts_ties_half_and_is_exact_for_whole_weights() -> None:
@@ -254,15 +301,24 @@ def test_the_weighted_auc_counts_ties_half_and_is_exact_for_whole_weights() -> N
     assert bootstrap.weighted_auc(scores, truth, weights).tolist() == expected
 
 
-def test_the_estimate_is_the_difference_of_macro_aucs_and_its_interval_is_that_of_a_plain_bootstrap() -> None:
+def test_the_estimate_is_the_difference_of_macro_aucs_and_its_interval_is_that_of_a_plain_bootstrap() -> (
+    None
+):
     metrics = pytest.importorskip("sklearn.metrics")
     good, poor, truth, _ = scores_of_two()
     found = auc_difference(good, poor, truth)
-    assert found.estimate == pytest.approx(metrics.roc_auc_score(truth, good) - metrics.roc_auc_score(truth, poor))
+    assert found.estimate == pytest.approx(
+        metrics.roc_auc_score(truth, good) - metrics.roc_auc_score(truth, poor)
+    )
     rng = np.random.default_rng(1)
     draws = [rng.integers(len(truth), size=len(truth)) for _ in range(300)]
-    plain = [metrics.roc_auc_score(truth[d], good[d]) - metrics.roc_auc_score(truth[d], poor[d]) for d in draws]
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(plain, [0.025, 0.975])), abs=0.015)
+    plain = [
+        metrics.roc_auc_score(truth[d], good[d]) - metrics.roc_auc_score(truth[d], poor[d])
+        for d in draws
+    ]
+    assert (found.low, found.high) == pytest.approx(
+        tuple(np.quantile(plain, [0.025, 0.975])), abs=0.015
+    )
     assert found.low < found.estimate < found.high
 
 
@@ -293,7 +349,7 @@ def test_a_method_against_itself_differs_by_nothing_and_the_seed_decides() -> No
     assert runs[0] == runs[1] != runs[2]
 
 
-# ---------------------------------------------------------------------------------------------------- as typed
+# ----------------------------------------------------------------------------------------- as typed
 
 
 @pytest.fixture
@@ -316,20 +372,42 @@ def stats_of(
 
 
 TIDY = "scenario,method,auc,auc_std\n" + "".join(
-    f"S{s},{m},{0.5 + 0.1 * i + 0.01 * (s % 3)},0.1\n" for s in range(6) for i, m in enumerate(("a", "b", "[/c]"))
+    f"S{s},{m},{0.5 + 0.1 * i + 0.01 * (s % 3)},0.1\n"
+    for s in range(6)
+    for i, m in enumerate(("a", "b", "[/c]"))
 )
 
 MISTAKES = {
-    "missing cell": (TIDY.replace("S2,b,", "S2,a2,"), (), "no row for S0 a2, S1 a2, S2 b, S3 a2, S4 a2 and 1 more"),
-    "twice": (TIDY + "S1,b,.4,0\n", (), "auc: more than one row for S1 b: give one, such as the mean over seeds"),
+    "missing cell": (
+        TIDY.replace("S2,b,", "S2,a2,"),
+        (),
+        "no row for S0 a2, S1 a2, S2 b, S3 a2, S4 a2 and 1 more",
+    ),
+    "twice": (
+        TIDY + "S1,b,.4,0\n",
+        (),
+        "auc: more than one row for S1 b: give one, such as the mean over seeds",
+    ),
     "nan": (TIDY.replace("S0,a,0.5", "S0,a,nan"), (), "line 2: auc of S0 a is 'nan', not a number"),
     "blank": (TIDY.replace("S0,a,0.5", "S0,a,"), (), "line 2: auc of S0 a is blank"),
-    "words": (TIDY.replace("S0,a,0.5", "S0,a,high"), (), "line 2: auc of S0 a is 'high', not a number"),
+    "words": (
+        TIDY.replace("S0,a,0.5", "S0,a,high"),
+        (),
+        "line 2: auc of S0 a is 'high', not a number",
+    ),
     "no name": (TIDY.replace("S0,a,", "S0,,"), (), "line 2: no method"),
-    "one method": ("scenario,method,auc\nS1,a,1\nS2,a,2\n", (), "one method only (a): a comparison needs at least two"),
+    "one method": (
+        "scenario,method,auc\nS1,a,1\nS2,a,2\n",
+        (),
+        "one method only (a): a comparison needs at least two",
+    ),
     "one scenario": ("scenario,method,auc\nS1,a,1\nS1,b,2\n", (), "one scenario only (S1)"),
     "no rows": ("scenario,method,auc\n", (), "no method: a comparison needs at least two"),
-    "column": (TIDY, ("--value", "gm"), "has no column 'gm'; it has scenario, method, auc, auc_std"),
+    "column": (
+        TIDY,
+        ("--value", "gm"),
+        "has no column 'gm'; it has scenario, method, auc, auc_std",
+    ),
     "no values": ("scenario,method\nS1,a\n", (), "has no column of values"),
     "alpha": (TIDY, ("--alpha", "1"), "alpha must be below 1"),
     "alpha zero": (TIDY, ("--alpha", "0"), "alpha must be a positive number"),
@@ -341,13 +419,21 @@ MISTAKES = {
         ("--against", "a", "--over", "auc_std"),
         "more than one row for S1 b 0.1",
     ),
-    "seed missing": ("scenario,method,seed,v\nS,a,0,1\nS,a,1,1\nS,b,0,1\n", ("--over", "seed"), "no row for S b 1"),
+    "seed missing": (
+        "scenario,method,seed,v\nS,a,0,1\nS,a,1,1\nS,b,0,1\n",
+        ("--over", "seed"),
+        "no row for S b 1",
+    ),
 }
 
 
 @pytest.mark.parametrize(("text", "words", "message"), MISTAKES.values(), ids=list(MISTAKES))
 def test_a_mistake_in_a_table_is_one_line_that_names_the_cells(
-    text: str, words: tuple[str, ...], message: str, tmp_path: Path, stats_of: Callable[..., tuple[int, str, str]]
+    text: str,
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    stats_of: Callable[..., tuple[int, str, str]],
 ) -> None:
     code, out, errors = stats_of(text, *words)
     assert (code, out) == (2, "")
@@ -356,7 +442,9 @@ def test_a_mistake_in_a_table_is_one_line_that_names_the_cells(
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_stats_says_in_words_who_is_better_and_draws(stats_of: Callable[..., tuple[int, str, str]]) -> None:
+def test_stats_says_in_words_who_is_better_and_draws(
+    stats_of: Callable[..., tuple[int, str, str]],
+) -> None:
     code, out, _ = stats_of(TIDY, "--plot", "cd.svg")
     assert code == 0
     assert "[/c] has the best average rank. Significantly better than a." in out
@@ -365,10 +453,26 @@ def test_stats_says_in_words_who_is_better_and_draws(stats_of: Callable[..., tup
     assert "[/c]  1.00" in Path("cd.svg").read_text(encoding="utf-8")
 
 
-def test_stats_as_json_is_one_document_and_repeats_are_averaged(stats_of: Callable[..., tuple[int, str, str]]) -> None:
-    rows = [f"{s};{m};{seed};{i + s + seed / 10}" for s in range(5) for i, m in enumerate("abc") for seed in range(3)]
+def test_stats_as_json_is_one_document_and_repeats_are_averaged(
+    stats_of: Callable[..., tuple[int, str, str]],
+) -> None:
+    rows = [
+        f"{s};{m};{seed};{i + s + seed / 10}"
+        for s in range(5)
+        for i, m in enumerate("abc")
+        for seed in range(3)
+    ]
     text = "\n".join(["set;rule;seed;loss", *rows])
-    words = ("--scenario", "set", "--method", "rule", "--over", "seed", "--lower-is-better", "--json")
+    words = (
+        "--scenario",
+        "set",
+        "--method",
+        "rule",
+        "--over",
+        "seed",
+        "--lower-is-better",
+        "--json",
+    )
     document = json.loads(stats_of(text, *words)[1])
     loss = document["values"]["loss"]
     assert loss["average_ranks"] == {"a": 1, "b": 2, "c": 3}
@@ -391,7 +495,9 @@ def test_differences_are_paired_by_seed_and_their_interval_is_students() -> None
     pairs = {"s0": values[0, 2] - values[0, 0], "": (values[:, 2] - values[:, 0]).mean(axis=0)}
     for scenario, pair in pairs.items():
         one, expected = found[scenario, "m2"], stats.ttest_1samp(pair, 0).confidence_interval(0.95)
-        assert (one.mean, one.low, one.high) == pytest.approx((pair.mean(), expected.low, expected.high))
+        assert (one.mean, one.low, one.high) == pytest.approx(
+            (pair.mean(), expected.low, expected.high)
+        )
         assert (one.wins, one.repeats) == ((pair > 0).sum(), 6)
     assert not any(method == "m0" for _, method in found)
 
@@ -400,14 +506,23 @@ def test_holm_is_over_all_scenarios_shown_and_apart_over_their_means() -> None:
     rng = np.random.default_rng(4)
     rows = [(s, m, str(r), float(rng.normal())) for s in "pq" for m in "abc" for r in range(5)]
     found = against(rows, "a")
-    for family in ([one for one in found if one.scenario], [one for one in found if not one.scenario]):
+    for family in (
+        [one for one in found if one.scenario],
+        [one for one in found if not one.scenario],
+    ):
         expected = pytest.importorskip("statsmodels.stats.multitest").multipletests(
             [one.p for one in family], method="holm"
         )
         assert [one.holm_p for one in family] == pytest.approx(expected[1].tolist())
-    values = {(s, m): [v for s_, m_, _, v in rows if (s_, m_) == (s, m)] for s in "pq" for m in "abc"}
-    expected_p = {(s, m): stats.ttest_rel(values[s, m], values[s, "a"]).pvalue for s in "pq" for m in "bc"}
-    assert {(one.scenario, one.method): one.p for one in found if one.scenario} == pytest.approx(expected_p)
+    values = {
+        (s, m): [v for s_, m_, _, v in rows if (s_, m_) == (s, m)] for s in "pq" for m in "abc"
+    }
+    expected_p = {
+        (s, m): stats.ttest_rel(values[s, m], values[s, "a"]).pvalue for s in "pq" for m in "bc"
+    }
+    assert {(one.scenario, one.method): one.p for one in found if one.scenario} == pytest.approx(
+        expected_p
+    )
 
 
 def test_differences_of_a_single_repeat_are_not_counted_in_the_correction() -> None:
@@ -416,22 +531,30 @@ def test_differences_of_a_single_repeat_are_not_counted_in_the_correction() -> N
     found = {one.method: one for one in against(rows, "a")}
     assert found["b"].holm_p == found["b"].p
     assert math.isnan(found["c"].holm_p)
-    assert "corrected for the 1 differences" in words.differences_in_words(list(found.values()), 0.05, 0, last=False)
+    assert "corrected for the 1 differences" in words.differences_in_words(
+        list(found.values()), 0.05, 0, last=False
+    )
 
 
 def test_folds_that_share_images_widen_intervals_as_nadeau_and_bengio_have_it() -> None:
     rows = [
-        ("s", m, str(r), v) for m, of in (("a", [0.0] * 5), ("b", [0.3, 0.1, 0.4, 0.1, 0.5])) for r, v in enumerate(of)
+        ("s", m, str(r), v)
+        for m, of in (("a", [0.0] * 5), ("b", [0.3, 0.1, 0.4, 0.1, 0.5]))
+        for r, v in enumerate(of)
     ]
     (plain,), (corrected,) = against(rows, "a"), against(rows, "a", folds=5)
-    assert corrected.high - corrected.low == pytest.approx((plain.high - plain.low) * np.sqrt((1 / 5 + 1 / 4) * 5))
+    assert corrected.high - corrected.low == pytest.approx(
+        (plain.high - plain.low) * np.sqrt((1 / 5 + 1 / 4) * 5)
+    )
     spread = np.std([0.3, 0.1, 0.4, 0.1, 0.5], ddof=1)
     assert corrected.p == pytest.approx(2 * stats.t.sf(0.28 / (spread * np.sqrt(0.45)), 4))
     with pytest.raises(UserError, match="folds must be at least 2"):
         against(rows, "a", folds=1)
 
 
-@pytest.mark.parametrize(("difference", "spread"), [(0.5, 1.0), (0.01, 0.02), (2.0, 0.5), (0.1, 1.0)])
+@pytest.mark.parametrize(
+    ("difference", "spread"), [(0.5, 1.0), (0.01, 0.02), (2.0, 0.5), (0.1, 1.0)]
+)
 def test_the_repeats_needed_are_those_of_a_paired_t_test(difference: float, spread: float) -> None:
     power = pytest.importorskip("statsmodels.stats.power").TTestPower()
     expected = power.solve_power(difference / spread, power=0.8, alpha=0.05)
@@ -473,7 +596,9 @@ def test_stats_shows_the_last_five_rounds_and_one_repeat_claims_nothing(
     _, out, _ = stats_of("\n".join([header, *lines[:2]]), "--over", "seed", "--against", "a")
     assert "*" not in out
     assert "One repeat per method" in out
-    document = json.loads(stats_of("\n".join([header, *lines[:2]]), "--over", "seed", "--against", "a", "--json")[1])
+    document = json.loads(
+        stats_of("\n".join([header, *lines[:2]]), "--over", "seed", "--against", "a", "--json")[1]
+    )
     (one,) = document["values"]["auc"]
     assert (one["low"], one["p"], one["more_repeats"]) == (None, None, None)
     assert one["last_five"] == pytest.approx(0.1)
@@ -493,7 +618,12 @@ def test_means_equal_at_the_digits_given_are_ties_and_others_are_named(
 def test_stats_against_a_method_prints_draws_and_documents_differences(
     stats_of: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    lines = [f"{s},{m},{r},{0.7 + 0.01 * (m == 'b') + 0.001 * r}" for s in "pq" for m in "ab" for r in range(3)]
+    lines = [
+        f"{s},{m},{r},{0.7 + 0.01 * (m == 'b') + 0.001 * r}"
+        for s in "pq"
+        for m in "ab"
+        for r in range(3)
+    ]
     table, picture = "\n".join(["scenario,method,seed,auc", *lines]), tmp_path / "differences.svg"
     code, out, _ = stats_of(table, "--over", "seed", "--against", "a", "--plot", str(picture))
     assert code == 0

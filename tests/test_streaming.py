@@ -1,4 +1,6 @@
-"""Updates summed as they come: close to the sum of all at once, the same bits for any number of workers."""
+"""Updates summed as they come: close to the sum of all at once, the same bits for any number of
+workers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from feddraw.server.streaming import RunningSum, aggregate_stream
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, train
 
-STREAMING = [name for name in catalog.names("methods") if make_method(Experiment(method=name)).streams]
+STREAMING = [
+    name for name in catalog.names("methods") if make_method(Experiment(method=name)).streams
+]
 every_streaming = pytest.mark.parametrize("name", STREAMING)
 
 
@@ -57,7 +61,9 @@ def test_a_stream_gives_what_all_at_once_gives(name, round):
     for here, there in zip(streamed.ledger, at_once.ledger, strict=True):
         assert here.status == there.status
         for column in ("weight", "prior", "similarity", "gamma", "beta", "reputation", "influence"):
-            assert getattr(here, column) == pytest.approx(getattr(there, column), rel=1e-9, nan_ok=True), column
+            assert getattr(here, column) == pytest.approx(
+                getattr(there, column), rel=1e-9, nan_ok=True
+            ), column
 
 
 @every_streaming
@@ -65,7 +71,11 @@ def test_a_refused_update_leaves_nothing_in_the_sum(name):
     def poisoned(updates):
         bad = updates[1].model.params.copy()
         bad[3] = np.nan
-        return [updates[0], replace(updates[1], model=replace(updates[1].model, params=bad)), *updates[2:]]
+        return [
+            updates[0],
+            replace(updates[1], model=replace(updates[1].model, params=bad)),
+            *updates[2:],
+        ]
 
     _, streamed = both(name, poisoned)
     assert np.isfinite(streamed.model.params).all()
@@ -74,7 +84,9 @@ def test_a_refused_update_leaves_nothing_in_the_sum(name):
 
 
 def test_a_client_that_says_another_size_than_before_is_refused():
-    _, streamed = both("fedavg", lambda updates: [replace(updates[0], size=updates[0].size * 1000), *updates[1:]])
+    _, streamed = both(
+        "fedavg", lambda updates: [replace(updates[0], size=updates[0].size * 1000), *updates[1:]]
+    )
     assert "was announced" in streamed.ledger[0].status
 
 
@@ -137,8 +149,12 @@ def test_a_running_softmax_is_the_softmax(scores, seed):
 
 @given(
     sizes=st.lists(st.integers(1, 10**12), min_size=1, max_size=8),
-    when=st.integers(1, 400).flatmap(lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds))),
-    strengths=st.fixed_dictionaries({name: st.floats(1e-6, 1e6) for name in ("eta", "lam", "beta_max")}),
+    when=st.integers(1, 400).flatmap(
+        lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds))
+    ),
+    strengths=st.fixed_dictionaries(
+        {name: st.floats(1e-6, 1e6) for name in ("eta", "lam", "beta_max")}
+    ),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=60)
@@ -149,7 +165,9 @@ def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths
     fixed = (*when, cohort.model, method, method.init(cohort.model), cohort.updates, names)
     at_once = aggregate_round(*fixed, Gate(max_size=10**12))
     streamed = aggregate_stream(*fixed, dict(enumerate(sizes)), Gate(max_size=10**12))
-    assert [one.weight for one in streamed.ledger] == pytest.approx([one.weight for one in at_once.ledger], abs=1e-9)
+    assert [one.weight for one in streamed.ledger] == pytest.approx(
+        [one.weight for one in at_once.ledger], abs=1e-9
+    )
     np.testing.assert_allclose(streamed.model.params, at_once.model.params, atol=1e-5)
 
 
@@ -160,7 +178,10 @@ def test_a_server_rule_that_wants_more_than_the_average_is_told_so():
             return cohort.combine(2 * weights.values), state
 
     method, sent, state, came = a_round("fedavg")
-    method, sizes = replace(method, server=Doubled()), {update.client: update.size for update in came}
+    method, sizes = (
+        replace(method, server=Doubled()),
+        {update.client: update.size for update in came},
+    )
     with pytest.raises(UserError, match="set stream = false"):
         aggregate_stream(1, 15, sent, method, state, iter(came), NAMES, sizes)
 

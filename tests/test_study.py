@@ -1,4 +1,6 @@
-"""Studies: what a file means, what is skipped, what happens to runs that fail, and a kill that changes nothing."""
+"""Studies: what a file means, what is skipped, what happens to runs that fail, and a kill that
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -59,42 +61,74 @@ def names(path, **options):
 
 def rows(path):
     with path.open(newline="") as lines:
-        return {row["run"]: {k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(lines)}
+        return {
+            row["run"]: {k: v for k, v in row.items() if k != "seconds"}
+            for row in csv.DictReader(lines)
+        }
 
 
-# ---------------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def test_lists_are_multiplied_out_with_the_seed_slowest(file):
-    assert names(file('seed = [0, 1]\nscenario = ["CHM-2", "CHM-5"]\nmethod = ["fedavg", "uniform"]')) == [
-        "CHM-2_fedavg_seed=0", "CHM-2_uniform_seed=0", "CHM-5_fedavg_seed=0", "CHM-5_uniform_seed=0",
-        "CHM-2_fedavg_seed=1", "CHM-2_uniform_seed=1", "CHM-5_fedavg_seed=1", "CHM-5_uniform_seed=1",
-    ]  # fmt: skip
+    assert names(
+        file('seed = [0, 1]\nscenario = ["CHM-2", "CHM-5"]\nmethod = ["fedavg", "uniform"]')
+    ) == [
+        "CHM-2_fedavg_seed=0",
+        "CHM-2_uniform_seed=0",
+        "CHM-5_fedavg_seed=0",
+        "CHM-5_uniform_seed=0",
+        "CHM-2_fedavg_seed=1",
+        "CHM-2_uniform_seed=1",
+        "CHM-5_fedavg_seed=1",
+        "CHM-5_uniform_seed=1",
+    ]
 
 
 def test_a_method_may_come_with_settings_and_lists_inside(file):
     found = read_study(
-        file('method = ["feddraw", {name = "feddraw", eta = [0.1, 0.2]}]\n[training]\nlr = [1e-3, 1e-2]')
+        file(
+            'method = ["feddraw", {name = "feddraw", eta = [0.1, 0.2]}]\n[training]\nlr = [1e-3,'
+            " 1e-2]"
+        )
     )
     assert [planned.name for planned in found][2:] == [
-        "CHM-2_feddraw,eta=0.1_lr=0.001_seed=0", "CHM-2_feddraw,eta=0.1_lr=0.01_seed=0",
-        "CHM-2_feddraw,eta=0.2_lr=0.001_seed=0", "CHM-2_feddraw,eta=0.2_lr=0.01_seed=0",
-    ]  # fmt: skip
+        "CHM-2_feddraw,eta=0.1_lr=0.001_seed=0",
+        "CHM-2_feddraw,eta=0.1_lr=0.01_seed=0",
+        "CHM-2_feddraw,eta=0.2_lr=0.001_seed=0",
+        "CHM-2_feddraw,eta=0.2_lr=0.01_seed=0",
+    ]
     assert found[2].experiment.method["eta"] == 0.1
     assert found[3].experiment.training.lr == 0.01
-    assert found[2].label == {"scenario": "CHM-2", "method": "feddraw,eta=0.1", "training.lr": "0.001"}
+    assert found[2].label == {
+        "scenario": "CHM-2",
+        "method": "feddraw,eta=0.1",
+        "training.lr": "0.001",
+    }
 
 
 def test_cases_are_alternatives_on_top_of_what_they_share(file):
-    text = 'seed = 3\n[[case]]\nscenario = ["CHM-1", "CHM-2"]\n[[case]]\nscenario = "iid"\nmethod = "uniform"'
+    text = (
+        'seed = 3\n[[case]]\nscenario = ["CHM-1", "CHM-2"]\n[[case]]\nscenario = "iid"\nmethod ='
+        ' "uniform"'
+    )
     found = read_study(file(text))
-    assert [planned.name for planned in found] == ["CHM-1_feddraw_seed=3", "CHM-2_feddraw_seed=3", "iid_uniform_seed=3"]
+    assert [planned.name for planned in found] == [
+        "CHM-1_feddraw_seed=3",
+        "CHM-2_feddraw_seed=3",
+        "iid_uniform_seed=3",
+    ]
     assert found[2].experiment.scenario["scale"] == 1.0
 
 
 def test_the_label_of_a_case_is_what_tables_call_it(file):
-    text = 'method = "uniform"\n[[case]]\nlabel = "far apart"\nscenario = {name = "dirichlet", alpha = 0.1}\n'
-    plain, labelled = (read_study(file(t))[0] for t in (text.replace('label = "far apart"\n', ""), text))
+    text = (
+        'method = "uniform"\n[[case]]\nlabel = "far apart"\nscenario = {name = "dirichlet", alpha ='
+        " 0.1}\n"
+    )
+    plain, labelled = (
+        read_study(file(t))[0] for t in (text.replace('label = "far apart"\n', ""), text)
+    )
     assert (labelled.name, labelled.label["scenario"]) == ("far-apart_uniform_seed=0", "far apart")
     assert labelled.key == plain.key
 
@@ -105,7 +139,10 @@ def test_a_list_inside_a_list_is_a_value(file):
 
 
 def test_the_studies_that_come_with_the_package_can_be_read(request):
-    found = {path.stem: read_study(path, trust=True) for path in (request.config.rootpath / "studies").glob("*.toml")}
+    found = {
+        path.stem: read_study(path, trust=True)
+        for path in (request.config.rootpath / "studies").glob("*.toml")
+    }
     assert len(found["paper"]) == 8 * 12 * 5
     assert len(found["nih-replication"]) == 5 * 5 * 11
     assert {planned.experiment.training.lr for planned in found["paper"]} == {1e-5}
@@ -113,7 +150,9 @@ def test_the_studies_that_come_with_the_package_can_be_read(request):
 
 def test_the_key_of_a_run_does_not_depend_on_where_its_archive_lies(file):
     (one,) = read_study(file(""), {"data": "chestmnist", "data.path": "/here/a.npz"})
-    (same,) = read_study(file(""), {"data": "chestmnist", "data.path": "elsewhere/b.npz", "engine": "serial"})
+    (same,) = read_study(
+        file(""), {"data": "chestmnist", "data.path": "elsewhere/b.npz", "engine": "serial"}
+    )
     (other,) = read_study(file("seed = 1"), {"data": "chestmnist", "data.path": "/here/a.npz"})
     assert one.key == same.key != other.key
 
@@ -127,7 +166,9 @@ def test_two_settings_with_one_last_word_are_named_in_full(file):
     varied = "[training]\nclip = [0.0, 1.0]\n"
     assert names(file(varied)) == ["CHM-2_feddraw_clip=0.0_seed=0", "CHM-2_feddraw_clip=1.0_seed=0"]
     assert names(file(varied + "[gate]\nclip = [0.0, 2.0]")) == [
-        f"CHM-2_feddraw_training.clip={one}_gate.clip={two}_seed=0" for one in (0.0, 1.0) for two in (0.0, 2.0)
+        f"CHM-2_feddraw_training.clip={one}_gate.clip={two}_seed=0"
+        for one in (0.0, 1.0)
+        for two in (0.0, 2.0)
     ]
 
 
@@ -156,7 +197,7 @@ def test_shards_share_the_runs_out(file):
             shard_of(runs, wrong)
 
 
-# ---------------------------------------------------------------------------------------------------- the work
+# ----------------------------------------------------------------------------------------- the work
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +207,9 @@ def whole(tmp_path_factory):
     (folder / "tiny.toml").write_text(TINY)
     runs = read_study(folder / "tiny.toml")
     events = list(run_study(runs, folder / "out", 2, [ResultTable(folder / "out" / "runs.csv")]))
-    assert [event.kind for event in events if event.kind in ("finished", "failed")] == ["finished"] * 4
+    assert [event.kind for event in events if event.kind in ("finished", "failed")] == [
+        "finished"
+    ] * 4
     return folder
 
 
@@ -181,7 +224,10 @@ def test_a_finished_study_has_a_line_for_every_run(whole):
 
 def test_runs_of_one_seed_have_the_same_partition_under_every_method(whole):
     found = rows(whole / "out" / "runs.csv")
-    assert found["quantity_feddraw_seed=0"]["partition"] == found["quantity_uniform_seed=0"]["partition"]
+    assert (
+        found["quantity_feddraw_seed=0"]["partition"]
+        == found["quantity_uniform_seed=0"]["partition"]
+    )
 
 
 def test_finished_runs_are_skipped_and_so_are_those_in_a_table(whole, tmp_path):
@@ -189,7 +235,9 @@ def test_finished_runs_are_skipped_and_so_are_those_in_a_table(whole, tmp_path):
     again = list(run_study(runs, whole / "out", 2, []))
     assert [event.kind for event in again] == ["skipped"] * 4
     table = ResultTable(whole / "out" / "runs.csv")
-    elsewhere = list(run_study(runs, tmp_path / "out", 2, [ResultTable(tmp_path / "new.csv"), table]))
+    elsewhere = list(
+        run_study(runs, tmp_path / "out", 2, [ResultTable(tmp_path / "new.csv"), table])
+    )
     assert [event.kind for event in elsewhere] == ["skipped"] * 4
     assert not (tmp_path / "out").exists()
 
@@ -214,9 +262,19 @@ def test_other_settings_under_the_same_name_are_refused(whole):
 
 
 def test_a_killed_study_goes_on_and_ends_with_the_same_table(whole, tmp_path):
-    command = [sys.executable, "-m", "feddraw", "study", str(whole / "tiny.toml"), "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "feddraw",
+        "study",
+        str(whole / "tiny.toml"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     first = tmp_path / "out" / "quantity_feddraw_seed=0" / "checkpoint"
     deadline = time.monotonic() + 60
     while not first.exists() and time.monotonic() < deadline:
@@ -226,7 +284,10 @@ def test_a_killed_study_goes_on_and_ends_with_the_same_table(whole, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "table: " in done.stdout
     assert rows(tmp_path / "out" / "runs.csv") == rows(whole / "out" / "runs.csv")
-    models = [folder / "quantity_feddraw_seed=1" / "model.safetensors" for folder in (tmp_path / "out", whole / "out")]
+    models = [
+        folder / "quantity_feddraw_seed=1" / "model.safetensors"
+        for folder in (tmp_path / "out", whole / "out")
+    ]
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
@@ -235,9 +296,14 @@ def test_a_job_array_does_the_whole_study_between_its_tasks(whole, tmp_path, req
     script = request.config.rootpath / "examples" / "slurm.sh"
     (tmp_path / "feddraw").write_text(f'#!/bin/sh\nexec {sys.executable} -m feddraw "$@"\n')
     (tmp_path / "feddraw").chmod(0o755)
-    common = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_COUNT": "2"}
+    common = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_ARRAY_TASK_COUNT": "2",
+    }
     command = ["bash", str(script), str(whole / "tiny.toml"), "--out", str(tmp_path / "out")]
-    tasks = [subprocess.Popen(command, env=common | {"SLURM_ARRAY_TASK_ID": task}) for task in ("1", "2")]
+    tasks = [
+        subprocess.Popen(command, env=common | {"SLURM_ARRAY_TASK_ID": task}) for task in ("1", "2")
+    ]
     assert [task.wait() for task in tasks] == [0, 0]
     shares = [rows(tmp_path / "out" / f"runs-{task}-of-2.csv") for task in (1, 2)]
     assert shares[0] | shares[1] == rows(whole / "out" / "runs.csv")
@@ -253,7 +319,9 @@ def archive(tmp_path, monkeypatch):
     for number in range(2 * CHUNK):
         grey = np.full((16, 16), 60 + 120 * (number % 2), np.uint8)
         Image.fromarray(grey).save(folder / f"{number}.png")
-        lines.append(f"{number}.png,{('train', 'train', 'val', 'test')[number // 2 % 4]},{number % 2}")
+        lines.append(
+            f"{number}.png,{('train', 'train', 'val', 'test')[number // 2 % 4]},{number % 2}"
+        )
     (folder / "clinic.csv").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -267,7 +335,9 @@ def on_archive(archive):
     )
 
 
-def test_images_that_are_not_prepared_yet_are_prepared_once_before_the_runs(archive, file, tmp_path):
+def test_images_that_are_not_prepared_yet_are_prepared_once_before_the_runs(
+    archive, file, tmp_path
+):
     told = []
     runs = read_study(file(on_archive(archive)))
     events = list(run_study(runs, tmp_path / "out", 2, [], lambda *progress: told.append(progress)))
@@ -277,8 +347,17 @@ def test_images_that_are_not_prepared_yet_are_prepared_once_before_the_runs(arch
 
 
 def test_the_command_names_the_images_that_it_prepares(archive, file, tmp_path):
-    words = ["study", str(file(on_archive(archive))), "--out", str(tmp_path / "out"), "--workers", "1"]
-    done = subprocess.run([sys.executable, "-m", "feddraw", *words], capture_output=True, text=True, check=False)
+    words = [
+        "study",
+        str(file(on_archive(archive))),
+        "--out",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "feddraw", *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("data: clinic\n") == 1
 
@@ -306,12 +385,17 @@ def test_a_worker_process_prepares_images_alone(archive, tmp_path):
 
 @pytest.mark.parametrize("log", ["fresh folder", "log that cannot be written"])
 def test_why_a_run_failed_is_told_whatever_becomes_of_the_log(file, in_tmp, log):
-    (in_tmp / "own_images.py").write_text("def make(size):\n    raise ValueError('the disk is on fire')\n")
+    (in_tmp / "own_images.py").write_text(
+        "def make(size):\n    raise ValueError('the disk is on fire')\n"
+    )
     path = file('method = "uniform"\ndata = "own_images:make"')
     if log != "fresh folder":
         (in_tmp / "out" / "failures.log").mkdir(parents=True)
     *_, event = run_study(read_study(path, trust=True), in_tmp / "out", 1, [])
-    assert (event.kind, event.text.partition(";")[0]) == ("failed", "ValueError: the disk is on fire")
+    assert (event.kind, event.text.partition(";")[0]) == (
+        "failed",
+        "ValueError: the disk is on fire",
+    )
     if log == "fresh folder":
         assert "in make" in (in_tmp / "out" / "failures.log").read_text()
 
@@ -320,13 +404,17 @@ def _add_rows(path, barrier, number):
     table = ResultTable(path)  # all have read it before the first adds to it
     barrier.wait(30)
     for row in range(10):
-        table.add([{"key": f"{number}-{row}", "run": f"{number}-{row}", "auc": 0.5, f"auc {number}": 0.5}])
+        table.add(
+            [{"key": f"{number}-{row}", "run": f"{number}-{row}", "auc": 0.5, f"auc {number}": 0.5}]
+        )
 
 
 def test_eight_processes_that_share_a_table_lose_no_row(tmp_path):
     fork = multiprocessing.get_context("fork")
     barrier, path = fork.Barrier(8), tmp_path / "new" / "done.csv"
-    processes = [fork.Process(target=_add_rows, args=(path, barrier, number)) for number in range(8)]
+    processes = [
+        fork.Process(target=_add_rows, args=(path, barrier, number)) for number in range(8)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -343,8 +431,19 @@ def test_two_studies_at_once_in_one_folder_with_one_table_keep_all_rows(whole, t
     for method in ("feddraw", "uniform"):
         file = tmp_path / f"{method}.toml"
         file.write_text(TINY.replace('["feddraw", "uniform"]', f'"{method}"'))
-        words = ["study", file, "--out", tmp_path / "out", "--done", tmp_path / "done.csv", "--workers", "1"]
-        tasks.append(subprocess.Popen([sys.executable, "-m", "feddraw", *words], stdout=subprocess.DEVNULL))
+        words = [
+            "study",
+            file,
+            "--out",
+            tmp_path / "out",
+            "--done",
+            tmp_path / "done.csv",
+            "--workers",
+            "1",
+        ]
+        tasks.append(
+            subprocess.Popen([sys.executable, "-m", "feddraw", *words], stdout=subprocess.DEVNULL)
+        )
     assert [task.wait(120) for task in tasks] == [0, 0]
     expected = rows(whole / "out" / "runs.csv")
     assert rows(tmp_path / "done.csv") == rows(tmp_path / "out" / "runs.csv") == expected
@@ -354,7 +453,9 @@ def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):
     before = (whole / "out" / "runs.csv").read_bytes()
     write_report([whole / "out"], replicates=0)
     assert (whole / "out" / "runs.csv").read_bytes() == before
-    assert [event.kind for event in run_study(read_study(whole / "tiny.toml"), whole / "out", 1, [])] == ["skipped"] * 4
+    assert [
+        event.kind for event in run_study(read_study(whole / "tiny.toml"), whole / "out", 1, [])
+    ] == ["skipped"] * 4
 
 
 def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path):
@@ -362,7 +463,9 @@ def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path)
     text = 'keep = { tail = 2 }\ncorruption = { gamma = "C2=2" }\ntest_every_round = true\n' + text
     planned = read_study(file(text.replace("test = 60", "test = 60\nseed = -1")))
     table = ResultTable(tmp_path / "table.csv")
-    assert [event.kind for event in run_study(planned, tmp_path / "runs", 1, [table])][-1] == "finished"
+    assert [event.kind for event in run_study(planned, tmp_path / "runs", 1, [table])][
+        -1
+    ] == "finished"
     (row,) = rows(tmp_path / "table.csv").values()
     assert 0 < float(row["auc_of_tail"]) < 1
     site, *curve = row["auc_by_site_by_round"].split()

@@ -1,4 +1,6 @@
-"""One pass over the updates: sums beside exact ones, the same bits from C and numpy and for any number of threads."""
+"""One pass over the updates: sums beside exact ones, the same bits from C and numpy and for any
+number of threads.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from feddraw import sums
-from feddraw.core import Cohort, Entry, Layout, Model, Update, gram
+from feddraw.core import Cohort, Entry, Layout, Model, Update, gram, sums
 from feddraw.experiment.running import run
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
@@ -29,7 +30,9 @@ def some(clients, columns=COLUMNS, seed=0):
     return rows, sent, rng.dirichlet(np.ones(clients))
 
 
-@pytest.mark.parametrize("floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"])
+@pytest.mark.parametrize(
+    "floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"]
+)
 @pytest.mark.parametrize("clients", [1, 10, 120])
 def test_sums_and_distances_are_those_of_float64(clients, floor, monkeypatch):
     monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
@@ -61,7 +64,9 @@ def test_sums_and_squares_have_the_same_bits_from_c_and_from_numpy(clients, colu
 def test_bits_are_the_same_also_for_moves_whose_squares_are_hardly_numbers(scale, monkeypatch):
     rng = np.random.default_rng(0)
     sent = np.zeros(30_001, np.float32)
-    rows = (scale * rng.normal(size=(7, len(sent)))).astype(np.float32)  # denormals at the one end, 1e36 at the other
+    rows = (scale * rng.normal(size=(7, len(sent)))).astype(
+        np.float32
+    )  # denormals at the one end, 1e36 at the other
     slow, fast, weights = np.empty_like(sent), np.empty_like(sent), rng.dirichlet(np.ones(7))
     far = sums.sum_moves(rows, sent, weights, slow)
     monkeypatch.setattr(sums, "WORTH_COMPILING", 0)
@@ -69,7 +74,9 @@ def test_bits_are_the_same_also_for_moves_whose_squares_are_hardly_numbers(scale
     assert np.array_equal(slow, fast)
 
 
-@pytest.mark.parametrize("floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"])
+@pytest.mark.parametrize(
+    "floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"]
+)
 @pytest.mark.parametrize("columns", [5, 8192, 20_011])
 def test_squares_are_added_in_the_order_that_is_written_down(columns, floor, monkeypatch):
     monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
@@ -95,12 +102,16 @@ def test_scalar_products_of_moves_are_those_of_float64_also_beyond_a_block():
 
 
 def test_a_length_has_the_same_bits_alone_and_among_others():
-    rows, sent, weights = some(3, 10 * (1 << 19) + 77)  # more threads' parts than numpy adds one by one
+    rows, sent, weights = some(
+        3, 10 * (1 << 19) + 77
+    )  # more threads' parts than numpy adds one by one
     together = sums.sum_moves(rows, sent, weights)
     assert [sums.squared_distance(row, sent) for row in rows] == together.tolist()
 
 
-@pytest.mark.parametrize("floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"])
+@pytest.mark.parametrize(
+    "floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"]
+)
 def test_bits_do_not_depend_on_threads(floor, monkeypatch):
     monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
     rows, sent, weights = some(6, 2 * COLUMNS)
@@ -113,10 +124,17 @@ def test_bits_do_not_depend_on_threads(floor, monkeypatch):
 
 def round_of(method, rows, sent, gate=None):
     layout = Layout(
-        (Entry("body", "param", (len(sent) - 4,), 0), Entry("head.bias", "param", (4,), len(sent) - 4)), "head"
+        (
+            Entry("body", "param", (len(sent) - 4,), 0),
+            Entry("head.bias", "param", (4,), len(sent) - 4),
+        ),
+        "head",
     )
     nothing = np.empty(0, np.float32), np.empty(0, np.int64)
-    updates = [Update(k, Model(row, *nothing, layout), 10 + k, 1, {"loss": 1.0}) for k, row in enumerate(rows)]
+    updates = [
+        Update(k, Model(row, *nothing, layout), 10 + k, 1, {"loss": 1.0})
+        for k, row in enumerate(rows)
+    ]
     sent = Model(sent, *nothing, layout)
     clients = [f"C{k}" for k in range(len(rows))]
     return aggregate_round(4, 15, sent, method, method.init(sent), updates, clients, gate), Cohort(
@@ -134,7 +152,9 @@ def test_who_is_refused_after_the_sum_is_not_in_it(method, wrong):
     others = replace(cohort, updates=[update for update in cohort.updates if update.client != 2])
     expected = method.aggregate(others, method.init(cohort.model))
     assert np.array_equal(outcome.model.params, expected.model.params)
-    assert [entry.weight for entry in outcome.ledger if entry.counted] == expected.coefficients.tolist()
+    assert [
+        entry.weight for entry in outcome.ledger if entry.counted
+    ] == expected.coefficients.tolist()
 
 
 def test_a_known_sum_is_given_for_its_own_coefficients_only():
@@ -148,7 +168,9 @@ def test_a_known_sum_is_given_for_its_own_coefficients_only():
     others = np.array([0.5, 0.25, 0.25])
     piece = [(slice(5, 90), others)]
     assert np.array_equal(summed.combine(others), cohort.combine(others))
-    assert np.array_equal(summed.combine(weights.values, piece), cohort.combine(weights.values, piece))
+    assert np.array_equal(
+        summed.combine(weights.values, piece), cohort.combine(weights.values, piece)
+    )
 
 
 def test_who_is_clipped_after_the_sum_is_summed_again():
@@ -169,9 +191,13 @@ def test_a_run_with_clipping_is_the_same_with_and_without_a_compiler(tmp_path, m
     ledger = (tmp_path / "numpy" / "weights.csv").read_text()
     assert ledger.count("counted: clipped") >= 3
     assert (tmp_path / "compiled" / "weights.csv").read_text() == ledger
-    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("numpy", "compiled")]
+    models = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("numpy", "compiled")
+    ]
     assert models[0] == models[1]
-    recorded = [read_json(tmp_path / name / "environment.json")["sums"] for name in ("numpy", "compiled")]
+    recorded = [
+        read_json(tmp_path / name / "environment.json")["sums"] for name in ("numpy", "compiled")
+    ]
     assert recorded[0].startswith("numpy: fewer than")
     assert recorded[1].startswith("sums.c: ")
 
@@ -180,5 +206,7 @@ def test_the_record_says_why_sums_are_numpys(monkeypatch):
     monkeypatch.setattr(sums.shutil, "which", lambda _: None)
     assert sums.summed_by(sums.WORTH_COMPILING) == "numpy: no C compiler"
     monkeypatch.setattr(sums.shutil, "which", lambda _: "/bin/false")
-    monkeypatch.setattr(sums, "compiled_sums", sums.compiled_sums.__wrapped__)  # what was compiled is kept elsewhere
+    monkeypatch.setattr(
+        sums, "compiled_sums", sums.compiled_sums.__wrapped__
+    )  # what was compiled is kept elsewhere
     assert sums.summed_by(sums.WORTH_COMPILING) == "numpy: cc cannot compile sums.c"

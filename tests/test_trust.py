@@ -1,4 +1,7 @@
-"""What may be imported: what was typed here, or what --trust allows. Nothing that a file or another machine names."""
+"""What may be imported: what was typed here, or what --trust allows.
+
+Nothing that a file or another machine names.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ PLANTED = [
 
 @pytest.fixture
 def canary(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that leaves a file behind when it is imported, in the current folder and on the path."""
+    """A module that leaves a file behind when it is imported, in the current folder and on the
+    path.
+    """
     Path("canary.py").write_text(CANARY)
     monkeypatch.syspath_prepend(str(in_tmp))
     monkeypatch.delitem(sys.modules, "canary", raising=False)
@@ -46,7 +51,9 @@ def canary(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def invoke(*words: str) -> str:
     """A command's one line of refusal, or nothing if it went through."""
     done = CliRunner().invoke(app, list(words))
-    assert done.exception is None or isinstance(done.exception, UserError | RunFailed | SystemExit), done.exception
+    assert done.exception is None or isinstance(
+        done.exception, UserError | RunFailed | SystemExit
+    ), done.exception
     return str(done.exception or "")
 
 
@@ -86,7 +93,9 @@ def by_init(section: str, name: str) -> str:
 
 def run_config(section: str, name: str) -> dict[str, Any]:
     settings = {
-        key: value for key, value in dotted_settings(small(rounds=1).table()).items() if not isinstance(value, list)
+        key: value
+        for key, value in dotted_settings(small(rounds=1).table()).items()
+        if not isinstance(value, list)
     }
     settings = {key: value for key, value in settings.items() if not key.startswith(f"{section}.")}
     return settings | {section if section == "engine" else f"{section}.name": name}
@@ -98,7 +107,9 @@ def by_flower_server(section: str, name: str) -> str:
     from feddraw.flower.server_app import serve_flower_run
 
     settings = run_config(section, name)
-    return refused(lambda: serve_flower_run(InProcessGrid(client, [{"partition-id": 0}], settings), settings))
+    return refused(
+        lambda: serve_flower_run(InProcessGrid(client, [{"partition-id": 0}], settings), settings)
+    )
 
 
 def by_flower_set(section: str, name: str) -> str:
@@ -110,7 +121,9 @@ def by_flower_set(section: str, name: str) -> str:
 def by_flower_client(section: str, name: str) -> str:
     from feddraw.flower.client_app import open_site
 
-    context = SimpleNamespace(node_config={"partition-id": 0}, run_config=run_config(section, name), node_id=7)
+    context = SimpleNamespace(
+        node_config={"partition-id": 0}, run_config=run_config(section, name), node_id=7
+    )
     return refused(lambda: open_site(context))  # type: ignore[arg-type]
 
 
@@ -149,7 +162,15 @@ WAYS_IN = {
     "Flower's site": by_flower_site,
     "FLARE": by_flare,
 }
-MUST_REFUSE = ("run", "run --resume", "study", "study's case", "verify", "Flower's server", "Flower's set")
+MUST_REFUSE = (
+    "run",
+    "run --resume",
+    "study",
+    "study's case",
+    "verify",
+    "Flower's server",
+    "Flower's set",
+)
 MUST_REFUSE += ("Flower's client", "Flower's site")
 
 
@@ -178,23 +199,32 @@ def test_what_is_typed_is_imported_and_a_study_may_be_given_code_on_the_command_
     Path("s.toml").write_text("seed = [0, 1]\n")
     (planned, _) = read_study(Path("s.toml"), {"method": "canary:f"})
     assert planned.experiment.section("method")[0] == "canary:f"
-    assert "'canary:f' must return a feddraw.core.Method" in invoke("run", "--method", "canary:f", "--out", "out")
+    assert "'canary:f' must return a feddraw.core.Method" in invoke(
+        "run", "--method", "canary:f", "--out", "out"
+    )
     assert Path("imported").exists()
 
 
 @pytest.mark.usefixtures("canary")
-def test_settings_that_come_over_flower_cannot_trust_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_come_over_flower_cannot_trust_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from feddraw.flower import settings
 
-    with pytest.raises(UserError, match="a run's settings cannot ask for trust: start the server with FEDDRAW_TRUST=1"):
+    with pytest.raises(
+        UserError,
+        match="a run's settings cannot ask for trust: start the server with FEDDRAW_TRUST=1",
+    ):
         settings.read_run_config(run_config("model", "canary:f") | {"trust": True})
     assert not settings.trusted_here()
     monkeypatch.setenv("FEDDRAW_TRUST", "1")
-    experiment, _ = settings.read_run_config(run_config("model", "canary:f"), trust=settings.trusted_here())
+    experiment, _ = settings.read_run_config(
+        run_config("model", "canary:f"), trust=settings.trusted_here()
+    )
     assert experiment.section("model")[0] == "canary:f"
 
 
-# ---------------------------------------------------------------------------------------------------- this folder
+# -------------------------------------------------------------------------------------- this folder
 
 
 def test_making_an_experiment_imports_nothing(in_tmp: Path) -> None:
@@ -224,18 +254,28 @@ IMPORTED_BY_WORKERS = ("ray", "multiprocessing", "selectors", "tensorboard", "fl
 
 
 @pytest.mark.parametrize("engine", ["flower", "processes"])
-def test_modules_in_a_strangers_folder_are_not_taken_for_installed_ones(tmp_path: Path, engine: str) -> None:
+def test_modules_in_a_strangers_folder_are_not_taken_for_installed_ones(
+    tmp_path: Path, engine: str
+) -> None:
     table = {"rounds": 1, "engine": engine, "workers": 1, "model": {"name": "compact", "growth": 4}}
     table |= {"data": {"name": "phantom", "size": 28, "train": 60, "validation": 20, "test": 20}}
     table |= {"scenario": {"name": "iid", "clients": 2}}
-    (tmp_path / "e.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in table.items()))
+    (tmp_path / "e.toml").write_text(
+        "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
+    )
     for name in IMPORTED_BY_WORKERS:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n")
+        (tmp_path / name / "__init__.py").write_text(
+            f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n"
+        )
     # as the installed script does
-    command = "import sys; sys.path = [p for p in sys.path if p]; from feddraw.cli import main; main()"
+    command = (
+        "import sys; sys.path = [p for p in sys.path if p]; from feddraw.cli import main; main()"
+    )
     words = [sys.executable, "-c", command, "run", "e.toml", "--out", "out"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
     assert done.returncode == 0, done.stderr
 

@@ -20,8 +20,10 @@ from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sen
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.contact_sheet import findings_caption
 from feddraw.data.dataset import UNKNOWN, Dataset, Labels
+from feddraw.data.datasets.phantom import phantom
 from feddraw.data.finding_names import PAPER_FINDINGS
-from feddraw.datasets.phantom import phantom
+from feddraw.data.scenarios.partition import Partition, Shard
+from feddraw.data.scenarios.skew_measures import label_counts
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
@@ -33,8 +35,6 @@ from feddraw.flower.score_histograms import best_threshold_bin as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.recorded_run import read_run
-from feddraw.scenarios.partition import Partition, Shard
-from feddraw.scenarios.skew_measures import label_counts
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
 from feddraw.server.streaming import aggregate_stream
@@ -63,7 +63,9 @@ def with_known(dataset: Dataset, known: NDArray[np.bool_]) -> Dataset:
     return replace(dataset, labels=replace(dataset.labels, values=values, known=known))
 
 
-def trainer(targets: NDArray[np.float32], rows: int, asks: tuple[str, ...] = (), **settings: object) -> Trainer:
+def trainer(
+    targets: NDArray[np.float32], rows: int, asks: tuple[str, ...] = (), **settings: object
+) -> Trainer:
     data = drawn()
     examples = Examples(data.images, targets, data.mean, data.std)
     how = Training(**{"epochs": 1, "batch_size": 16, "optimizer": "sgd", "lr": 0.05} | settings)  # type: ignore
@@ -71,11 +73,13 @@ def trainer(targets: NDArray[np.float32], rows: int, asks: tuple[str, ...] = (),
     with torch.random.fork_rng():
         torch.manual_seed(3)
         found = Trainer(builder, examples, [np.arange(rows)], how, Local(), asks=asks)  # type: ignore[arg-type]
-        assert found.network is not None  # it is made when it is first looked at: here, under this seed
+        assert (
+            found.network is not None
+        )  # it is made when it is first looked at: here, under this seed
         return found
 
 
-# ---------------------------------------------------------------------------------------------------- representation
+# ----------------------------------------------------------------------------------- representation
 
 
 def test_labels_carry_what_is_known() -> None:
@@ -83,7 +87,9 @@ def test_labels_carry_what_is_known() -> None:
     known = np.array([[True, False], [True, True], [False, False]])
     labels = Labels(values, ("a", "b"), np.array(list("xyz")), known=known)
     assert labels.truth(np.arange(3)).tolist() == [[1, UNKNOWN], [0, 1], [UNKNOWN, UNKNOWN]]
-    assert np.array_equal(labels.targets(), [[1, math.nan], [0, 1], [math.nan, math.nan]], equal_nan=True)
+    assert np.array_equal(
+        labels.targets(), [[1, math.nan], [0, 1], [math.nan, math.nan]], equal_nan=True
+    )
     assert labels.known_counts(np.arange(3)).tolist() == [2, 1]
     assert labels.take(np.array([0, 2])).known.tolist() == [[True, False], [False, False]]  # type: ignore[union-attr]
     assert labels.take(np.array([1])).known is None  # all known: the one way to say it
@@ -94,7 +100,7 @@ def test_labels_carry_what_is_known() -> None:
         Labels(values, ("a", "b"), labels.names, known=known[:2])
 
 
-# ---------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def test_loss_is_the_mean_over_known_labels() -> None:
@@ -129,17 +135,24 @@ def test_gradient_of_unknown_labels_by_finite_differences() -> None:
     update, _ = bench.work(Job(0, 1, 0, 5, model), {})
     given = update.extra["gradient"].astype(np.float64)
     step = 1e-3
-    for direction in (given, given * rng.integers(0, 2, len(given))):  # steep, so that float32's rounding is small
+    for direction in (
+        given,
+        given * rng.integers(0, 2, len(given)),
+    ):  # steep, so that float32's rounding is small
         unit = direction / np.linalg.norm(direction)
         with torch.no_grad():
-            slope = (loss_at(model.params + step * unit) - loss_at(model.params - step * unit)) / (2 * step)
+            slope = (loss_at(model.params + step * unit) - loss_at(model.params - step * unit)) / (
+                2 * step
+            )
         assert given @ unit == pytest.approx(slope, rel=0.01)
 
 
 def test_a_batch_without_known_labels_makes_no_step() -> None:
     targets = drawn().labels.targets()
     targets[2:32] = math.nan  # of two batches of 16 at most two images are known
-    seen = {trainer(targets, 32).work(Job(0, 1, 0, seed, _start()), {})[0].steps for seed in range(6)}
+    seen = {
+        trainer(targets, 32).work(Job(0, 1, 0, seed, _start()), {})[0].steps for seed in range(6)
+    }
     assert seen == {1, 2}  # both in one batch, or one in each
     fixed = trainer(targets, 32, steps=5).work(Job(0, 1, 0, 1, _start()), {})[0]
     assert fixed.steps == 5
@@ -149,13 +162,17 @@ def test_a_batch_without_known_labels_makes_no_step() -> None:
 
 
 def test_unknown_entries_teach_nothing() -> None:
-    """Whatever stood in an unknown label: the classifier's row of a finding that nobody labelled does not move."""
+    """Whatever stood in an unknown label: the classifier's row of a finding that nobody labelled
+    does not move.
+    """
     targets = drawn().labels.targets()
     targets[:, 2] = math.nan
     start = _start()
     trained = trainer(targets, 48).work(Job(0, 1, 0, 0, start), {})[0].model
     for output in range(len(PAPER_FINDINGS)):
-        same = [np.array_equal(trained.params[p], start.params[p]) for p in start.layout.rows_of(output)]
+        same = [
+            np.array_equal(trained.params[p], start.params[p]) for p in start.layout.rows_of(output)
+        ]
         assert all(same) == (output == 2)
 
 
@@ -166,7 +183,9 @@ def _start():  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("name", ["fedprox", "moon", "feddyn", "scaffold", "ditto"])
 def test_local_rules_leave_unknown_labels_out(name: str) -> None:
-    """Finite models and memories, whatever value an unknown label would have; one known label makes a difference."""
+    """Finite models and memories, whatever value an unknown label would have; one known label makes
+    a difference.
+    """
     whole = tiny.examples()
     known = np.random.default_rng(4).random(whole.targets.shape) >= 0.3
     known[: tiny.SIZES[0], 1] = False  # the first client does not label one finding
@@ -177,7 +196,9 @@ def test_local_rules_leave_unknown_labels_out(name: str) -> None:
         targets = np.where(known, values, np.nan).astype(np.float32)
         examples = Examples(whole.images, targets, whole.mean, whole.std)
         shards = [*tiny.shards()[:3], np.arange(64, 89)]
-        bench = Serial(Trainer(tiny.build, examples, shards, tiny.TRAINING, method.local, asks=method.asks))
+        bench = Serial(
+            Trainer(tiny.build, examples, shards, tiny.TRAINING, method.local, asks=method.asks)
+        )
         last = tiny.train(method, rounds=2, engine=bench)[-1]
         vectors = [last.next_model.params, last.next_model.buffers]
         vectors += [vector for memory in bench.memory.values() for vector in memory.values()]
@@ -200,11 +221,12 @@ def test_answers_are_over_known_labels() -> None:
     logits = np.array([[2.0, -1.0], [-3.0, 1.0], [1.0, 4.0]], np.float32)
     wanted = np.array([[1.0, math.nan], [0.0, 1.0], [math.nan, 0.0]], np.float32)
     found = client_group_counts(logits, wanted, np.array([0, 1, 1], np.int8))
-    # a: one of two known is positive, the higher score is called; b: the higher of 1.0 (positive) and 4.0 (negative)
+    # a: one of two known is positive, the higher score is called; b: the higher of 1.0 (positive)
+    # and 4.0 (negative)
     assert found.tolist() == [1, 0, 0, 1, 1, 0, 0, 0, 4, 2]
 
 
-# ---------------------------------------------------------------------------------------------------- metrics, counts
+# ---------------------------------------------------------------------------------- metrics, counts
 
 
 def test_metrics_leave_unknown_labels_out() -> None:
@@ -214,7 +236,10 @@ def test_metrics_leave_unknown_labels_out() -> None:
     assert metrics.best_threshold(scores, truth) == metrics.best_threshold(scores[:4], truth[:4])
     assert metrics.rates(scores, truth, 0.5) == (0.5, 0.5)
     table = metrics.evaluate(
-        np.stack([scores, scores], 1), np.stack([truth, np.full(5, UNKNOWN)], 1), ("a", "b"), [0.5, math.nan]
+        np.stack([scores, scores], 1),
+        np.stack([truth, np.full(5, UNKNOWN)], 1),
+        ("a", "b"),
+        [0.5, math.nan],
     )
     assert table["auc"]["macro"] == 0.75
     assert table["undefined"] == ["b"]
@@ -243,7 +268,10 @@ def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_
 
 
 def test_a_contact_sheet_calls_no_image_healthy_whose_labels_are_not_known() -> None:
-    said = [findings_caption(np.array(truth, np.int8), ("a", "b")) for truth in ((1, UNKNOWN), (0, 0), (0, UNKNOWN))]
+    said = [
+        findings_caption(np.array(truth, np.int8), ("a", "b"))
+        for truth in ((1, UNKNOWN), (0, 0), (0, UNKNOWN))
+    ]
     assert said == ["a", "no finding", "none known"]
 
 
@@ -255,7 +283,7 @@ def test_counts_of_clients_leave_unknown_labels_out() -> None:
     assert label_counts(partition, labels).tolist() == [[1, 0, 0], [0, 1, 1]]
 
 
-# ---------------------------------------------------------------------------------------------------- aggregation
+# -------------------------------------------------------------------------------------- aggregation
 
 
 CLASSES, WIDTH = 3, 4
@@ -271,7 +299,9 @@ LABELLED = ((True, False, True), (True, True, True), (True, False, False), (True
 SIZES = (40, 10, 30, 20)
 
 
-def cohort_of(labelled: Sequence[Sequence[bool] | None], seed: int = 0) -> tuple[Model, list[Update]]:
+def cohort_of(
+    labelled: Sequence[Sequence[bool] | None], seed: int = 0
+) -> tuple[Model, list[Update]]:
     rng = np.random.default_rng(seed)
 
     def model(params: NDArray[np.float32]) -> Model:
@@ -281,14 +311,21 @@ def cohort_of(labelled: Sequence[Sequence[bool] | None], seed: int = 0) -> tuple
     updates = []
     for client, own in enumerate(labelled):
         params = (sent + 0.1 * rng.standard_normal(35)).astype(np.float32)
-        extra = {"progress": np.array([client + 2.0], np.float32), "loss": np.array([0.7], np.float32)}
+        extra = {
+            "progress": np.array([client + 2.0], np.float32),
+            "loss": np.array([0.7], np.float32),
+        }
         mask = None if own is None else np.array(own)
-        updates.append(Update(client, model(params), SIZES[client], client + 2, {"loss": 1.0}, extra, mask))
+        updates.append(
+            Update(client, model(params), SIZES[client], client + 2, {"loss": 1.0}, extra, mask)
+        )
     return model(sent), updates
 
 
 def aggregated(method: Method, sent: Model, updates: Sequence[Update], **how: Any) -> RoundResult:
-    return aggregate_round(1, 4, sent, method, method.init(sent), updates, ["A", "B", "C", "D"], **how)
+    return aggregate_round(
+        1, 4, sent, method, method.init(sent), updates, ["A", "B", "C", "D"], **how
+    )
 
 
 def row(model: Model, output: int) -> NDArray[np.float32]:
@@ -299,11 +336,17 @@ def test_a_row_counts_over_the_clients_that_label_its_finding() -> None:
     sent, updates = cohort_of(LABELLED)
     outcome = aggregated(fedavg(), sent, updates)
     shares = np.array(SIZES) / 100
-    body = sum(share * update.model.params[:20].astype(float) for share, update in zip(shares, updates, strict=True))
+    body = sum(
+        share * update.model.params[:20].astype(float)
+        for share, update in zip(shares, updates, strict=True)
+    )
     np.testing.assert_allclose(outcome.next_model.params[:20], body, atol=1e-6)
     by_hand = {0: shares, 1: np.array([0, 1 / 3, 0, 2 / 3]), 2: np.array([0.8, 0.2, 0, 0])}
     for output, weights in by_hand.items():
-        mean = sum(w * row(update.model, output).astype(float) for w, update in zip(weights, updates, strict=True))
+        mean = sum(
+            w * row(update.model, output).astype(float)
+            for w, update in zip(weights, updates, strict=True)
+        )
         np.testing.assert_allclose(row(outcome.next_model, output), mean, atol=1e-6)
     told = {(entry.piece, entry.client): entry.weight for entry in outcome.pieces}
     assert told["class 1", "D"] == pytest.approx(2 / 3)
@@ -311,8 +354,21 @@ def test_a_row_counts_over_the_clients_that_label_its_finding() -> None:
     assert not any(piece == "class 0" for piece, _ in told)
 
 
-RULES = ("fedavg", "feddraw", "feddraw_by_class", "fednova", "fedadam", "fedavgm", "ldawa", "krum", "trimmed_mean",
-         "feddraw_variant", "feddraw_adaptive", "qfedavg", "fedmgda")  # fmt: skip
+RULES = (
+    "fedavg",
+    "feddraw",
+    "feddraw_by_class",
+    "fednova",
+    "fedadam",
+    "fedavgm",
+    "ldawa",
+    "krum",
+    "trimmed_mean",
+    "feddraw_variant",
+    "feddraw_adaptive",
+    "qfedavg",
+    "fedmgda",
+)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -337,7 +393,11 @@ def test_a_row_that_nobody_labels_stays_as_it_was_sent(name: str) -> None:
     moved = {entry.client for entry in outcome.pieces if entry.piece == "class 2" and entry.weight}
     assert "C" not in moved
     if name == "trimmed_mean":  # nobody is left out of three clients at a share of 0.2
-        mean = np.mean([row(update.model, 2) for update in updates if update.client != 2], axis=0, dtype=np.float64)
+        mean = np.mean(
+            [row(update.model, 2) for update in updates if update.client != 2],
+            axis=0,
+            dtype=np.float64,
+        )
         np.testing.assert_allclose(row(outcome.next_model, 2), mean, atol=1e-6)
 
 
@@ -350,8 +410,12 @@ def test_similarity_is_over_the_rows_that_a_client_labels() -> None:
     found = DualReputationAnnealing().similarity(cohort)
     ours = np.concatenate([row(updates[0].model, output) for output in (0, 2)]).astype(float)
     theirs = np.concatenate([row(sent, output) for output in (0, 2)]).astype(float)
-    assert found[0] == pytest.approx(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs), abs=1e-12)
-    whole = DualReputationAnnealing().similarity(Cohort(1, 4, sent, [replace(u, labelled=None) for u in updates], 4))
+    assert found[0] == pytest.approx(
+        ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs), abs=1e-12
+    )
+    whole = DualReputationAnnealing().similarity(
+        Cohort(1, 4, sent, [replace(u, labelled=None) for u in updates], 4)
+    )
     assert found[0] < whole[0]  # the row that has not moved made it look more similar
     assert found[1:].tolist() == pytest.approx(whole[1:].tolist(), abs=1e-12)
 
@@ -361,7 +425,9 @@ def test_streams_and_policies_divide_rows_alike() -> None:
     for method in (fedavg(), feddraw()):
         at_once = aggregated(method, sent, updates)
         sizes = dict(enumerate(SIZES))
-        stream = aggregate_stream(1, 4, sent, method, method.init(sent), updates, list("ABCD"), sizes)
+        stream = aggregate_stream(
+            1, 4, sent, method, method.init(sent), updates, list("ABCD"), sizes
+        )
         np.testing.assert_allclose(stream.next_model.params, at_once.next_model.params, atol=1e-6)
         assert row(stream.next_model, 1).tobytes() == row(sent, 1).tobytes()
         weights = [{(p.piece, p.client): p.weight for p in one.pieces} for one in (stream, at_once)]
@@ -370,7 +436,9 @@ def test_streams_and_policies_divide_rows_alike() -> None:
     told = {entry.client: entry.weight for entry in limited.pieces if entry.piece == "class 2"}
     whole = {entry.client: entry.weight for entry in limited.ledger}
     assert max(whole.values()) <= 0.3 + 1e-12
-    assert told == pytest.approx({c: w / (1 - whole["C"]) if c != "C" else 0 for c, w in whole.items()})
+    assert told == pytest.approx(
+        {c: w / (1 - whole["C"]) if c != "C" else 0 for c, w in whole.items()}
+    )
 
 
 def test_a_false_announcement_is_refused() -> None:
@@ -384,11 +452,13 @@ def test_a_false_announcement_is_refused() -> None:
     assert "type float32" in status[3]
 
 
-# ---------------------------------------------------------------------------------------------------- whole runs
+# --------------------------------------------------------------------------------------- whole runs
 
 
 def by_site(dataset: Dataset, clients: int = 3) -> Dataset:
-    """Every client lacks one finding, one finding is known in part only, and some images have no known label."""
+    """Every client lacks one finding, one finding is known in part only, and some images have no
+    known label.
+    """
     known = np.random.default_rng(2).random(dataset.labels.values.shape) >= 0.2
     sites = np.arange(len(known)) % clients
     train = np.zeros(len(known), bool)
@@ -397,7 +467,9 @@ def by_site(dataset: Dataset, clients: int = 3) -> Dataset:
         known[train & (sites == site), site] = False
     known[dataset.rows["train"][:4]] = False
     marked = with_known(dataset, known)
-    return replace(marked, labels=replace(marked.labels, sites=np.array([f"S{site}" for site in sites])))
+    return replace(
+        marked, labels=replace(marked.labels, sites=np.array([f"S{site}" for site in sites]))
+    )
 
 
 ENGINES = (("serial", 1), ("processes", 2), ("flower", 1))
@@ -408,7 +480,9 @@ def test_engines_give_the_same_bits(name: str) -> None:
     data = by_site(drawn())
     models = {}
     for engine, workers in ENGINES if name == "feddraw" else ENGINES[::2]:
-        experiment = small(engine=engine, workers=workers, rounds=2, method=name, scenario="by_site")
+        experiment = small(
+            engine=engine, workers=workers, rounds=2, method=name, scenario="by_site"
+        )
         setting = prepare(experiment, dataset=data)
         with opened_engine(setting) as running:
             method = setting.method
@@ -430,7 +504,9 @@ def test_a_client_without_a_known_label_is_named() -> None:
         prepare(small(scenario="by_site"), dataset=mute)
 
 
-def test_a_finding_that_nobody_labels_is_named_and_the_explanation_says_who_taught_which(tmp_path: Path) -> None:
+def test_a_finding_that_nobody_labels_is_named_and_the_explanation_says_who_taught_which(
+    tmp_path: Path,
+) -> None:
     data = by_site(drawn())
     assert data.labels.known is not None
     known = data.labels.known.copy()

@@ -1,4 +1,6 @@
-"""The same result twice: `verify` runs a run again and compares, and thread settings change no bit."""
+"""The same result twice: `verify` runs a run again and compares, and thread settings change
+no bit.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,13 @@ def test_what_was_changed_is_named(finished: Path, tmp_path: Path, file: str) ->
     shutil.copytree(finished, tmp_path / "run")
     target = tmp_path / "run" / file
     content = bytearray(target.read_bytes())
-    marks = {"weights.csv": b"0.", "rounds.jsonl": b'"loss": 0.'}  # a digit behind the last of these
-    place = content.rindex(marks[file]) + len(marks[file]) + 1 if file in marks else len(content) - 5
+    marks = {
+        "weights.csv": b"0.",
+        "rounds.jsonl": b'"loss": 0.',
+    }  # a digit behind the last of these
+    place = (
+        content.rindex(marks[file]) + len(marks[file]) + 1 if file in marks else len(content) - 5
+    )
     content[place] ^= 1
     target.write_bytes(content)
     found = verify(tmp_path / "run")
@@ -77,11 +84,15 @@ def test_mistakes_are_one_line(finished: Path, tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_code_that_a_run_names_is_not_imported_without_trust(finished: Path, tmp_path: Path) -> None:
+def test_code_that_a_run_names_is_not_imported_without_trust(
+    finished: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished, tmp_path / "run")
     settings = tmp_path / "run" / "experiment.toml"
     settings.write_text(settings.read_text().replace('"feddyn"', '"antigravity:fly"'))
-    with pytest.raises(UserError, match=r"names code to import \(method = antigravity:fly\): add --trust"):
+    with pytest.raises(
+        UserError, match=r"names code to import \(method = antigravity:fly\): add --trust"
+    ):
         verify(tmp_path / "run")
     assert "antigravity" not in sys.modules
 
@@ -90,7 +101,11 @@ def test_the_command_compares_under_other_thread_settings(finished: Path) -> Non
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "3")
     done = subprocess.run(
         [sys.executable, "-m", "feddraw", "verify", str(finished)],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **threads},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **threads},
+    )
     assert done.returncode == 0, done.stderr
     assert f"verified: all 3 rounds of {finished} are the same, bit for bit" in done.stdout

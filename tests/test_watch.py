@@ -38,15 +38,22 @@ def study(tmp_path):
     root = tmp_path / "study"
     make_run(root / "a_feddraw_seed=0", rounds=4)
     make_run(root / "a_fedavg_seed=0", method="fedavg", rounds=4, finished=False)
-    plan = {"runs": ["a_feddraw_seed=0", "a_fedavg_seed=0", "a_uniform_seed=0", "a_alone_seed=0", "b"], "workers": 1}
-    (root / "plan.json").write_text(json.dumps(plan | {"failed": {"a_alone_seed=0": "no memory"}, "left_out": ["b"]}))
+    plan = {
+        "runs": ["a_feddraw_seed=0", "a_fedavg_seed=0", "a_uniform_seed=0", "a_alone_seed=0", "b"],
+        "workers": 1,
+    }
+    (root / "plan.json").write_text(
+        json.dumps(plan | {"failed": {"a_alone_seed=0": "no memory"}, "left_out": ["b"]})
+    )
     return root
 
 
 @pytest.fixture
 def served(study):
     server = WatchServer(study, port=0, key=KEY)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     yield server
     server.shutdown()
@@ -55,7 +62,11 @@ def served(study):
 
 def ask(server, path, *, host=None, key=KEY, method="GET", headers=()):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    sent = {"Host": host or f"127.0.0.1:{server.server_port}", "X-Feddraw-Key": key, **dict(headers)}
+    sent = {
+        "Host": host or f"127.0.0.1:{server.server_port}",
+        "X-Feddraw-Key": key,
+        **dict(headers),
+    }
     connection.request(method, path, headers=sent)
     answer = connection.getresponse()
     body = answer.read()
@@ -69,7 +80,7 @@ def state(server, query="since=-1"):
     return json.loads(body)
 
 
-# ---------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def test_a_file_is_read_from_where_it_was_left_and_anew_when_it_is_replaced(tmp_path):
@@ -92,7 +103,9 @@ def test_a_name_with_a_quotation_mark_does_not_hold_up_the_log(tmp_path):
     run = FollowedRun(make_run(tmp_path / "run", rounds=1, finished=False), "run", 0)
     run.look(None, time.time())
     with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps({"round": 1, "loss": 0.5, "client_seconds": {'the "A" of 5" ': 1.0}}) + "\n")
+        file.write(
+            json.dumps({"round": 1, "loss": 0.5, "client_seconds": {'the "A" of 5" ': 1.0}}) + "\n"
+        )
     assert run.look(None, time.time())
     assert run.rounds[-1].client_seconds == {'the "A" of 5" ': 1.0}
 
@@ -129,10 +142,15 @@ def test_whether_somebody_works_on_a_run_is_seen_without_taking_its_lock(study):
 def test_time_left_is_that_of_the_rounds_to_come_less_what_has_passed():
     run = FollowedRun(following.Path("nowhere"), "run", 0)
     run.total = 10
-    run.rounds = [following.FollowedRound(t, 0.5, 1.0, {"training": 20.0}, {}, 1000.0 + 20 * t) for t in range(4)]
+    run.rounds = [
+        following.FollowedRound(t, 0.5, 1.0, {"training": 20.0}, {}, 1000.0 + 20 * t)
+        for t in range(4)
+    ]
     assert run.left(1060.0, None) == 120
     assert run.left(1070.0, None) == 110
-    assert run.left(9999.0, None) == 100  # a round that takes longer than others may end at any moment
+    assert (
+        run.left(9999.0, None) == 100
+    )  # a round that takes longer than others may end at any moment
     run.rounds = []
     assert run.left(1060.0, None) is None
     run.began = 1060.0
@@ -143,7 +161,8 @@ def test_a_flower_servers_folder_has_no_settings_but_a_log_and_a_ledger(tmp_path
     folder = make_run(tmp_path / "server", rounds=2, finished=False)
     (folder / "experiment.toml").unlink()
     lines = [
-        json.loads(line) | {"rounds": 2, "seconds": {"training": 3.0}} for line in (folder / "rounds.jsonl").open()
+        json.loads(line) | {"rounds": 2, "seconds": {"training": 3.0}}
+        for line in (folder / "rounds.jsonl").open()
     ]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
     followed = FollowedFolder(folder)
@@ -154,7 +173,14 @@ def test_a_flower_servers_folder_has_no_settings_but_a_log_and_a_ledger(tmp_path
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "weights.csv", "experiment.toml", "metrics.json"])
 @pytest.mark.parametrize(
-    "text", ['{"round": []}\n', '{"test": {"auc": 3}}', "round,client\n0,a\n", "[method]\nname=3\nrounds='x'\n", "\x00"]
+    "text",
+    [
+        '{"round": []}\n',
+        '{"test": {"auc": 3}}',
+        "round,client\n0,a\n",
+        "[method]\nname=3\nrounds='x'\n",
+        "\x00",
+    ],
 )
 def test_a_damaged_file_is_told_and_does_not_hide_the_other_runs(study, name, text):
     (study / "a_fedavg_seed=0" / name).write_text(text)
@@ -171,7 +197,9 @@ def test_a_damaged_log_is_told_at_every_look_until_it_is_mended(tmp_path, name):
     folder = make_run(tmp_path / "run")
     (folder / "metrics.json").unlink()
     whole = (folder / name).read_text()
-    damaged = whole.replace(next(line for line in whole.splitlines()[1:]), '{"round": []}' if "json" in name else "x,y")
+    damaged = whole.replace(
+        next(line for line in whole.splitlines()[1:]), '{"round": []}' if "json" in name else "x,y"
+    )
     (folder / name).write_text(damaged if "json" in name else whole.replace("\n0,", "\nzero,", 1))
     followed = FollowedFolder(folder)
     for _ in range(3):
@@ -185,14 +213,20 @@ def test_a_damaged_log_is_told_at_every_look_until_it_is_mended(tmp_path, name):
 def test_a_report_says_how_far_an_unfinished_run_has_come_and_when_it_last_wrote(tmp_path):
     make_run(tmp_path / "whole")
     half = make_run(tmp_path / "half", method="fedavg", finished=False) / "rounds.jsonl"
-    lines = [json.loads(line) | {"time": "2026-11-17T05:54:07+00:00"} for line in half.read_text().splitlines()[:3]]
+    lines = [
+        json.loads(line) | {"time": "2026-11-17T05:54:07+00:00"}
+        for line in half.read_text().splitlines()[:3]
+    ]
     lines[-1]["validation"]["macro"] = 0.75
     half.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (problem,) = collect_runs([tmp_path]).problems
-    assert problem.reason == "not finished: 3 of 6 rounds, validation AUC 0.750, last written 2026-11-17 05:54 UTC"
+    assert (
+        problem.reason
+        == "not finished: 3 of 6 rounds, validation AUC 0.750, last written 2026-11-17 05:54 UTC"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- serving
+# ------------------------------------------------------------------------------------------ serving
 
 
 def test_the_state_has_all_runs_and_then_only_what_changed(served, study):
@@ -215,7 +249,9 @@ def test_a_run_that_failed_after_it_had_begun_says_so_once(served, study):
     plan = json.loads((study / "plan.json").read_text())
     (study / "plan.json").write_text(json.dumps(plan | {"failed": {name: why}}))
     then = state(served, f"since={first['version']}&instance={first['instance']}")
-    assert [(run["name"], run["state"], run["why"]) for run in then["changed"]] == [(name, "failed", why)]
+    assert [(run["name"], run["state"], run["why"]) for run in then["changed"]] == [
+        (name, "failed", why)
+    ]
     assert state(served, f"since={then['version']}&instance={then['instance']}")["changed"] == []
 
 
@@ -223,7 +259,9 @@ def test_a_run_that_has_not_changed_is_not_sent_again(served):
     number = state(served)["order"][0]
     answer, body = ask(served, f"/run?id={number}")
     assert len(json.loads(body)["weights"]) == 4
-    unchanged, body = ask(served, f"/run?id={number}", headers=[("If-None-Match", answer.headers["ETag"])])
+    unchanged, body = ask(
+        served, f"/run?id={number}", headers=[("If-None-Match", answer.headers["ETag"])]
+    )
     assert (unchanged.status, body) == (304, b"")
 
 
@@ -276,7 +314,11 @@ def test_only_reading_is_possible_and_the_page_may_ask_only_this_server(served):
 
 
 def test_names_cannot_break_out_of_the_document(tmp_path):
-    make_run(tmp_path / "x" / "\x1b[31m<script>", clients=["</script>\x1b[1m", "'\"\n", "c", "d"], finished=False)
+    make_run(
+        tmp_path / "x" / "\x1b[31m<script>",
+        clients=["</script>\x1b[1m", "'\"\n", "c", "d"],
+        finished=False,
+    )
     followed = FollowedFolder(tmp_path / "x")
     followed.look()
     (run,) = followed.runs.values()
@@ -295,7 +337,7 @@ def test_three_hundred_runs_are_cheap_to_look_at(tmp_path):
     assert (time.process_time() - began) / 5 < 0.25  # 0.03 s when this was written
 
 
-# ---------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def test_other_interfaces_are_refused_unless_asked_for():
@@ -325,11 +367,21 @@ def test_a_folder_has_its_own_port_and_another_one_is_taken_when_it_is_used(stud
 def test_the_command_prints_an_address_that_works_and_ends_with_ctrl_c(study, tmp_path):
     environment = os.environ | {"FEDDRAW_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "feddraw", "watch", str(study), "--port", "0"]
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which tests in the background would ignore
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed) as process:  # noqa: PLW1509 (no threads here)
+    heed = partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # which tests in the background would ignore
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=heed,  # noqa: PLW1509
+    ) as process:
         line = process.stdout.readline()
         address, _, key = line.split()[-1].partition("#key=")
-        connection = http.client.HTTPConnection(address.removeprefix("http://").strip("/"), timeout=10)
+        connection = http.client.HTTPConnection(
+            address.removeprefix("http://").strip("/"), timeout=10
+        )
         connection.request("GET", "/state", headers={"X-Feddraw-Key": key})
         assert json.loads(connection.getresponse().read())["counts"]["finished"] == 1
         connection.close()

@@ -16,6 +16,7 @@ import feddraw
 from feddraw import catalog
 from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
+from feddraw.core.schedules import cosine, softmax
 from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
@@ -31,17 +32,32 @@ from feddraw.methods.fedmgda import shortest_combination
 from feddraw.methods.fedsim import fedsim_coordinates, fedsim_k_means
 from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
-from feddraw.schedules import cosine, softmax
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_toml
 from feddraw.training.client import client_group_counts
 from feddraw.training.server_images import choose_server_images
 from quadratics import Bowl, play
 from small import small
-from tiny import SIZES, Altered, bench, cohort_of, copied, examples, initial, same, server_images, shards, train
+from tiny import (
+    SIZES,
+    Altered,
+    bench,
+    cohort_of,
+    copied,
+    examples,
+    initial,
+    same,
+    server_images,
+    shards,
+    train,
+)
 
 RNG = np.random.default_rng(3)
-BOWLS = [Bowl(np.diag([1.0, 3.0]), [0.0, 1.0], 2), Bowl(np.eye(2), [2.0, -1.0], 5), Bowl(np.eye(2), [1.0, 4.0], 3)]
+BOWLS = [
+    Bowl(np.diag([1.0, 3.0]), [0.0, 1.0], 2),
+    Bowl(np.eye(2), [2.0, -1.0], 5),
+    Bowl(np.eye(2), [1.0, 4.0], 3),
+]
 START = np.array([0.3, -0.2], np.float32)
 
 
@@ -65,10 +81,15 @@ def values(name, cohort, **options):
 
 def by_loss(losses, sizes=None, **options):
     losses = list(losses)
-    return cohort_of(np.zeros((len(losses), 2)), sizes or [10] * len(losses), extra=asked("loss", losses), **options)
+    return cohort_of(
+        np.zeros((len(losses), 2)),
+        sizes or [10] * len(losses),
+        extra=asked("loss", losses),
+        **options,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- which coincide
+# ----------------------------------------------------------------------------------- which coincide
 
 FEDAVG = [
     ("feddisco", {"a": 0.0, "b": 0.0}),
@@ -107,36 +128,49 @@ def test_with_its_term_switched_off_it_is_uniform_averaging(name, options):
 
 
 def test_with_equal_steps_inverse_steps_is_uniform():
-    assert values("inverse_steps", cohort_of(np.zeros((3, 2)), [5, 3, 1], steps=[7, 7, 7])) == pytest.approx(
-        [1 / 3] * 3
-    )
-    assert values("inverse_steps", cohort_of(np.zeros((2, 2)), [5, 3], steps=[30, 10])) == pytest.approx([0.25, 0.75])
+    assert values(
+        "inverse_steps", cohort_of(np.zeros((3, 2)), [5, 3, 1], steps=[7, 7, 7])
+    ) == pytest.approx([1 / 3] * 3)
+    assert values(
+        "inverse_steps", cohort_of(np.zeros((2, 2)), [5, 3], steps=[30, 10])
+    ) == pytest.approx([0.25, 0.75])
 
 
 def test_a_power_of_size_by_hand():
     weights = values("size_power", cohort_of(np.zeros((2, 2)), [4, 1]), power=0.5)
     assert weights == pytest.approx([2 / 3, 1 / 3])
-    assert values("size_power", cohort_of(np.zeros((2, 2)), [4, 1]), power=-0.5) == pytest.approx([1 / 3, 2 / 3])
+    assert values("size_power", cohort_of(np.zeros((2, 2)), [4, 1]), power=-0.5) == pytest.approx(
+        [1 / 3, 2 / 3]
+    )
 
 
 def test_size_then_uniform_changes_once():
-    weights = [values("size_then_uniform", cohort_of(np.zeros((2, 2)), [3, 1], round=t), until=2) for t in range(4)]
-    assert weights == [pytest.approx(w) for w in ([0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5])]
+    weights = [
+        values("size_then_uniform", cohort_of(np.zeros((2, 2)), [3, 1], round=t), until=2)
+        for t in range(4)
+    ]
+    assert weights == [
+        pytest.approx(w) for w in ([0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5])
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- distances, angles
+# -------------------------------------------------------------------------------- distances, angles
 
 
 def test_ida_with_two_clients_is_uniform_and_with_three_favours_the_middle():
     assert values("ida", cohort_of([[1, 2], [5, -3]], [9, 1])) == pytest.approx([0.5, 0.5])
-    far = values("ida", cohort_of([[0.0], [1.0], [5.0]], [1, 1, 1]))  # the mean is 2: distances 2, 1, 3
+    far = values(
+        "ida", cohort_of([[0.0], [1.0], [5.0]], [1, 1, 1])
+    )  # the mean is 2: distances 2, 1, 3
     assert far == pytest.approx(np.array([1 / 2, 1, 1 / 3]) / (1 / 2 + 1 + 1 / 3), abs=1e-4)
 
 
 def test_ida_times_size_and_times_intrac():
     cohort = cohort_of([[1.0], [5.0]], [3, 1], extra=asked("accuracy", [0.9, 0.3]))
     assert values("ida", cohort, times="size") == pytest.approx([0.75, 0.25])
-    assert values("ida", cohort, times="intrac") == pytest.approx(np.array([1 / 0.9, 1 / 0.5]) / (1 / 0.9 + 2))
+    assert values("ida", cohort, times="intrac") == pytest.approx(
+        np.array([1 / 0.9, 1 / 0.5]) / (1 / 0.9 + 2)
+    )
 
 
 def test_ldawa_keeps_what_agrees_and_halves_what_is_orthogonal():
@@ -157,12 +191,14 @@ def test_ldawa_weighs_each_layer_by_itself_and_averages_a_layer_of_zeros():
 
 def two_layers(rows, sent, sizes=(1, 1)):
     layout = Layout(
-        (Entry("body.weight", "param", (2,), 0), Entry("classifier.weight", "param", (2,), 2)), "classifier"
+        (Entry("body.weight", "param", (2,), 0), Entry("classifier.weight", "param", (2,), 2)),
+        "classifier",
     )
     empty = np.zeros(0, np.float32), np.zeros(0, np.int64)
     models = [Model(np.array(row, np.float32), *empty, layout) for row in (sent, *rows)]
     updates = [
-        Update(i, model, n, 1, {"loss": 0.0}) for i, (model, n) in enumerate(zip(models[1:], sizes, strict=True))
+        Update(i, model, n, 1, {"loss": 0.0})
+        for i, (model, n) in enumerate(zip(models[1:], sizes, strict=True))
     ]
     return Cohort(0, 15, models[0], updates, len(updates))
 
@@ -176,7 +212,9 @@ def test_krum_takes_a_client_among_the_many_and_never_the_one_far_away():
 
 
 def test_krum_where_two_tie_takes_both():
-    assert values("krum", cohort_of([[0.0], [1.0], [9.0], [20.0]], [1] * 4)) == pytest.approx([0.5, 0.5, 0, 0])
+    assert values("krum", cohort_of([[0.0], [1.0], [9.0], [20.0]], [1] * 4)) == pytest.approx(
+        [0.5, 0.5, 0, 0]
+    )
 
 
 def test_krum_of_many_clients_that_are_all_the_same_is_what_they_are():
@@ -192,7 +230,10 @@ def test_median_and_trimmed_mean_are_those_of_numpy_and_scipy(count):
 
     rows = RNG.normal(size=(count, 9)).astype(np.float32)
     cohort = cohort_of(rows, range(1, count + 1))
-    rules = {method("median"): np.median(rows, axis=0), method("trimmed_mean", share=0.3): trim_mean(rows, 0.3, axis=0)}
+    rules = {
+        method("median"): np.median(rows, axis=0),
+        method("trimmed_mean", share=0.3): trim_mean(rows, 0.3, axis=0),
+    }
     for rule, expected in rules.items():
         found = rule.aggregate(cohort, rule.init(cohort.model))
         assert found.model.params == pytest.approx(expected, abs=1e-6)
@@ -205,15 +246,22 @@ def test_an_attacker_moves_the_mean_but_not_the_median_nor_its_statistics():
         model = replace(bad.model, params=bad.model.params + 100, buffers=bad.model.buffers + 100)
         return [*updates[:3], replace(bad, model=model)]
 
-    for name, safe in (("uniform", False), ("median", True), ("trimmed_mean", True), ("krum", True)):
+    for name, safe in (
+        ("uniform", False),
+        ("median", True),
+        ("trimmed_mean", True),
+        ("krum", True),
+    ):
         rule = method(name, share=0.3) if name == "trimmed_mean" else method(name)
         clean = train(rule)[0].model
         spoilt = train(rule, engine=Altered(bench(rule), poisoned))[0].model
-        far = max(np.abs(spoilt.params - clean.params).max(), np.abs(spoilt.buffers - clean.buffers).max())
+        far = max(
+            np.abs(spoilt.params - clean.params).max(), np.abs(spoilt.buffers - clean.buffers).max()
+        )
         assert bool(far < 2) is safe
 
 
-# ---------------------------------------------------------------------------------------------------- groups of clients
+# -------------------------------------------------------------------------------- groups of clients
 
 
 def test_fedsim_groups_weigh_the_same_and_clients_in_them_by_size():
@@ -243,7 +291,7 @@ def test_alike_clients_are_one_group():
     assert values("fedsim", cohort) == pytest.approx([0.5, 0.25, 0.25])
 
 
-# ---------------------------------------------------------------------------------------------------- label mixes
+# -------------------------------------------------------------------------------------- label mixes
 
 
 def test_feddisco_golden_weights():
@@ -276,13 +324,17 @@ def test_a_client_without_findings_has_the_largest_discrepancy(metric):
     found = discrepancy(np.array([[0.0, 0, 0], [0, 7, 0], [5, 1, 1], [2, 2, 2]]), metric)
     assert found[0] == found[1]
     assert found[0] > found[2] > found[3] + 1e-6
-    cohort = cohort_of(np.zeros((3, 2)), [10] * 3, extra=asked("labels", [[0, 0, 0], [4, 3, 3], [4, 3, 3]]))
+    cohort = cohort_of(
+        np.zeros((3, 2)), [10] * 3, extra=asked("labels", [[0, 0, 0], [4, 3, 3], [4, 3, 3]])
+    )
     assert values("feddisco", cohort, metric=metric)[0] < 1 / 3
 
 
 def test_feddisco_where_no_client_has_findings_is_fedavg():
     cohort = cohort_of(np.zeros((2, 2)), [3, 1], extra=asked("labels", [[0, 0], [0, 0]]))
-    assert values("feddisco", cohort, a=0.5, b=0.25, metric="kl") == pytest.approx([0.75, 0.25])  # a d = b for both
+    assert values("feddisco", cohort, a=0.5, b=0.25, metric="kl") == pytest.approx(
+        [0.75, 0.25]
+    )  # a d = b for both
 
 
 def test_feddisco_falls_back_to_size_where_nothing_is_left():
@@ -290,7 +342,7 @@ def test_feddisco_falls_back_to_size_where_nothing_is_left():
     assert values("feddisco", cohort, a=50.0, b=0.0, metric="l1") == pytest.approx([0.75, 0.25])
 
 
-# ---------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 
 
 def test_fedlbw_golden_weights():
@@ -304,14 +356,20 @@ def test_fedlbw_golden_weights():
 
 def test_fedeba_and_fedcav_are_softmaxes_of_the_loss():
     losses = np.array([0.2, 0.5, 0.8])
-    assert values("fedeba", by_loss(losses), temperature=0.5) == pytest.approx(softmax(losses / 0.5, 1.0))
+    assert values("fedeba", by_loss(losses), temperature=0.5) == pytest.approx(
+        softmax(losses / 0.5, 1.0)
+    )
     by_size = values("fedeba", by_loss(losses, [1, 2, 1]), start="size")
     assert by_size == pytest.approx(softmax(losses / 0.1 + np.log([1, 2, 1]), 1.0))
-    assert values("fedcav", by_loss(losses)) == pytest.approx(softmax(np.array([0.2, 0.5, 0.5]), 1.0))
+    assert values("fedcav", by_loss(losses)) == pytest.approx(
+        softmax(np.array([0.2, 0.5, 0.5]), 1.0)
+    )
 
 
 def test_fedcav_is_fedeba_where_nothing_is_clipped():
-    assert values("fedcav", by_loss([0.4] * 3)) == pytest.approx(values("fedeba", by_loss([0.4] * 3), temperature=1.0))
+    assert values("fedcav", by_loss([0.4] * 3)) == pytest.approx(
+        values("fedeba", by_loss([0.4] * 3), temperature=1.0)
+    )
 
 
 def test_gifair_moves_weight_to_higher_losses_and_keeps_the_sum():
@@ -322,7 +380,9 @@ def test_gifair_moves_weight_to_higher_losses_and_keeps_the_sum():
 
 
 def test_the_simplex_projection():
-    assert onto_simplex(np.array([0.5, 0.5, 0.8])) == pytest.approx(np.array([0.5, 0.5, 0.8]) - 0.8 / 3)
+    assert onto_simplex(np.array([0.5, 0.5, 0.8])) == pytest.approx(
+        np.array([0.5, 0.5, 0.8]) - 0.8 / 3
+    )
     assert onto_simplex(np.array([5.0, 0.0, -1.0])) == pytest.approx([1, 0, 0])
 
 
@@ -351,7 +411,9 @@ def test_afl_with_some_clients_weighs_those_and_remembers_all():
 
 
 def test_afl_can_show_the_mean_of_its_models():
-    last, mean = (play(method("afl", show=show), BOWLS, START, rounds=3, steps=3) for show in ("last", "mean"))
+    last, mean = (
+        play(method("afl", show=show), BOWLS, START, rounds=3, steps=3) for show in ("last", "mean")
+    )
     assert np.array_equal(last[-1].shown, last[-1].x)
     assert mean[-1].shown == pytest.approx(np.mean([round.x for round in mean], axis=0), abs=1e-6)
 
@@ -362,15 +424,21 @@ def test_q_fedavg_as_its_authors_write_it():
     losses = np.array([(x - b.c) @ b.A @ (x - b.c) / 2 for b in BOWLS])
     gradients = bound * (x - played.clients)
     h = q * losses ** (q - 1) * (gradients**2).sum(axis=1) + bound * losses**q
-    assert played.x == pytest.approx(x - (losses[:, None] ** q * gradients).sum(axis=0) / h.sum(), abs=1e-5)
+    assert played.x == pytest.approx(
+        x - (losses[:, None] ** q * gradients).sum(axis=0) / h.sum(), abs=1e-5
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- directions
+# --------------------------------------------------------------------------------------- directions
 
 
 def test_fedmgda_two_clients_and_the_box_around_the_sizes():
-    assert values("fedmgda", cohort_of([[3.0, 0.0], [0.0, 1.0]], [1, 1]), epsilon=1.0) == pytest.approx([0.5, 0.5])
-    assert values("fedmgda", cohort_of([[3.0, 0.0], [0.0, 1.0]], [9, 1])) == pytest.approx([0.8, 0.2], abs=1e-6)
+    assert values(
+        "fedmgda", cohort_of([[3.0, 0.0], [0.0, 1.0]], [1, 1]), epsilon=1.0
+    ) == pytest.approx([0.5, 0.5])
+    assert values("fedmgda", cohort_of([[3.0, 0.0], [0.0, 1.0]], [9, 1])) == pytest.approx(
+        [0.8, 0.2], abs=1e-6
+    )
 
 
 def test_fedmgdas_lambda_is_the_shortest_combination():
@@ -398,7 +466,9 @@ def test_fedawas_slope_is_the_derivative_of_its_objective():
         return s @ np.linalg.norm(moves - s @ moves, axis=1) + s @ (1 - similarity)
 
     numeric = [(objective(logits + e) - objective(logits - e)) / 2e-6 for e in 1e-6 * np.eye(4)]
-    assert fedawa_slope(softmax(logits, 1.0), moves @ moves.T, similarity) == pytest.approx(numeric, abs=1e-6)
+    assert fedawa_slope(softmax(logits, 1.0), moves @ moves.T, similarity) == pytest.approx(
+        numeric, abs=1e-6
+    )
 
 
 def test_fedawa_begins_with_shares_as_logits_and_moves_by_its_rate():
@@ -407,10 +477,12 @@ def test_fedawa_begins_with_shares_as_logits_and_moves_by_its_rate():
     assert found.values == pytest.approx(softmax(np.array([0.6, 0.3, 0.1]), 1.0))
     assert np.abs(list(state["moved"].values())) == pytest.approx([0.01] * 3, rel=1e-3)
     again, _ = weigh("fedawa", cohort, state, lr=0.01)
-    assert again.values == pytest.approx(softmax(np.array([0.6, 0.3, 0.1]) + list(state["moved"].values()), 1.0))
+    assert again.values == pytest.approx(
+        softmax(np.array([0.6, 0.3, 0.1]) + list(state["moved"].values()), 1.0)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- who is there
+# ------------------------------------------------------------------------------------- who is there
 
 EVERYONE = (0, 1, 2, 3)
 PATTERNS = [
@@ -419,7 +491,8 @@ PATTERNS = [
     [EVERYONE, (3,), (0, 1, 3), EVERYONE],
     [(2,), (2,), (0, 1), (3,), EVERYONE],
 ]
-STILL = {  # settings under which what a rule remembers must make no difference, and the rule that it then is
+# settings under which what a rule remembers must make no difference, and the rule that it then is
+STILL = {
     "fairfed": ({"beta": 0.0}, "fedavg"),
     "afl": ({"rate": 1e-12}, "uniform"),
     "fedawa": ({"lr": 1e-12}, "fedawa"),  # softmax of the shares: its own first round
@@ -427,7 +500,12 @@ STILL = {  # settings under which what a rule remembers must make no difference,
     "feddraw_adaptive": ({}, "feddraw"),  # these clients' similarities are steady
 }
 # What these remember decides for all clients alike.
-OF_THE_FEDERATION = {"effects_then_uniform", "move_effects", "power_by_validation", "size_until_slow"}
+OF_THE_FEDERATION = {
+    "effects_then_uniform",
+    "move_effects",
+    "power_by_validation",
+    "size_until_slow",
+}
 
 
 def some(present, round=0):
@@ -436,8 +514,16 @@ def some(present, round=0):
     moves, sent = chance.normal(size=(4, 6)), chance.normal(size=6)
     counts = [[10, 10, 9, 9 - client, 40, 36 - 5 * client] for client in EVERYONE]
     extra = [asked("groups", counts)[c] | asked("loss", [0.2, 0.9, 0.4, 0.7])[c] for c in present]
-    options = {"clients": list(present), "population": 4, "extra": extra, "round": round, "rounds": 15}
-    return cohort_of(moves[list(present)], [[24, 5, 40, 11][c] for c in present], sent=sent, **options)
+    options = {
+        "clients": list(present),
+        "population": 4,
+        "extra": extra,
+        "round": round,
+        "rounds": 15,
+    }
+    return cohort_of(
+        moves[list(present)], [[24, 5, 40, 11][c] for c in present], sent=sent, **options
+    )
 
 
 def test_every_rule_that_remembers_is_tried_with_absent_clients():
@@ -461,7 +547,9 @@ def test_having_been_there_alone_is_no_advantage(name, client):
     rule = method(name).weighting
     _, state = rule.weigh(some((client,)), rule.init())
     cohort = some(EVERYONE, 1)
-    assert rule.weigh(cohort, state)[0].values == pytest.approx(rule.weigh(cohort, rule.init())[0].values, abs=1e-12)
+    assert rule.weigh(cohort, state)[0].values == pytest.approx(
+        rule.weigh(cohort, rule.init())[0].values, abs=1e-12
+    )
 
 
 def test_afls_lambda_covers_everyone_from_the_first_round_and_makes_room_for_new_clients():
@@ -469,7 +557,9 @@ def test_afls_lambda_covers_everyone_from_the_first_round_and_makes_room_for_new
     assert list(state["lambda"].values()) == pytest.approx([1 / 4] * 4)
     _, state = weigh("afl", by_loss([0.1, 0.9], population=2), rate=0.1)
     found, later = weigh("afl", by_loss([0.5] * 4, population=4), state, rate=0.1)
-    assert found.values == pytest.approx([0.5 * state["lambda"]["0"], 0.5 * state["lambda"]["1"], 0.25, 0.25])
+    assert found.values == pytest.approx(
+        [0.5 * state["lambda"]["0"], 0.5 * state["lambda"]["1"], 0.25, 0.25]
+    )
     assert sum(later["lambda"].values()) == pytest.approx(1)
 
 
@@ -481,7 +571,7 @@ def test_what_fairfed_has_learnt_holds_in_every_cohort():
     assert part.values == pytest.approx(whole.values[[1, 3]] / whole.values[[1, 3]].sum())
 
 
-# ---------------------------------------------------------------------------------------------------- at the server
+# ------------------------------------------------------------------------------------ at the server
 
 
 def test_fedlaw_learns_to_leave_out_a_client_that_harms():
@@ -491,9 +581,14 @@ def test_fedlaw_learns_to_leave_out_a_client_that_harms():
     engine = Altered(bench(rule), lambda updates: kept.append([*map(copied, updates)]) or updates)
     train(rule, 3, engine=engine)
     updates = kept[-1]
-    bad = replace(updates[0].model, params=np.random.default_rng(0).normal(size=updates[0].model.params.shape) * 3)
+    bad = replace(
+        updates[0].model,
+        params=np.random.default_rng(0).normal(size=updates[0].model.params.shape) * 3,
+    )
     bad = replace(bad, params=bad.params.astype(np.float32))
-    cohort = Cohort(3, 15, initial(), [replace(updates[0], model=bad), *updates[1:]], 4, server_images())
+    cohort = Cohort(
+        3, 15, initial(), [replace(updates[0], model=bad), *updates[1:]], 4, server_images()
+    )
     weights, _ = rule.weighting.weigh(cohort, {})
     assert weights.values[0] < 0.5 * SIZES[0] / sum(SIZES)
     (piece,) = weights.pieces
@@ -549,13 +644,15 @@ def test_adaptive_servers_follow_their_formulas(name):
         assert found.model.params == pytest.approx(x, abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------- patients
+# ----------------------------------------------------------------------------------------- patients
 
 
 def test_fairfed_takes_weight_from_the_client_whose_gap_is_unlike_the_global_one():
     # by finding: positives of group 0 and 1, found of 0 and 1; then labels, right ones
     same_gap, other = [10, 10, 8, 8, 40, 30], [10, 10, 8, 0, 40, 30]
-    cohort = cohort_of(np.zeros((3, 1)), [1, 1, 2], extra=asked("groups", [same_gap, same_gap, other]))
+    cohort = cohort_of(
+        np.zeros((3, 1)), [1, 1, 2], extra=asked("groups", [same_gap, same_gap, other])
+    )
     gaps = np.array([0.0, 0.0, -0.8])
     away = np.abs(gaps - (16 / 30 - 24 / 30))
     expected = np.array([0.25, 0.25, 0.5]) - (away - away.mean())
@@ -592,19 +689,24 @@ def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):
     assert prepare(small(method="fairfed")).trainer.examples.groups is None
     groups = prepare(small(method="fairfed"), dataset=grouped).trainer.examples.groups
     assert groups[:5].tolist() == [1, 0, 1, -1, -1]
-    one, two = (list(run(small(method="fairfed", rounds=2), dataset=data))[-1].weights for data in (dataset, grouped))
+    one, two = (
+        list(run(small(method="fairfed", rounds=2), dataset=data))[-1].weights
+        for data in (dataset, grouped)
+    )
     assert one != two
 
 
 def test_an_own_tables_column_of_sex_is_a_group_and_no_finding(tmp_path):
-    (tmp_path / "own.csv").write_text("file,Edema,sex,patient\na.png,1,F,1\nb.png,0,M,2\nc.png,0,M,3\nd.png,1,F,4\n")
+    (tmp_path / "own.csv").write_text(
+        "file,Edema,sex,patient\na.png,1,F,1\nb.png,0,M,2\nc.png,0,M,3\nd.png,1,F,4\n"
+    )
     labels = read_own_tables([tmp_path / "own.csv"]).labels
     assert labels.findings == ("Edema",)
     assert labels.groups.tolist() == ["F", "M", "M", "F"]
     assert labels.take(np.array([1, 3])).groups.tolist() == ["M", "F"]
 
 
-# ---------------------------------------------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------------------------ what is asked
 
 
 def test_a_client_answers_what_is_asked_and_nothing_else():
@@ -628,7 +730,10 @@ def test_a_count_below_zero_is_refused():
     rule = method("feddisco")
 
     def negative(updates):
-        return [replace(copied(updates[0]), extra={"labels": np.array([-1, 2], np.float32)}), *updates[1:]]
+        return [
+            replace(copied(updates[0]), extra={"labels": np.array([-1, 2], np.float32)}),
+            *updates[1:],
+        ]
 
     result = train(rule, engine=Altered(bench(rule), negative))[0]
     assert result.ledger[0].status == "refused: labels with a count below zero"
@@ -637,10 +742,12 @@ def test_a_count_below_zero_is_refused():
 def test_label_counts_of_a_large_client_are_not_out_of_proportion():
     sizes = (60, 4, 4, 4)
     engine = bench(method("feddisco"), shards(sizes))
-    assert {entry.status for entry in train(method("feddisco"), engine=engine)[0].ledger} == {"counted"}
+    assert {entry.status for entry in train(method("feddisco"), engine=engine)[0].ledger} == {
+        "counted"
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- personal models
+# ---------------------------------------------------------------------------------- personal models
 
 
 def test_fedbn_keeps_batch_norm_and_nothing_else():
@@ -655,7 +762,8 @@ def test_fedbn_keeps_batch_norm_and_nothing_else():
 
 def test_fedbn_with_one_client_is_fedavg():
     one, other = (
-        train(method(n), 3, engine=bench(method(n), shards((24,))), clients=1)[-1] for n in ("fedbn", "fedavg")
+        train(method(n), 3, engine=bench(method(n), shards((24,))), clients=1)[-1]
+        for n in ("fedbn", "fedavg")
     )
     assert same(one.model, other.model)
 
@@ -671,7 +779,7 @@ def test_dittos_common_model_is_fedavgs_and_its_personal_one_lies_between_the_tw
             assert last.memory[client]["own"] == pytest.approx(best, abs=2e-3)
 
 
-# ---------------------------------------------------------------------------------------------------- FedDRAW, changed
+# --------------------------------------------------------------------------------- FedDRAW, changed
 
 S = np.array([0.9, 0.99, 0.97])
 CLIENTS = np.stack([[s, math.sqrt(1 - s * s)] for s in S])
@@ -696,9 +804,15 @@ def test_the_ablations_by_hand():
     p, beta = np.array([0.6, 0.3, 0.1]), 3 * (1 - math.exp(-0.2 * 10))
     gamma = math.exp(-0.4 * 4)
     xi = gamma * p + (1 - gamma) * S
-    assert drawn("feddraw_variant", 4, inner="size").values == pytest.approx(softmax(p, beta), abs=1e-6)
-    assert drawn("feddraw_variant", 4, inner="similarity").values == pytest.approx(softmax(S, beta), abs=1e-6)
-    assert drawn("feddraw_variant", 4, outer="constant").values == pytest.approx(softmax(xi, 3.0), abs=1e-6)
+    assert drawn("feddraw_variant", 4, inner="size").values == pytest.approx(
+        softmax(p, beta), abs=1e-6
+    )
+    assert drawn("feddraw_variant", 4, inner="similarity").values == pytest.approx(
+        softmax(S, beta), abs=1e-6
+    )
+    assert drawn("feddraw_variant", 4, outer="constant").values == pytest.approx(
+        softmax(xi, 3.0), abs=1e-6
+    )
     assert drawn("feddraw_variant", 14, outer="constant").values.max() > 0.34
     for inner in ("annealed", "size", "similarity"):
         assert drawn("feddraw_variant", 14, inner=inner).values == pytest.approx([1 / 3] * 3)
@@ -710,30 +824,41 @@ def test_controls_of_the_similarity_keep_nothing_of_whose_it_is():
     same = drawn("feddraw_variant", 4, signal="constant")
     assert same.parts["similarity"].tolist() == [1, 1, 1]
     assert same.values == pytest.approx(softmax(gamma * p, beta), abs=1e-9)
-    shuffled = [drawn("feddraw_variant", t, signal="shuffled").parts["similarity"] for t in range(12)]
+    shuffled = [
+        drawn("feddraw_variant", t, signal="shuffled").parts["similarity"] for t in range(12)
+    ]
     assert all(sorted(found) == pytest.approx(sorted(S), abs=1e-6) for found in shuffled)
     assert len({tuple(found) for found in shuffled}) > 2
     standard = drawn("feddraw_variant", 4, signal="standardised").parts["similarity"]
     assert standard == pytest.approx((S - S.mean()) / S.std(), abs=1e-4)
-    alike = drawn("feddraw_variant", 4, rows=np.array([[1.0, 0.0]] * 3), signal="standardised").parts["similarity"]
+    alike = drawn(
+        "feddraw_variant", 4, rows=np.array([[1.0, 0.0]] * 3), signal="standardised"
+    ).parts["similarity"]
     assert alike.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("rounds", [2, 8, 15, 29, 57])
 def test_by_fraction_the_schedule_is_that_of_fifteen_rounds_at_any_number_of_rounds(rounds):
     assert drawn("feddraw_variant", 0, rounds, clock="fraction").parts["gamma"] == 1
-    assert drawn("feddraw_variant", rounds - 1, rounds, clock="fraction").values == pytest.approx([1 / 3] * 3)
+    assert drawn("feddraw_variant", rounds - 1, rounds, clock="fraction").values == pytest.approx(
+        [1 / 3] * 3
+    )
     if rounds % 2:
         middle = drawn("feddraw_variant", (rounds - 1) // 2, rounds, clock="fraction")
         assert middle.values == pytest.approx(drawn("feddraw", 7).values)
 
 
 def test_similarity_per_step_does_not_reward_training_less():
-    """Clients that go the same way, one for four times as many steps: alike per step, unlike as models."""
+    """Clients that go the same way, one for four times as many steps: alike per step, unlike as
+    models.
+    """
     direction = np.array([0.1, 0.2])
     rows = np.array([1.0, 0.0]) + np.outer([4, 1, 2], direction)
     cohort = cohort_of(rows, [1, 1, 1], sent=[1, 0], steps=[40, 10, 20], round=5)
-    per_step, as_models = weigh("feddraw_variant", cohort, signal="per_step")[0], weigh("feddraw", cohort)[0]
+    per_step, as_models = (
+        weigh("feddraw_variant", cohort, signal="per_step")[0],
+        weigh("feddraw", cohort)[0],
+    )
     assert np.ptp(per_step.parts["similarity"]) < 1e-6
     assert np.ptp(as_models.parts["similarity"]) > 0.1
     assert as_models.values[1] > as_models.values[0]
@@ -741,7 +866,9 @@ def test_similarity_per_step_does_not_reward_training_less():
 
 def test_similarity_of_moves_is_to_their_mean():
     rows = np.array([[1.1, 0.0], [1.0, 0.1], [1.1, 0.1]])
-    found = weigh("feddraw_variant", cohort_of(rows, [1, 1, 1], sent=[1, 0], round=3), signal="move")[0]
+    found = weigh(
+        "feddraw_variant", cohort_of(rows, [1, 1, 1], sent=[1, 0], round=3), signal="move"
+    )[0]
     assert found.parts["similarity"] == pytest.approx([math.sqrt(0.5), math.sqrt(0.5), 1], abs=1e-5)
 
 
@@ -749,7 +876,9 @@ def test_a_signal_that_turns_round_leaves_the_trust_with_size():
     rule = method("feddraw_adaptive").weighting
     state = rule.init()
     for t in range(6):
-        found, state = rule.weigh(cohort_of(CLIENTS[:: 1 if t % 2 else -1], [1, 1, 1], sent=[1, 0], round=t), state)
+        found, state = rule.weigh(
+            cohort_of(CLIENTS[:: 1 if t % 2 else -1], [1, 1, 1], sent=[1, 0], round=t), state
+        )
     assert found.parts["gamma"] == pytest.approx(1, abs=0.15)
 
 
@@ -760,11 +889,13 @@ def test_steadiness():
     assert similarity_steadiness([], []) == 1
 
 
-# ---------------------------------------------------------------------------------------------------- FedDRAW by class
+# --------------------------------------------------------------------------------- FedDRAW by class
 
 
 def heads(rows, sent, biases=None):
-    """A cohort of networks with a body of two parameters and a classifier of classes x features, and biases."""
+    """A cohort of networks with a body of two parameters and a classifier of classes x features,
+    and biases.
+    """
     rows, sent = np.asarray(rows, np.float32), np.asarray(sent, np.float32)
     classes, features = sent.shape
     size = classes * features
@@ -779,21 +910,33 @@ def heads(rows, sent, biases=None):
     empty = np.zeros(0, np.float32), np.zeros(0, np.int64)
 
     def model(head, body):
-        return Model(np.concatenate([body, head.ravel(), np.zeros(classes)]).astype(np.float32), *empty, layout)
+        return Model(
+            np.concatenate([body, head.ravel(), np.zeros(classes)]).astype(np.float32),
+            *empty,
+            layout,
+        )
 
-    updates = [Update(i, model(head, [i, 1 - i]), 10 * (i + 1), 5, {"loss": 0.0}) for i, head in enumerate(rows)]
+    updates = [
+        Update(i, model(head, [i, 1 - i]), 10 * (i + 1), 5, {"loss": 0.0})
+        for i, head in enumerate(rows)
+    ]
     return Cohort(4, 15, model(sent, [0, 0]), updates, len(updates))
 
 
 def turned(sent, angle, growth):
-    """Every row turned by one angle in the plane of its first two features, and grown by one factor."""
+    """Every row turned by one angle in the plane of its first two features, and grown by one
+    factor.
+    """
     c, s = math.cos(angle), math.sin(angle)
     out = sent.copy()
     out[:, :2] = sent[:, :2] @ np.array([[c, s], [-s, c]])
     return growth * out
 
 
-@given(st.lists(st.tuples(st.floats(0, 1.5), st.floats(0.3, 3)), min_size=2, max_size=5), st.integers(0, 14))
+@given(
+    st.lists(st.tuples(st.floats(0, 1.5), st.floats(0.3, 3)), min_size=2, max_size=5),
+    st.integers(0, 14),
+)
 @settings(max_examples=40, deadline=None)
 def test_by_class_is_feddraw_where_rows_share_their_cosine_and_growth(moves, t):
     sent = np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32)
@@ -802,13 +945,18 @@ def test_by_class_is_feddraw_where_rows_share_their_cosine_and_growth(moves, t):
     assert np.array_equal(found.values, plain.values)
     for piece in found.pieces:
         assert piece.values == pytest.approx(plain.values, abs=1e-6)
-    one, other = (method(n).aggregate(cohort, method(n).init(cohort.model)) for n in ("feddraw", "feddraw_by_class"))
+    one, other = (
+        method(n).aggregate(cohort, method(n).init(cohort.model))
+        for n in ("feddraw", "feddraw_by_class")
+    )
     assert other.model.params == pytest.approx(one.model.params, abs=1e-5)
 
 
 def test_by_class_weighs_each_class_by_its_own_row_and_the_body_by_the_whole():
     sent = np.array([[1.0, 0.0], [1.0, 0.0]])
-    cohort = heads([[[1, 0], [0, 1]], [[0, 1], [1, 0]]], sent)  # the first keeps class 0, the second class 1
+    cohort = heads(
+        [[[1, 0], [0, 1]], [[0, 1], [1, 0]]], sent
+    )  # the first keeps class 0, the second class 1
     rule = method("feddraw_by_class")
     found = rule.aggregate(cohort, rule.init(cohort.model))
     first, second = found.weights.pieces
@@ -833,7 +981,10 @@ def test_pieces_are_summed_in_one_pass_each_with_its_own_weights():
     rows = RNG.normal(size=(3, 10)).astype(np.float32)
     cohort = cohort_of(rows, [1, 1, 1], sent=RNG.normal(size=10))
     here, there, rest = (RNG.dirichlet(np.ones(3)) for _ in range(3))
-    weights = Weights(rest, pieces=[Piece("b", [slice(8, 9), slice(3, 5)], here), Piece("a", [slice(0, 2)], 2 * there)])
+    weights = Weights(
+        rest,
+        pieces=[Piece("b", [slice(8, 9), slice(3, 5)], here), Piece("a", [slice(0, 2)], 2 * there)],
+    )
     found = cohort.combine(weights.values, weights.segments)
     sent = cohort.model.params
     assert found[[8, 3, 4]] == pytest.approx(here @ rows[:, [8, 3, 4]], abs=1e-6)
@@ -855,7 +1006,11 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     assert {line["piece"] for line in lines} == set(prepare(experiment).dataset.findings)
     for round in range(3):
         for name in {line["piece"] for line in lines}:
-            here = [float(line["weight"]) for line in lines if (line["round"], line["piece"]) == (str(round), name)]
+            here = [
+                float(line["weight"])
+                for line in lines
+                if (line["round"], line["piece"]) == (str(round), name)
+            ]
             assert sum(here) == pytest.approx(1)
     assert [entry.weight for entry in whole[-1].ledger] == pytest.approx([1 / 3] * 3)
     finished = read_run(tmp_path / "run")
@@ -868,7 +1023,7 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     assert "round 1" in picture.words
 
 
-# ---------------------------------------------------------------------------------------------------- mistakes
+# ----------------------------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize(
@@ -917,7 +1072,7 @@ def test_similarity_of_one_layer_and_of_the_whole_network_differ():
     assert cosine(rows[:, 6:], rows[0, 6:])[1] != pytest.approx(cosine(rows, rows[0])[1])
 
 
-# ---------------------------------------------------------------------------------------------------- the study files
+# ---------------------------------------------------------------------------------- the study files
 
 STUDIES = Path(__file__).parent.parent / "studies"
 
@@ -938,7 +1093,9 @@ def test_the_page_of_methods_is_up_to_date():
     spec = spec_from_file_location("catalogue", STUDIES.parent / "website" / "catalogue.py")
     catalogue = module_from_spec(spec)
     spec.loader.exec_module(catalogue)
-    assert sorted(name for names in catalogue.KINDS.values() for name in names) == list(catalog.names("methods"))
+    assert sorted(name for names in catalogue.KINDS.values() for name in names) == list(
+        catalog.names("methods")
+    )
     assert catalogue.PAGE.read_text(encoding="utf-8") == catalogue.page()
 
 
@@ -948,7 +1105,8 @@ def test_a_long_update_does_not_make_krum_take_the_others_for_equal() -> None:
 
     def moved(by: float) -> dict[str, np.ndarray]:
         return {
-            name: (array + by + 0.1 * rng.normal(size=array.shape)).astype(np.float32) for name, array in sent.items()
+            name: (array + by + 0.1 * rng.normal(size=array.shape)).astype(np.float32)
+            for name, array in sent.items()
         }
 
     updates = [(moved(1.0), 100) for _ in range(5)] + [(moved(20.0), 100), (moved(2e8), 100)]

@@ -1,4 +1,6 @@
-"""A federation small enough for a test: four clients, 8 × 8 images, a network of three layers with batch norm."""
+"""A federation small enough for a test: four clients, 8 × 8 images, a network of three layers with
+batch norm.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
 
-SIZES = (40, 24, 16, 9)  # in batches of eight the last client's ninth image is left over and dropped
+SIZES = (
+    40,
+    24,
+    16,
+    9,
+)  # in batches of eight the last client's ninth image is left over and dropped
 NAMES = ("North", "East", "South", "West")
 TRAINING = Training(epochs=1, batch_size=8, lr=1e-2)
 
@@ -61,15 +68,23 @@ def shards(sizes: Sequence[int] = SIZES) -> list[np.ndarray]:
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 
-def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Training = TRAINING) -> Serial:
+def bench(
+    method: Method, rows: Sequence[np.ndarray] | None = None, training: Training = TRAINING
+) -> Serial:
     rows = shards() if rows is None else rows
-    return Serial(Trainer(build, examples(1 + max(map(max, rows))), rows, training, method.local, asks=method.asks))
+    return Serial(
+        Trainer(
+            build, examples(1 + max(map(max, rows))), rows, training, method.local, asks=method.asks
+        )
+    )
 
 
 def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
     """The updates that count, and what the gate found about each client's."""
     checked = check_each_update(updates, sent, {}, clients, gate)
-    cohort = Cohort(0, 1, sent, [update for update in updates if not checked[update.client].reason], clients)
+    cohort = Cohort(
+        0, 1, sent, [update for update in updates if not checked[update.client].reason], clients
+    )
     return accept_by_distance(cohort, cohort.distances, checked, gate)
 
 
@@ -79,7 +94,11 @@ def train(
     engine = engine or bench(method)
     names = NAMES[: clients or len(NAMES)]
     options = {"proxy": server_images()} | options
-    return list(federate(options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options))
+    return list(
+        federate(
+            options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options
+        )
+    )
 
 
 @cache
@@ -90,20 +109,32 @@ def server_images() -> ServerImages:
 
 def kinds_of_client() -> list[str]:
     """A method for every local rule, and for everything that a client may be asked."""
-    methods = {name: catalog.find("methods", name)() for name in ["fedavg", *catalog.names("methods")]}
-    return list({(type(m.local), m.asks, m.weighting.proxy): name for name, m in reversed(methods.items())}.values())
+    methods = {
+        name: catalog.find("methods", name)() for name in ["fedavg", *catalog.names("methods")]
+    }
+    return list(
+        {
+            (type(m.local), m.asks, m.weighting.proxy): name
+            for name, m in reversed(methods.items())
+        }.values()
+    )
 
 
 def same(one: Model, other: Model) -> bool:
     """Bit for bit."""
-    return all(np.array_equal(getattr(one, n), getattr(other, n)) for n in ("params", "buffers", "counters"))
+    return all(
+        np.array_equal(getattr(one, n), getattr(other, n))
+        for n in ("params", "buffers", "counters")
+    )
 
 
 def copied(update: Update) -> Update:
     """An update that holds beyond the round."""
     model = update.model
     model = replace(model, params=+model.params, buffers=+model.buffers, counters=+model.counters)
-    return replace(update, model=model, extra={name: +vector for name, vector in update.extra.items()})
+    return replace(
+        update, model=model, extra={name: +vector for name, vector in update.extra.items()}
+    )
 
 
 def cohort_of(
@@ -118,7 +149,9 @@ def cohort_of(
     rounds: int = 15,
     population: int = 0,
 ) -> Cohort:
-    """Updates given by their numbers, of a network that is one classifier; the sent model is at zero unless given."""
+    """Updates given by their numbers, of a network that is one classifier; the sent model is at
+    zero unless given.
+    """
     rows = np.asarray(params, np.float32)
     count, length = rows.shape
     layout = Layout((Entry("classifier.weight", "param", (length,), 0),), "classifier")

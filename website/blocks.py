@@ -1,15 +1,16 @@
-"""Fenced blocks of a Markdown page, carried out in order in an empty folder, as a reader would who types them.
+"""Fenced blocks of a Markdown page, carried out in order in an empty folder, as a reader would who
+types them.
 
-`console` blocks hold commands after `$ ` and what they print, which is compared (`...` stands for anything); `sh`
-blocks hold commands alone; `python` blocks of a page share one namespace; `toml` and `json` must parse. A comment
-before a block says where a test departs from the page, and why:
+`console` blocks hold commands after `$ ` and what they print, which is compared (`...` stands for
+anything); `sh` blocks hold commands alone; `python` blocks of a page share one namespace; `toml`
+and `json` must parse. A comment before a block says where a test departs from the page, and why:
 
-    <!-- docs-test: skip: it needs a GPU -->
-    <!-- docs-test: add `--rounds 2`: the whole run takes minutes -->           to every line that starts with feddraw
-    <!-- docs-test: replace `make demo` by `feddraw demo`: make is running -->
-    <!-- docs-test: file `own.py` -->                                           the block is that file's content
-    <!-- docs-test: with `chexpert` -->                                         a miniature archive of that name
-    <!-- docs-test: output: numbers differ between machines -->                 the output is not compared
+    <!-- docs-test: skip: it needs a GPU --> <!-- docs-test: add `--rounds 2`: the whole run takes
+    minutes -->           to every line that starts with feddraw <!-- docs-test: replace `make demo`
+    by `feddraw demo`: make is running --> <!-- docs-test: file `own.py` -->
+    the block is that file's content <!-- docs-test: with `chexpert` -->
+    a miniature archive of that name <!-- docs-test: output: numbers differ between machines -->
+    the output is not compared
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NOTE = re.compile(r"<!-- docs-test: (\w+)(?: `([^`]+)`)?(?: by `([^`]*)`)?(?:: (.+?))? -->")
-SHOWN = ("text", "math", "csv", "html", "yaml", "diff", "bibtex")  # languages that are looked at, not run
+SHOWN = (
+    "text",
+    "math",
+    "csv",
+    "html",
+    "yaml",
+    "diff",
+    "bibtex",
+)  # languages that are looked at, not run
 TIMEOUT = 600
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -71,7 +80,9 @@ def blocks(page: str) -> Iterator[Block]:
     for found in BLOCK.finditer(page):
         line = page.count("\n", 0, found.start("fence")) + 1
         indent = len(found["indent"])
-        text = "".join(row[indent:] if row.strip() else row for row in found["text"].splitlines(keepends=True))
+        text = "".join(
+            row[indent:] if row.strip() else row for row in found["text"].splitlines(keepends=True)
+        )
         notes = tuple(Note(*(part or "" for part in note)) for note in NOTE.findall(found["notes"]))
         yield Block(line, found["language"], text, notes)
 
@@ -166,7 +177,9 @@ def shell(command: str, folder: Path) -> str:
         timeout=TIMEOUT,
         check=False,
     )
-    if done.returncode and done.returncode != 2:  # a mistake that the page shows exits with 2, and its line is compared
+    if (
+        done.returncode and done.returncode != 2
+    ):  # a mistake that the page shows exits with 2, and its line is compared
         raise Failed(f"'{command}' ended with {done.returncode}: {done.stderr[-2000:]}")
     if done.returncode == 2 and "feddraw: " not in done.stderr:
         raise Failed(f"'{command}': {done.stderr[-2000:]}")

@@ -1,4 +1,6 @@
-"""The page of all methods, made from their files: `python -m website.catalogue` writes docs/methods.md."""
+"""The page of all methods, made from their files: `python -m website.catalogue` writes
+docs/methods.md.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ KINDS = {
         "centralised",
         "alone",
     ),
-    "The baselines of FedDRAW's paper": ("fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn"),
+    "The baselines of FedDRAW's paper": (
+        "fedprox",
+        "fednova",
+        "fedadp",
+        "scaffold",
+        "moon",
+        "feddyn",
+    ),
     "How much each client counts": (
         "ida",
         "ldawa",
@@ -80,20 +89,37 @@ extrapolated.
 """
 
 MISSING = {
-    "SimProx (Elniss et al., 2024)": "combines pairwise cosine and Gaussian similarities with gradient norms; its "
-    "equations were not accessible, so its weights could only be guessed",
-    "FedLaw (Lu et al., 2025)": "a closed form of Shapley values over a history of agreement; it was not accessible",
-    "FedDRW (Li et al., 2025)": "needs clusters of label distributions and features for long-tailed classes; their "
-    "definition was not accessible",
-    "FedEL (Wu et al., 2024)": "an ensemble built after federated training, not an aggregation rule; neither code "
-    "nor a full description was accessible",
-    "FedEBA+, its alignment": "the switch between model and gradient alignment by an angle could not be verified; only "
-    "the aggregation is implemented (`fedeba`)",
-    "FedCav, its detection of attacks": "not part of the weights; use `median`, `trimmed_mean`, `krum` or the gate "
-    "instead",
+    "SimProx (Elniss et al., 2024)": (
+        "combines pairwise cosine and Gaussian similarities with gradient norms; its "
+        "equations were not accessible, so its weights could only be guessed"
+    ),
+    "FedLaw (Lu et al., 2025)": (
+        "a closed form of Shapley values over a history of agreement; it was not accessible"
+    ),
+    "FedDRW (Li et al., 2025)": (
+        "needs clusters of label distributions and features for long-tailed classes; their "
+        "definition was not accessible"
+    ),
+    "FedEL (Wu et al., 2024)": (
+        "an ensemble built after federated training, not an aggregation rule; neither code "
+        "nor a full description was accessible"
+    ),
+    "FedEBA+, its alignment": (
+        "the switch between model and gradient alignment by an angle could not be verified; only "
+        "the aggregation is implemented (`fedeba`)"
+    ),
+    "FedCav, its detection of attacks": (
+        "not part of the weights; use `median`, `trimmed_mean`, `krum` or the gate instead"
+    ),
 }
 TAIL = "\n".join(
-    ["## Not implemented\n", "| rule | why |", "|---|---|", *(f"| {k} | {v} |" for k, v in MISSING.items()), ""]
+    [
+        "## Not implemented\n",
+        "| rule | why |",
+        "|---|---|",
+        *(f"| {k} | {v} |" for k, v in MISSING.items()),
+        "",
+    ]
 )
 
 
@@ -109,11 +135,15 @@ def mixtures() -> str:
     made = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
     rows = {"A, gives its weighting": "A", "B, gives its local and server rules": "B"}
     lines = [
-        f"| {title} | {', '.join(f'`{name}`' for name, method in made.items() if place_in_mixture(method) == half)} |"
+        f"| {title} |"
+        f" {', '.join(f'`{name}`' for name, method in made.items() if place_in_mixture(method) == half)} |"
         for title, half in rows.items()
     ]
     alone = {name: method for name, method in made.items() if place_in_mixture(method) == "neither"}
-    why = [f"`{name}` as A {why_no_weighting(one)}; as B it {why_no_training(one)}" for name, one in alone.items()]
+    why = [
+        f"`{name}` as A {why_no_weighting(one)}; as B it {why_no_training(one)}"
+        for name, one in alone.items()
+    ]
     return "\n".join([*lines, *(f"| neither | {reason} |" for reason in why)])
 
 
@@ -127,8 +157,12 @@ def entry(name: str) -> str:
         "in short": catalog.first_doc_line("methods", name),
         "looks at": needs_of_method(method),
         "asks clients for": ", ".join(method.asks) or "nothing",
-        "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",
-        "cost of weighing, streams": f"{method.weighting.cost}, {'yes' if method.streams else 'no'}",
+        "client sends, keeps": (
+            f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}"
+        ),
+        "cost of weighing, streams": (
+            f"{method.weighting.cost}, {'yes' if method.streams else 'no'}"
+        ),
         "under secure sums": str(method.secure),
         "in a mixture A+B": place_in_mixture(method),
         "settings": ", ".join(f"`{key} = {value}`" for key, value in settings.items()) or "none",

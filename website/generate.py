@@ -1,4 +1,6 @@
-"""Pages of the site that are made from other files: the commands, the settings, the explorer, the changelog."""
+"""Pages of the site that are made from other files: the commands, the settings, the explorer, the
+changelog.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def description(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=name)
     pieces = " ".join(command.collect_usage_pieces(context))
     yield from ("```text", f"{name} {pieces}", "```", "", toml_values(command.help or ""), "")
-    parameters = [one for one in command.params if one.name not in ("help", "install_completion", "show_completion")]
+    parameters = [
+        one
+        for one in command.params
+        if one.name not in ("help", "install_completion", "show_completion")
+    ]
     if parameters:
         yield from ("| | default | |", "|---|---|---|", *(row(one, context) for one in parameters))
 
@@ -54,7 +60,10 @@ def row(parameter: click.Parameter, context: click.Context) -> str:
     silent = default is None or default is False or default == ""
     shown = "" if silent else f"`{default}`"
     shown = "required" if parameter.required else shown
-    return f"| `{written.strip('[]')}` | {shown} | {toml_values(getattr(parameter, 'help', None) or '')} |"
+    return (
+        f"| `{written.strip('[]')}` | {shown} |"
+        f" {toml_values(getattr(parameter, 'help', None) or '')} |"
+    )
 
 
 def toml_values(text: str) -> str:
@@ -62,24 +71,45 @@ def toml_values(text: str) -> str:
 
 
 def settings_page() -> str:
-    """Every setting of a plain run with its default, and the comment that stands beside it in the code."""
+    """Every setting of a plain run with its default, and the comment that stands beside it in the
+    code.
+    """
     table = plain_values(complete(Experiment()).table())
-    remarks = {"": remarks_of(Experiment), **{name: remarks_of(kind) for name, kind in SETTINGS_SECTIONS.items()}}
-    lines = ["# Settings", "", "The settings of a plain `feddraw run`, as its `experiment.toml` holds them."]
-    lines += ["`--set KEY=VALUE` changes one; a wrong name is refused with the nearest right one.", "", "```toml"]
-    lines += [assignment(name, value, remarks[""]) for name, value in table.items() if not isinstance(value, dict)]
+    remarks = {
+        "": remarks_of(Experiment),
+        **{name: remarks_of(kind) for name, kind in SETTINGS_SECTIONS.items()},
+    }
+    lines = [
+        "# Settings",
+        "",
+        "The settings of a plain `feddraw run`, as its `experiment.toml` holds them.",
+    ]
+    lines += [
+        "`--set KEY=VALUE` changes one; a wrong name is refused with the nearest right one.",
+        "",
+        "```toml",
+    ]
+    lines += [
+        assignment(name, value, remarks[""])
+        for name, value in table.items()
+        if not isinstance(value, dict)
+    ]
     for section, values in table.items():
         if isinstance(values, dict):
             heading = f"[{section}]".ljust(31)
             hint = f" # feddraw list {LISTS[section]}" if section in LISTS else ""
             lines += ["", (heading + hint).rstrip()]
-            lines += [assignment(name, value, remarks.get(section, {})) for name, value in values.items()]
+            lines += [
+                assignment(name, value, remarks.get(section, {})) for name, value in values.items()
+            ]
     return "\n".join([*lines, "```", ""])
 
 
 def remarks_of(kind: type) -> dict[str, str]:
     """The comment behind each field of a dataclass."""
-    found = re.findall(r"^    (\w+): [^\n]*?  # ([^\n]+)$", inspect.getsource(kind), flags=re.MULTILINE)
+    found = re.findall(
+        r"^    (\w+): [^\n]*?  # ([^\n]+)$", inspect.getsource(kind), flags=re.MULTILINE
+    )
     return dict(found)
 
 
@@ -96,7 +126,9 @@ def main() -> None:
     (reference / "settings.md").write_text(settings_page(), encoding="utf-8")
     (DOCS / "weight-explorer.html").write_text(explorer.explorer_page(), encoding="utf-8")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        text = (DOCS.parent / name).read_text(encoding="utf-8").replace("](docs/", "](")  # the site's own pages
+        text = (
+            (DOCS.parent / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        )  # the site's own pages
         (DOCS / name.lower()).write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,5 @@
-"""A Markdown extension: formulas become MathML while the site is built, so that no script draws them in the browser.
+"""A Markdown extension: formulas become MathML while the site is built, so that no script draws
+them in the browser.
 
 Inline `$`x_i`$` and fenced blocks of the language `math`, as GitHub writes them.
 """
@@ -38,7 +39,9 @@ class MathML(Extension):
     """Both kinds of formula."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(Blocks(md), "mathml", 28)  # before fenced code, after blank space is made even
+        md.preprocessors.register(
+            Blocks(md), "mathml", 28
+        )  # before fenced code, after blank space is made even
         md.inlinePatterns.register(Inline(r"\$`(.+?)`\$", md), "mathml", 200)  # before backticks
 
 

@@ -1,4 +1,6 @@
-"""Small stand-ins for archives that the documentation speaks of, drawn from phantoms: same layout, no patient."""
+"""Small stand-ins for archives that the documentation speaks of, drawn from phantoms: same layout,
+no patient.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from feddraw.data.finding_names import PAPER_FINDINGS
 
 
 def phantoms(images: int = 240, size: int = 32) -> Dataset:
-    from feddraw.datasets.phantom import phantom
+    from feddraw.data.datasets.phantom import phantom
 
     return phantom(size=size, mix="chexpert", train=images, validation=0, test=0, seed=1)
 
@@ -35,7 +37,9 @@ def write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[objec
 
 
 def own_images(folder: Path) -> None:
-    """`mine.csv`, with three hospitals, two images a patient and findings of its own, beside a folder of PNG files."""
+    """`mine.csv`, with three hospitals, two images a patient and findings of its own, beside a
+    folder of PNG files.
+    """
     dataset = phantoms()
     names = [f"images/{number:04d}.png" for number in range(len(dataset.labels))]
     write_images(dataset, folder, names)
@@ -49,13 +53,20 @@ def own_images(folder: Path) -> None:
 
 
 def two_tables(folder: Path) -> None:
-    """`north.csv` and `south.csv`, two hospitals that label different findings, beside a folder of PNG files."""
+    """`north.csv` and `south.csv`, two hospitals that label different findings, beside a folder of
+    PNG files.
+    """
     dataset = phantoms(120)
     names = [f"images/{number:04d}.png" for number in range(len(dataset.labels))]
     write_images(dataset, folder, names)
     for site, rows, places in (("north", range(70), (0, 1)), ("south", range(70, 120), (1, 2))):
-        lines = [[names[row], *(int(dataset.labels.values[row, place]) for place in places)] for row in rows]
-        write_table(folder / f"{site}.csv", ["Path", *(PAPER_FINDINGS[place] for place in places)], lines)
+        lines = [
+            [names[row], *(int(dataset.labels.values[row, place]) for place in places)]
+            for row in rows
+        ]
+        write_table(
+            folder / f"{site}.csv", ["Path", *(PAPER_FINDINGS[place] for place in places)], lines
+        )
 
 
 def tidy_table(folder: Path) -> None:
@@ -76,7 +87,8 @@ def finished_run(folder: Path) -> None:
     if not (folder / "runs" / "long").exists():
         list(
             run(
-                Experiment(rounds=2, engine="serial").with_settings({"scenario.scale": 0.005}), folder / "runs" / "long"
+                Experiment(rounds=2, engine="serial").with_settings({"scenario.scale": 0.005}),
+                folder / "runs" / "long",
             )
         )
 
@@ -86,15 +98,20 @@ def three_studies(folder: Path) -> None:
     from feddraw import Experiment, run
 
     small = {"scenario.scale": 0.005, "rounds": 1, "training.epochs": 1, "data.size": 28}
-    for study, method in (("my-study", "feddraw"), ("my-study", "fedavg"), ("a", "feddraw"), ("b", "fedavg")):
+    for study, method in (
+        ("my-study", "feddraw"),
+        ("my-study", "fedavg"),
+        ("a", "feddraw"),
+        ("b", "fedavg"),
+    ):
         experiment = Experiment(method=method, engine="serial").with_settings(small)
         list(run(experiment, folder / "runs" / study / f"CHM-2-{method}-0"))
 
 
 def archives(folder: Path) -> None:
     """`chestmnist_64.npz` in MedMNIST's layout, and a folder `CheXpert-v1.0-small`."""
+    from feddraw.data.datasets.phantom import phantom
     from feddraw.data.finding_names import CHESTXRAY14_FINDINGS
-    from feddraw.datasets.phantom import phantom
 
     drawn = phantom(size=64, mix="chestmnist", train=400, validation=100, test=100, seed=1)
     labels = np.zeros((len(drawn.images), len(CHESTXRAY14_FINDINGS)), np.uint8)
@@ -107,11 +124,20 @@ def archives(folder: Path) -> None:
     chexpert = folder / "CheXpert-v1.0-small"
     release = phantom(size=64, mix="chexpert", train=400, validation=0, test=0, seed=2)
     parts = ["train" if number < 300 else "valid" for number in range(400)]
-    names = [f"{part}/patient{number:05d}/study1/view1_frontal.jpg" for number, part in enumerate(parts)]
+    names = [
+        f"{part}/patient{number:05d}/study1/view1_frontal.jpg" for number, part in enumerate(parts)
+    ]
     write_images(release, chexpert, names)
     header = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *PAPER_FINDINGS]
     rows = [
-        [f"{chexpert.name}/{name}", "Female", 60, "Frontal", "AP", *(f"{value}.0" for value in values)]
+        [
+            f"{chexpert.name}/{name}",
+            "Female",
+            60,
+            "Frontal",
+            "AP",
+            *(f"{value}.0" for value in values),
+        ]
         for name, values in zip(names, release.labels.values, strict=True)
     ]
     write_table(chexpert / "train.csv", header, rows[:300])
@@ -119,7 +145,9 @@ def archives(folder: Path) -> None:
 
 
 def matrix_archives(folder: Path) -> None:
-    """Both archives of the paper's matrix at a scale of 0.002, as the tests have them, and the matrix's file."""
+    """Both archives of the paper's matrix at a scale of 0.002, as the tests have them, and the
+    matrix's file.
+    """
     root = Path(__file__).parents[1]
     sys.path.append(str(root / "tests"))
     from archives import chestmnist_archive, chexpert_archive

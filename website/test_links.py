@@ -1,4 +1,6 @@
-"""No link leads nowhere: those of the built site with their anchors, and those of the Markdown files at the top."""
+"""No link leads nowhere: those of the built site with their anchors, and those of the Markdown
+files at the top.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ class Page(HTMLParser):
 
 
 def test_every_link_of_the_site_leads_somewhere() -> None:
-    pages = {path: Page(path) for path in SITE.rglob("*.html") if path.name not in ("404.html", "weight-explorer.html")}
+    pages = {
+        path: Page(path)
+        for path in SITE.rglob("*.html")
+        if path.name not in ("404.html", "weight-explorer.html")
+    }
     lost = []
     for path, page in pages.items():
         for link in page.links:
@@ -38,7 +44,9 @@ def test_every_link_of_the_site_leads_somewhere() -> None:
                 continue
             target = (path.parent / unquote(address.path)).resolve() if address.path else path
             there = target.is_file() and (not address.fragment or target not in pages)
-            if not there and not (target in pages and unquote(address.fragment) in pages[target].anchors):
+            if not there and not (
+                target in pages and unquote(address.fragment) in pages[target].anchors
+            ):
                 lost.append(f"{path.relative_to(SITE)}: {link}")
     assert not lost
 

@@ -12,7 +12,9 @@ NOTEBOOK = Path(__file__).parent.parent / "examples" / "tutorial.ipynb"
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"
+    ]
     assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]
     script = tmp_path / "notebook.py"
     script.write_text("\n".join("".join(cell["source"]) for cell in cells))

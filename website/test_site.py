@@ -1,4 +1,6 @@
-"""The built site in a browser: nothing outside is asked for, search works from a folder, nobody is shut out."""
+"""The built site in a browser: nothing outside is asked for, search works from a folder, nobody is
+shut out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 
 SITE = Path(__file__).parent.parent / "site"
-PAGES = sorted(path for path in SITE.rglob("*.html") if path.name not in ("404.html", "weight-explorer.html"))
+PAGES = sorted(
+    path for path in SITE.rglob("*.html") if path.name not in ("404.html", "weight-explorer.html")
+)
 
 AXE = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa'], iframes: false, preload: false})"
 
@@ -40,4 +44,6 @@ def test_search_finds_a_word_without_a_server(new_page: Any) -> None:
     page.locator("input[name=query]").click()
     page.locator("input[name=query]").press_sequentially("reputation")
     page.wait_for_selector(".md-search-result__link")
-    assert "method" in "".join(page.eval_on_selector_all(".md-search-result__link", "links => links.map(a => a.href)"))
+    assert "method" in "".join(
+        page.eval_on_selector_all(".md-search-result__link", "links => links.map(a => a.href)")
+    )

@@ -1,4 +1,6 @@
-"""The LaTeX of a report of the paper's whole matrix, compiled: in the paper's form, and in templates of two columns."""
+"""The LaTeX of a report of the paper's whole matrix, compiled: in the paper's form, and in
+templates of two columns.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from feddraw.analysis.plots import figure_style, save_figure
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.paper import published_tables
 from feddraw.report import latex, paper_tex
 from feddraw.report.report_statistics import compute_report
 from feddraw.report.section_order import compose_report
 from feddraw.results.run_collection import collect_runs
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from archives import chestmnist_archive, chexpert_archive
@@ -26,10 +28,14 @@ TEMPLATES = {
     "article.cls": r"\documentclass[10pt,twocolumn]{article}",
     "IEEEtran.cls": r"\documentclass[journal]{IEEEtran}",
 }
-NEEDS = {"IEEEtran.cls": ("IEEEtran.cls", "ptmr7t.tfm")}  # a class, and the Times that it sets everything in
+NEEDS = {
+    "IEEEtran.cls": ("IEEEtran.cls", "ptmr7t.tfm")
+}  # a class, and the Times that it sets everything in
 ENGINE = next((name for name in ("pdflatex", "lualatex", "xelatex") if shutil.which(name)), None)
 
-pytestmark = pytest.mark.skipif(ENGINE is None, reason="no TeX here: apt install texlive-latex-recommended")
+pytestmark = pytest.mark.skipif(
+    ENGINE is None, reason="no TeX here: apt install texlive-latex-recommended"
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +46,56 @@ def document(tmp_path_factory):
             for seed in (0, 1):
                 values = {metric: _value(metric, scenario.name, method) for metric in ("auc", "gm")}
                 make_run(
-                    folder / f"{scenario.name}_{method}_{seed}", method=method.lower(), scenario=scenario.name,
-                    seed=seed, auc=values["auc"] + 0.001 * seed, gm=values["gm"], sizes=scenario.printed, rounds=15,
+                    folder / f"{scenario.name}_{method}_{seed}",
+                    method=method.lower(),
+                    scenario=scenario.name,
+                    seed=seed,
+                    auc=values["auc"] + 0.001 * seed,
+                    gm=values["gm"],
+                    sizes=scenario.printed,
+                    rounds=15,
                     settings={"data.name": scenario.dataset, "scenario.scale": 1.0},
-                )  # fmt: skip
-    report = compute_report(collect_runs([folder]), alpha=0.1, replicates=0, command="", say=lambda _: None)
+                )
+    report = compute_report(
+        collect_runs([folder]), alpha=0.1, replicates=0, command="", say=lambda _: None
+    )
     with figure_style():
         return compose_report(report, "The paper's matrix & 100 % of it", lambda _: None)
 
 
 SCALE = 0.004
 QUICK = {
-    "model": "plain", "data.size": 28, "rounds": 1, "training.epochs": 1, "training.batch_size": 16,
+    "model": "plain",
+    "data.size": 28,
+    "rounds": 1,
+    "training.epochs": 1,
+    "training.batch_size": 16,
     "scenario.scale": SCALE,
-}  # fmt: skip
+}
 
 
 def test_one_command_goes_from_two_archives_to_the_papers_page(tmp_path):
-    """The study as it is shipped, in miniature: two of its methods, one seed, a small network, one round."""
+    """The study as it is shipped, in miniature: two of its methods, one seed, a small network, one
+    round.
+    """
     study = (Path(__file__).parents[1] / "studies" / "paper.toml").read_text()
     study = re.sub(r"(?m)^seed = .*$", "seed = [0]", study)
-    (tmp_path / "paper.toml").write_text(re.sub(r"(?m)^method = .*$", 'method = ["fedavg", "feddraw"]', study))
-    archives = {"chexpert": chexpert_archive(tmp_path, SCALE), "chestmnist": chestmnist_archive(tmp_path, SCALE)}
+    (tmp_path / "paper.toml").write_text(
+        re.sub(r"(?m)^method = .*$", 'method = ["fedavg", "feddraw"]', study)
+    )
+    archives = {
+        "chexpert": chexpert_archive(tmp_path, SCALE),
+        "chestmnist": chestmnist_archive(tmp_path, SCALE),
+    }
     words = [word for name, place in archives.items() for word in (f"--data-{name}", str(place))]
     words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(
         [sys.executable, "-m", "feddraw", "study", "paper.toml", *words, "--pdf", "--out", "runs"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "paper.pdf").read_bytes().startswith(b"%PDF")
     page = (tmp_path / "runs" / "paper.tex").read_text()
@@ -91,7 +119,8 @@ def test_the_papers_page_compiles(document, tmp_path):
 def test_no_table_is_wider_than_its_place_in_two_columns(document, tmp_path, template):
     if not all(map(_installed, NEEDS.get(template, (template,)))):
         pytest.skip(
-            f"{template} or its fonts are not installed: apt install texlive-publishers texlive-fonts-recommended"
+            f"{template} or its fonts are not installed: apt install texlive-publishers"
+            " texlive-fonts-recommended"
         )
     (tmp_path / "tables.tex").write_text(latex.render_latex(document))
     (tmp_path / "main.tex").write_text(
@@ -100,10 +129,17 @@ def test_no_table_is_wider_than_its_place_in_two_columns(document, tmp_path, tem
     )
     done = subprocess.run(
         [str(ENGINE), "-interaction=nonstopmode", "-halt-on-error", "main.tex"],
-        cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-2000:]
-    wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\)", done.stdout)]
+    wide = [
+        float(points)
+        for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\)", done.stdout)
+    ]
     assert max(wide, default=0.0) < 1.0
 
 

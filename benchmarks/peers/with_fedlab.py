@@ -3,7 +3,10 @@
 import sys
 from unittest.mock import MagicMock
 
-for name in ("torchvision", "torchvision.transforms"):  # for FedLab's data sets only, which are not used here
+for name in (
+    "torchvision",
+    "torchvision.transforms",
+):  # for FedLab's data sets only, which are not used here
     sys.modules[name] = MagicMock()
 
 import torch

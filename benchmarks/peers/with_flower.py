@@ -3,7 +3,11 @@
 import logging
 import os
 
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
 
 import ray  # noqa: F401
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -25,7 +29,9 @@ def fit(message: Message, context: Context) -> Message:
     net, (x, y) = kept["net"], kept["data"][int(context.node_config["partition-id"])]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     metrics = MetricRecord({"loss": train(net, x, y), "num-examples": len(x)})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
+    )
 
 
 @server.main()

@@ -38,7 +38,9 @@ def main() -> None:
         job.to_server(PTModel(model=Net(wanted.hidden), initial_ckpt=str(initial)), id="persistor")
         job.to_server(Paced(num_clients=wanted.clients, num_rounds=1000, persistor_id="persistor"))
         job.to_clients(ScriptRunner(script="with_nvflare_client.py"))
-        job.simulator_run(str(Path(folder) / "workspace"), n_clients=wanted.clients, threads=wanted.clients)
+        job.simulator_run(
+            str(Path(folder) / "workspace"), n_clients=wanted.clients, threads=wanted.clients
+        )
 
 
 if __name__ == "__main__":

@@ -13,4 +13,6 @@ while flare.is_running():
     net.load_state_dict({name: torch.as_tensor(array) for name, array in received.params.items()})
     train(net, x, y)
     meta = {"NUM_STEPS_CURRENT_ROUND": wanted.steps}
-    flare.send(flare.FLModel(params={name: t.numpy() for name, t in net.state_dict().items()}, meta=meta))
+    flare.send(
+        flare.FLModel(params={name: t.numpy() for name, t in net.state_dict().items()}, meta=meta)
+    )

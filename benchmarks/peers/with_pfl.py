@@ -1,4 +1,6 @@
-"""pfl-research: federated averaging with every user in every round, in one process or, as `torchrun` would, in two."""
+"""pfl-research: federated averaging with every user in every round, in one process or, as
+`torchrun` would, in two.
+"""
 
 import os
 import subprocess
@@ -6,8 +8,15 @@ import sys
 
 if len(sys.argv) > 1 and "RANK" not in os.environ:
     port = str(20_000 + os.getpid() % 20_000)
-    os.environ |= {"TORCHELASTIC_RUN_ID": "bench", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    second = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"RANK": "1", "LOCAL_RANK": "1"})
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "bench",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    second = subprocess.Popen(
+        [sys.executable, *sys.argv], env=os.environ | {"RANK": "1", "LOCAL_RANK": "1"}
+    )
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
 
 import torch
@@ -65,11 +74,16 @@ def main() -> None:
     net = Learner(wanted.hidden)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     rounds = NNAlgorithmParams(
-        central_num_iterations=10**9, evaluation_frequency=10**9, train_cohort_size=wanted.clients, val_cohort_size=None
+        central_num_iterations=10**9,
+        evaluation_frequency=10**9,
+        train_cohort_size=wanted.clients,
+        val_cohort_size=None,
     )
     steps = NNTrainHyperParams(local_learning_rate=LR, local_num_epochs=1, local_batch_size=BATCH)
     backend = SimulatedBackend(training_data=data, val_data=None)
-    FederatedAveraging().run(rounds, backend, model, steps, callbacks=[Pauses()], send_metrics_to_platform=False)
+    FederatedAveraging().run(
+        rounds, backend, model, steps, callbacks=[Pauses()], send_metrics_to_platform=False
+    )
 
 
 if __name__ == "__main__":

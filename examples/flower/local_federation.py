@@ -1,11 +1,13 @@
-"""A whole federation on this machine, as docs/federation.md describes it: a SuperLink behind nginx with TLS, a node for
-each client of the run's scenario with a key of its own and the operator's signature of the app, and one run.
+"""A whole federation on this machine, as docs/federation.md describes it: a SuperLink behind nginx
+with TLS, a node for each client of the run's scenario with a key of its own and the operator's
+signature of the app, and one run.
 
     python examples/flower/local_federation.py --folder federation --run-config 'rounds=2 out="run"'
 
-Certificates, keys, logs and the run are in the folder. Everything listens on 127.0.0.1, and everything that was
-started is stopped at the end, also by Ctrl-C. `--stranger` also shows what somebody with the address and ca.crt can do.
-With a Flower before 1.41 only `--insecure` works: these have several ports, and feddraw checks no signatures there.
+Certificates, keys, logs and the run are in the folder. Everything listens on 127.0.0.1, and
+everything that was started is stopped at the end, also by Ctrl-C. `--stranger` also shows what
+somebody with the address and ca.crt can do. With a Flower before 1.41 only `--insecure` works:
+these have several ports, and feddraw checks no signatures there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ APP = Path(__file__).parent / "app"
 DOOR = Path(__file__).parent / "nginx.conf"  # the guide's own file
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
-SEVERAL_PORTS = tuple(map(int, version("flwr").split(".")[:2])) < (1, 38)  # of a SuperLink: nodes, `flwr`, its own
+SEVERAL_PORTS = tuple(map(int, version("flwr").split(".")[:2])) < (
+    1,
+    38,
+)  # of a SuperLink: nodes, `flwr`, its own
 REFUSED = 305  # a SuperNode's way of saying that the SuperLink does not know it
 
 
@@ -36,11 +41,20 @@ class Federation:
     """Processes of one federation, each in a session of its own with a log of its own."""
 
     def __init__(self, folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> None:
-        self.folder, self.secure, self.behind_nginx = folder.resolve(), secure, secure and behind_nginx
+        self.folder, self.secure, self.behind_nginx = (
+            folder.resolve(),
+            secure,
+            secure and behind_nginx,
+        )
         if secure and SEVERAL_PORTS:
-            raise SystemExit(f"keys and signatures need Flower 1.41, and this is {version('flwr')}: give --insecure")
+            raise SystemExit(
+                f"keys and signatures need Flower 1.41, and this is {version('flwr')}: give"
+                " --insecure"
+            )
         if self.behind_nginx and NGINX is None:
-            raise SystemExit("nginx is not installed: apt install nginx, or try without it with --without-nginx")
+            raise SystemExit(
+                "nginx is not installed: apt install nginx, or try without it with --without-nginx"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()  # of the SuperLink
         self.control = free_port() if SEVERAL_PORTS else self.port  # where `flwr` finds it
@@ -63,16 +77,20 @@ class Federation:
 
     def _configure(self) -> None:
         """Where `flwr` finds the SuperLink."""
-        trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+        trust = (
+            f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+        )
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_text(connection(self.control, trust))
 
-    # ------------------------------------------------------------------------------------------ processes
+    # ------------------------------------------------------------------------------------ processes
 
     def start(self, name: str, *command: str | Path) -> None:
         log = (self.folder / f"{name}.log").open("wb")
-        tool, *arguments = map(str, command)  # a bare name is a command of this Python's environment
+        tool, *arguments = map(
+            str, command
+        )  # a bare name is a command of this Python's environment
         self.processes[name] = subprocess.Popen(
             [str(Path(sys.executable).parent / tool), *arguments],
             stdout=log,
@@ -96,12 +114,16 @@ class Federation:
 
     def stop(self) -> None:
         """End what was started and all that this has started, nodes first: politely, then not."""
-        family = descendants([process.pid for process in self.processes.values()])  # Flower's apps leave the group
+        family = descendants(
+            [process.pid for process in self.processes.values()]
+        )  # Flower's apps leave the group
         for process in reversed(self.processes.values()):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 10
-        while any(p.poll() is None for p in self.processes.values()) and time.monotonic() < deadline:
+        while (
+            any(p.poll() is None for p in self.processes.values()) and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         for pid in family:
             with suppress(ProcessLookupError):
@@ -109,25 +131,46 @@ class Federation:
         for process in self.processes.values():
             process.wait()
 
-    # ------------------------------------------------------------------------------------------ the parts
+    # ------------------------------------------------------------------------------------ the parts
 
     def superlink(self) -> None:
         security = ["--insecure"]
         if self.secure:
-            security = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+            security = [
+                "--ssl-ca-certfile",
+                "ca.crt",
+                "--ssl-certfile",
+                "server.pem",
+                "--ssl-keyfile",
+                "server.key",
+            ]
             security += ["--enable-supernode-auth"]
         self.start("superlink", "flower-superlink", *security, *self._addresses())
         link = self.processes["superlink"]
         ports = {self.port, self.control}
-        wait_for(lambda: all(map(answers, ports)) or link.poll() is not None, 60, "the SuperLink does not answer")
+        wait_for(
+            lambda: all(map(answers, ports)) or link.poll() is not None,
+            60,
+            "the SuperLink does not answer",
+        )
         if link.poll() is not None:
             raise SystemExit(f"the SuperLink has ended: see {self.folder / 'superlink.log'}")
 
     def _addresses(self) -> list[str]:
         if not SEVERAL_PORTS:
-            return ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+            return [
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--disable-runtime-dependency-installation",
+            ]
         ports = {"fleet": self.port, "control": self.control, "serverappio": free_port()}
-        return [part for name, port in ports.items() for part in (f"--{name}-api-address", f"127.0.0.1:{port}")]
+        return [
+            part
+            for name, port in ports.items()
+            for part in (f"--{name}-api-address", f"127.0.0.1:{port}")
+        ]
 
     def nginx(self) -> None:
         """The door: TLS for the nodes, and no way to anything that they do not need."""
@@ -135,14 +178,27 @@ class Federation:
         folder.mkdir(exist_ok=True)
         (folder / "door.conf").write_text(door(DOOR.read_text(), self.folder, self.door, self.port))
         (folder / "nginx.conf").write_text(around(folder))
-        self.start("nginx", str(NGINX), "-e", folder / "error.log", "-p", folder, "-c", folder / "nginx.conf")
+        self.start(
+            "nginx",
+            str(NGINX),
+            "-e",
+            folder / "error.log",
+            "-p",
+            folder,
+            "-c",
+            folder / "nginx.conf",
+        )
         process = self.processes["nginx"]
-        wait_for(lambda: answers(self.door) or process.poll() is not None, 30, "nginx does not answer")
+        wait_for(
+            lambda: answers(self.door) or process.poll() is not None, 30, "nginx does not answer"
+        )
         if process.poll() is not None:
             raise SystemExit(f"nginx has ended: {self.log('nginx')}")
 
     def sign(self, app: Path) -> None:
-        """The operator's part, which in a real federation is done on another machine than the server."""
+        """The operator's part, which in a real federation is done on another machine than the
+        server.
+        """
         operator, given = self.folder / "operator", self.folder / "signatures"
         operator.mkdir(mode=0o700, exist_ok=True)
         given.mkdir(exist_ok=True)
@@ -150,7 +206,13 @@ class Federation:
         if not key.exists():
             self.feddraw("operator", "key", key)
         self.feddraw(
-            "operator", "sign", app.resolve(), "--key", key, "--out", given / f"{app.resolve().name}.signature"
+            "operator",
+            "sign",
+            app.resolve(),
+            "--key",
+            key,
+            "--out",
+            given / f"{app.resolve().name}.signature",
         )
 
     def feddraw(self, *arguments: str | Path) -> None:
@@ -180,16 +242,23 @@ class Federation:
 
     def run(self, settings: str, timeout: float = 3600, app: Path = APP) -> str:
         """Carry an app out; returns its log."""
-        return self.flwr("run", app.resolve(), NAME, "--stream", "--run-config", settings, timeout=timeout)
+        return self.flwr(
+            "run", app.resolve(), NAME, "--stream", "--run-config", settings, timeout=timeout
+        )
 
 
 def connection(port: int, trust: str) -> str:
     """Flower's configuration of a connection."""
-    return f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{port}"\n{trust}\n'
+    return (
+        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress ='
+        f' "127.0.0.1:{port}"\n{trust}\n'
+    )
 
 
 @contextmanager
-def federation(folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> Iterator[Federation]:
+def federation(
+    folder: Path, *, secure: bool = True, behind_nginx: bool = True
+) -> Iterator[Federation]:
     """A SuperLink, and its door, for as long as the block lasts."""
     made = Federation(folder, secure=secure, behind_nginx=behind_nginx)
     try:
@@ -203,7 +272,9 @@ def federation(folder: Path, *, secure: bool = True, behind_nginx: bool = True) 
 
 def descendants(parents: list[int]) -> list[int]:
     """These processes, their children, and theirs."""
-    lines = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     family = list(parents)
     pairs = [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
     for older in family:  # grows while it is read
@@ -211,7 +282,7 @@ def descendants(parents: list[int]) -> list[int]:
     return family
 
 
-# ---------------------------------------------------------------------------------------------------- the door
+# ----------------------------------------------------------------------------------------- the door
 
 
 def door(template: str, folder: Path, listen: int, superlink: int) -> str:
@@ -234,13 +305,18 @@ def around(folder: Path) -> str:
     """What Debian has in /etc/nginx/nginx.conf, for an nginx that writes into this folder only."""
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     lines = [f'    {kind}_temp_path "{folder / kind}";' for kind in kinds]
-    lines += [f'    access_log "{folder / "access.log"}";', f'    include "{folder / "door.conf"}";']
-    user = "user root;\n" if os.geteuid() == 0 else ""  # its default has no way into a private folder
+    lines += [
+        f'    access_log "{folder / "access.log"}";',
+        f'    include "{folder / "door.conf"}";',
+    ]
+    user = (
+        "user root;\n" if os.geteuid() == 0 else ""
+    )  # its default has no way into a private folder
     head = f'{user}daemon off;\nworker_processes 1;\npid "{folder / "nginx.pid"}";\nevents {{}}\n'
     return head + "http {\n" + "\n".join(lines) + "\n}\n"
 
 
-# ---------------------------------------------------------------------------------------------------- keys and ports
+# ----------------------------------------------------------------------------------- keys and ports
 
 
 def make_certificates(folder: Path) -> None:
@@ -250,9 +326,31 @@ def make_certificates(folder: Path) -> None:
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     authority = ["-x509", "-days", "365", "-subj", "/CN=feddraw test authority"]
     openssl(folder, "req", *authority, *curve, "-keyout", "ca.key", "-out", "ca.crt")
-    openssl(folder, "req", "-subj", "/CN=localhost", *curve, "-keyout", "server.key", "-out", "server.csr")
-    (folder / "server.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "365", "-extfile", "server.ext"]
+    openssl(
+        folder,
+        "req",
+        "-subj",
+        "/CN=localhost",
+        *curve,
+        "-keyout",
+        "server.key",
+        "-out",
+        "server.csr",
+    )
+    (folder / "server.ext").write_text(
+        "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n"
+    )
+    signed = [
+        "-CA",
+        "ca.crt",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-days",
+        "365",
+        "-extfile",
+        "server.ext",
+    ]
     openssl(folder, "x509", "-req", "-in", "server.csr", *signed, "-out", "server.pem")
 
 
@@ -263,7 +361,20 @@ def openssl(folder: Path, *arguments: str) -> None:
 def make_key(path: Path) -> Path:
     """A node's key pair, in the form that Flower wants."""
     if not path.exists():
-        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(path)]
+        command = [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ecdsa",
+            "-b",
+            "384",
+            "-N",
+            "",
+            "-C",
+            "",
+            "-f",
+            str(path),
+        ]
         subprocess.run(command, check=True, capture_output=True)
     return path
 
@@ -288,11 +399,13 @@ def wait_for(ready: object, seconds: float, otherwise: str) -> None:
         time.sleep(0.2)
 
 
-# ---------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def clients(settings: str) -> int:
-    """How many clients the run's scenario has: each is a node, or the bits would not be those of `feddraw run`."""
+    """How many clients the run's scenario has: each is a node, or the bits would not be those of
+    `feddraw run`.
+    """
     from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
     from feddraw.experiment.run_preparation import prepare
@@ -301,49 +414,91 @@ def clients(settings: str) -> int:
     given = get_fused_config_from_dir(APP, parse_config_args([settings]))
     experiment, _ = read_run_config(given, trust=trusted_here())
     if own_folders(experiment):
-        raise SystemExit("here all nodes share one data set: for folders of their own, follow docs/federation.md")
+        raise SystemExit(
+            "here all nodes share one data set: for folders of their own, follow docs/federation.md"
+        )
     return len(prepare(experiment).clients)
 
 
 def show_stranger(made: Federation) -> None:
-    """A node whose key is not registered is refused, and so is everything that `flwr` does from outside."""
+    """A node whose key is not registered is refused, and so is everything that `flwr` does from
+    outside.
+    """
     made.supernode("stranger", "partition-id=0", register=False)
     process = made.processes["stranger"]
     wait_for(lambda: process.poll() is not None, 60, "the stranger was not refused within a minute")
-    words = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", made.log("stranger")).splitlines() if line.strip()]
-    print(f"stranger's node: refused, exit code {process.returncode} (Flower's {REFUSED})", *words[-4:], sep="\n  ")
-    for command in (["supernode", "list"], ["supernode", "register", made.folder / "stranger.key.pub"], ["run", APP]):
+    words = [
+        line
+        for line in re.sub(r"\x1b\[[0-9;]*m", "", made.log("stranger")).splitlines()
+        if line.strip()
+    ]
+    print(
+        f"stranger's node: refused, exit code {process.returncode} (Flower's {REFUSED})",
+        *words[-4:],
+        sep="\n  ",
+    )
+    for command in (
+        ["supernode", "list"],
+        ["supernode", "register", made.folder / "stranger.key.pub"],
+        ["run", APP],
+    ):
         found = knock(made, *command)
-        print(f"stranger's flwr {command[0]}: {'refused' if found.returncode else 'LET IN'}", flush=True)
+        print(
+            f"stranger's flwr {command[0]}: {'refused' if found.returncode else 'LET IN'}",
+            flush=True,
+        )
 
 
-def knock(made: Federation, command: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def knock(
+    made: Federation, command: str, *arguments: str | Path
+) -> subprocess.CompletedProcess[str]:
     """A command of Flower's from somebody outside, who has the nodes' address and ca.crt."""
     home = made.folder / "stranger"
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(connection(made.door, f'root-certificates = "{made.folder / "ca.crt"}"'))
+    (home / "config.toml").write_text(
+        connection(made.door, f'root-certificates = "{made.folder / "ca.crt"}"')
+    )
     line = [str(Path(sys.executable).with_name("flwr")), command, *map(str, arguments), NAME]
     environment = made.environment | {"FLWR_HOME": str(home)}
-    return subprocess.run(line, env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        line, env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, help="number of nodes, which must be that of the scenario's clients")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--nodes", type=int, help="number of nodes, which must be that of the scenario's clients"
+    )
     parser.add_argument("--folder", type=Path, default=Path("federation"))
-    parser.add_argument("--run-config", default='rounds=2 out="run"', help="settings of the run, as for `flwr run`")
-    parser.add_argument("--insecure", action="store_true", help="no TLS, no keys, no signatures, no nginx")
-    parser.add_argument("--without-nginx", action="store_true", help="nodes connect to the SuperLink itself")
-    parser.add_argument("--stranger", action="store_true", help="also show that strangers are refused")
+    parser.add_argument(
+        "--run-config", default='rounds=2 out="run"', help="settings of the run, as for `flwr run`"
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="no TLS, no keys, no signatures, no nginx"
+    )
+    parser.add_argument(
+        "--without-nginx", action="store_true", help="nodes connect to the SuperLink itself"
+    )
+    parser.add_argument(
+        "--stranger", action="store_true", help="also show that strangers are refused"
+    )
     options = parser.parse_args(arguments)
     count = clients(options.run_config)
     if options.nodes not in (None, count):
-        parser.error(f"the run's scenario has {count} clients, so there are {count} nodes, not {options.nodes}")
+        parser.error(
+            f"the run's scenario has {count} clients, so there are {count} nodes, not"
+            f" {options.nodes}"
+        )
     if options.stranger and (options.insecure or options.without_nginx):
         parser.error("--stranger needs TLS and nginx: without them strangers are not refused")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with federation(options.folder, secure=not options.insecure, behind_nginx=not options.without_nginx) as made:
+        with federation(
+            options.folder, secure=not options.insecure, behind_nginx=not options.without_nginx
+        ) as made:
             print(f"SuperLink on 127.0.0.1:{made.port}, logs in {made.folder}", flush=True)
             if made.behind_nginx:
                 print(f"nginx on 127.0.0.1:{made.door} passes on what nodes need", flush=True)

@@ -1,4 +1,7 @@
-"""A site's MONAI bundle as a federated client: weights in, weights, size and steps out. It knows nothing of feddraw."""
+"""A site's MONAI bundle as a federated client: weights in, weights, size and steps out.
+
+It knows nothing of feddraw.
+"""
 
 from pathlib import Path
 
@@ -11,7 +14,12 @@ BUNDLE = Path(__file__).parent / "bundle"
 
 
 def open_algo(site: int) -> MonaiAlgo:
-    algo = MonaiAlgo(str(BUNDLE), send_weight_diff=False, config_evaluate_filename=None, train_kwargs={"site": site})
+    algo = MonaiAlgo(
+        str(BUNDLE),
+        send_weight_diff=False,
+        config_evaluate_filename=None,
+        train_kwargs={"site": site},
+    )
     algo.initialize({ExtraItems.CLIENT_NAME: f"site-{site + 1}"})
     return algo
 

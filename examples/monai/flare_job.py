@@ -19,7 +19,9 @@ ROUNDS = 3
 
 def main(folder: Path) -> None:
     os.chdir(Path(__file__).parent)
-    network = json.loads((BUNDLE / "configs" / "train.json").read_text(encoding="utf-8"))["network_def"]
+    network = json.loads((BUNDLE / "configs" / "train.json").read_text(encoding="utf-8"))[
+        "network_def"
+    ]
     kind = network.pop("_target_")
     recipe = FedAvgRecipe(
         name="monai",

@@ -19,11 +19,15 @@ def fit(message: Message, context: Context) -> Message:
     site = int(context.node_config["partition-id"])
     weights, images, steps = train(open_algo(site), message.content["arrays"].to_torch_state_dict())
     metrics = MetricRecord({"num-examples": images, "num-steps": steps, "partition-id": site})
-    return Message(RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message
+    )
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = FedDRAW(fraction_evaluate=0.0, folder=context.run_config.get("folder"))  # was: FedAvg
+    strategy = FedDRAW(
+        fraction_evaluate=0.0, folder=context.run_config.get("folder")
+    )  # was: FedAvg
     initial = ArrayRecord(open_algo(0).trainer.network.state_dict())
     strategy.start(grid, initial, num_rounds=ROUNDS)

@@ -2,7 +2,8 @@
 
 OMP_NUM_THREADS=1 python examples/nvflare/job.py [FOLDER]
 
-The ledger is FOLDER/weights.csv, the model FOLDER/feddraw/server/simulate_job/app_server/FL_global_model.pt.
+The ledger is FOLDER/weights.csv, the model
+FOLDER/feddraw/server/simulate_job/app_server/FL_global_model.pt.
 """
 
 import os

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from job import ROUNDS, first_model
-from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
+from nvflare.app_common.shareablegenerators.full_model_shareable_generator import (
+    FullModelShareableGenerator,
+)
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 from nvflare.job_config.api import FedJob
@@ -22,9 +24,13 @@ def main(folder: Path) -> None:
     initial = first_model(folder)
     os.chdir(Path(__file__).parent)
     job = FedJob(name="feddraw", min_clients=3)
-    job.to_server(PTFileModelPersistor(model=Net(), source_ckpt_file_full_name=str(initial)), id="persistor")
+    job.to_server(
+        PTFileModelPersistor(model=Net(), source_ckpt_file_full_name=str(initial)), id="persistor"
+    )
     job.to_server(FullModelShareableGenerator(), id="shareable_generator")
-    job.to_server(FedDRAW(rounds=ROUNDS, folder=str(folder)), id="aggregator")  # the line that changed
+    job.to_server(
+        FedDRAW(rounds=ROUNDS, folder=str(folder)), id="aggregator"
+    )  # the line that changed
     job.to_server(
         ScatterAndGather(
             min_clients=3,

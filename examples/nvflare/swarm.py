@@ -1,4 +1,5 @@
-"""Three sites of a FLARE swarm, weighed by FedDRAW: no server sees a model, and every round another site aggregates.
+"""Three sites of a FLARE swarm, weighed by FedDRAW: no server sees a model, and every round another
+site aggregates.
 
 OMP_NUM_THREADS=1 python examples/nvflare/swarm.py [FOLDER]
 
@@ -11,7 +12,9 @@ from pathlib import Path
 
 from job import ROUNDS, first_model
 from nvflare.app_common.ccwf.ccwf_job import CCWFJob, SwarmClientConfig, SwarmServerConfig
-from nvflare.app_common.ccwf.comps.simple_model_shareable_generator import SimpleModelShareableGenerator
+from nvflare.app_common.ccwf.comps.simple_model_shareable_generator import (
+    SimpleModelShareableGenerator,
+)
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 from nvflare.job_config.script_runner import ScriptRunner
 from task import Net

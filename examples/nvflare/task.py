@@ -1,4 +1,6 @@
-"""A task small enough to read: two clouds of points, a network with batch normalisation, sites of unequal size."""
+"""A task small enough to read: two clouds of points, a network with batch normalisation, sites of
+unequal size.
+"""
 
 import torch
 from torch import Tensor, nn

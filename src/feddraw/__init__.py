@@ -1,10 +1,11 @@
-"""FedDRAW and its rivals: who counts how much when hospitals train one chest-radiograph model together.
+"""FedDRAW and its rivals: who counts how much when hospitals train one chest-radiograph model
+together.
 
-    import feddraw
-    feddraw.weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98])
-    result = feddraw.run(feddraw.Experiment(scenario="CHM-2", method="feddraw"))
-    print(result.metrics["test"]["auc"]["macro"], result.last.weights)
-    for round in feddraw.iterate(feddraw.Experiment(scenario="CHM-2", method="feddraw")):  # each as it is done
+    import feddraw feddraw.weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000],
+    similarities=[.91, .99, .99, .98]) result = feddraw.run(feddraw.Experiment(scenario="CHM-2",
+    method="feddraw")) print(result.metrics["test"]["auc"]["macro"], result.last.weights) for round
+    in feddraw.iterate(feddraw.Experiment(scenario="CHM-2", method="feddraw")):  # each as it is
+    done
         print(round.round, round.metrics, round.weights)
 
 Research software, not a medical device.
@@ -14,39 +15,60 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feddraw import old_names
-
 if TYPE_CHECKING:
     from feddraw.aggregation import AggregationResult, AggregationState, ClientUpdate, aggregate
+    from feddraw.core.schedules import schedule, weights
     from feddraw.errors import RunFailed, UserError
     from feddraw.experiment.running import RunResult, iterate, run
     from feddraw.experiment.settings import Experiment
-    from feddraw.schedules import schedule, weights
     from feddraw.server.ledger import LedgerEntry
     from feddraw.server.round import RoundResult
     from feddraw.training.settings import Training
 
 __version__ = "0.1.0"
-__all__ = ["AggregationResult", "AggregationState", "ClientUpdate", "Experiment", "LedgerEntry", "RoundResult"]
-__all__ += ["RunFailed", "RunResult", "Training", "UserError", "aggregate", "iterate", "run", "schedule", "weights"]
+__all__ = [
+    "AggregationResult",
+    "AggregationState",
+    "ClientUpdate",
+    "Experiment",
+    "LedgerEntry",
+    "RoundResult",
+]
+__all__ += [
+    "RunFailed",
+    "RunResult",
+    "Training",
+    "UserError",
+    "aggregate",
+    "iterate",
+    "run",
+    "schedule",
+    "weights",
+]
 
 _LATER = dict.fromkeys(["RunResult", "iterate", "run"], "experiment.running")
-_LATER |= dict.fromkeys(["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation")
+_LATER |= dict.fromkeys(
+    ["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation"
+)
 _LATER |= {"Experiment": "experiment.settings", "Training": "training.settings"}
 _LATER |= {"LedgerEntry": "server.ledger", "RoundResult": "server.round"}
-_LATER |= {"RunFailed": "errors", "UserError": "errors", "schedule": "schedules", "weights": "schedules"}
+_LATER |= {
+    "RunFailed": "errors",
+    "UserError": "errors",
+    "schedule": "core.schedules",
+    "weights": "core.schedules",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch or numpy is imported when it is first asked for, so that commands start at once."""
+    """What needs torch or numpy is imported when it is first asked for, so that commands start at
+    once.
+    """
     if name not in _LATER:
         raise AttributeError(f"module 'feddraw' has no attribute '{name}'")
     from importlib import import_module
 
     return getattr(import_module(f"feddraw.{_LATER[name]}"), name)
-
-
-old_names.install()
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,6 @@
-"""Where `feddraw` and `python -m feddraw` begin: they answer Ctrl-C already while the rest is imported."""
+"""Where `feddraw` and `python -m feddraw` begin: they answer Ctrl-C already while the rest is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _stop_at_once(_number: int, _frame: FrameType | None) -> None:
 
 
 def _open_missing_streams() -> None:
-    """Standard streams that the caller has closed lead nowhere, so that no file of ours gets their numbers."""
+    """Standard streams that the caller has closed lead nowhere, so that no file of ours gets their
+    numbers.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             handle = os.open(os.devnull, os.O_RDWR)
@@ -38,7 +42,9 @@ def _open_missing_streams() -> None:
 
 
 def _leave_working_folder() -> None:
-    """Take the folder from the path that `-m` put there: a stranger's file in it would be taken for a module."""
+    """Take the folder from the path that `-m` put there: a stranger's file in it would be taken for
+    a module.
+    """
     from pathlib import Path
 
     if Path(sys.path[0]).resolve() == Path.cwd() and not Path(__file__).is_relative_to(Path.cwd()):

@@ -1,9 +1,10 @@
-"""One round of aggregation for a training loop of your own: state dicts in, the next state dict and the ledger out.
+"""One round of aggregation for a training loop of your own: state dicts in, the next state dict and
+the ledger out.
 
     result = feddraw.aggregate(sent, [(state_dict, images), …], round=0, rounds=15)
 
-Any of the methods, with the gate and the policy of every other way to run them. numpy only; torch tensors are taken
-and given back where the sent state dict has them.
+Any of the methods, with the gate and the policy of every other way to run them. numpy only; torch
+tensors are taken and given back where the sent state dict has them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.classifier_layer import looks_at_classifier
 from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
+from feddraw.core.classifier_layer import looks_at_classifier
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
 from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
@@ -44,14 +45,21 @@ EXTENTS_IN_WORDS: Mapping[Extent, str] = {
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
-    """What one client sends after its training. `(model, size)` is short for a client without a name."""
+    """What one client sends after its training.
+
+    `(model, size)` is short for a client without a name.
+    """
 
     model: StateDict  # the trained model, whole, not the difference
     size: float  # its number of training images
     client: str = ""  # empty: C1, C2, … by its position in the list
     steps: int | None = None  # optimiser steps, for the methods that look at them
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what the method asks for beside the model, by name
-    labelled: Sequence[bool] | None = None  # by output of the classifier, whether the client labels it; None = all
+    extra: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the method asks for beside the model, by name
+    labelled: Sequence[bool] | None = (
+        None  # by output of the classifier, whether the client labels it; None = all
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +81,29 @@ class AggregationState:
         """What `save` wrote; a damaged file is refused."""
         tree = read_array_tree(Path(path))
         try:
-            clients = tuple(str(tree["clients"][str(index)]) for index in range(len(tree["clients"])))
-            return AggregationState(str(tree["method"]), clients, int(tree["next_round"]), dict(tree["values"]))
+            clients = tuple(
+                str(tree["clients"][str(index)]) for index in range(len(tree["clients"]))
+            )
+            return AggregationState(
+                str(tree["method"]), clients, int(tree["next_round"]), dict(tree["values"])
+            )
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{path} is not the state of an aggregation") from None
 
 
 @dataclass(frozen=True, eq=False)
 class AggregationResult:
-    """What a round gave: models, the ledger of who counted how much, and the state for the next round."""
+    """What a round gave: models, the ledger of who counted how much, and the state for the next
+    round.
+    """
 
     model: dict[str, Any]  # the one to evaluate and to keep
     next_model: dict[str, Any]  # the one to send next: the same, but for methods such as FedDyn
     ledger: tuple[LedgerEntry, ...]
     state: AggregationState
-    broadcast: dict[str, Vector]  # what clients get beside the next model, for methods such as SCAFFOLD
+    broadcast: dict[
+        str, Vector
+    ]  # what clients get beside the next model, for methods such as SCAFFOLD
 
     @property
     def weights(self) -> dict[str, float]:
@@ -112,13 +128,14 @@ def aggregate(
 ) -> AggregationResult:
     """Aggregate one round of a training loop of your own.
 
-    `sent` is the state dict that the clients started from, `updates` are their trained state dicts with their numbers
-    of images. Rounds count from 0. Pass `state` of the result to the next round. `method` is a name, a table with a
-    name and settings, or a `Method`. `clients` names all clients, in the order of the ledger; left out, they are those
-    that have answered so far. Where more may come, `everyone` is False, and the policy is not checked against them.
-    `classifier` names the layer that gives the scores, or several in the order of the findings; left out, it is found
-    by its shape and by `outputs`, the number of findings, and asked for where that does not decide. An update that is
-    broken is refused by name in the ledger, and the others count.
+    `sent` is the state dict that the clients started from, `updates` are their trained state dicts
+    with their numbers of images. Rounds count from 0. Pass `state` of the result to the next round.
+    `method` is a name, a table with a name and settings, or a `Method`. `clients` names all
+    clients, in the order of the ledger; left out, they are those that have answered so far. Where
+    more may come, `everyone` is False, and the policy is not checked against them. `classifier`
+    names the layer that gives the scores, or several in the order of the findings; left out, it is
+    found by its shape and by `outputs`, the number of findings, and asked for where that does not
+    decide. An update that is broken is refused by name in the ledger, and the others count.
     """
     rule, name = method_to_aggregate(method)
     limits = policy_of(policy)
@@ -127,7 +144,9 @@ def aggregate(
     given = [_aggregate_update_by_name(update, index) for index, update in enumerate(updates)]
     check_aggregation_suffices(rule, name, given)
     _check_round_to_aggregate(round, rounds, name, state)
-    names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
+    names = _aggregated_client_names(
+        {one.client for one in given}, state.clients if state else (), clients
+    )
     if clients is not None and everyone:
         limits.check_clients(names)
     arrays = state_dict.plain_arrays(sent)
@@ -138,13 +157,23 @@ def aggregate(
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
     readable = [
-        update for one in given if (update := _aggregated_update(one, names, layout, rule, refused)) is not None
+        update
+        for one in given
+        if (update := _aggregated_update(one, names, layout, rule, refused)) is not None
     ]
-    readable = [update for update in readable if names[update.client] not in refused]  # of two of one client, neither
-    result = aggregate_round(round, rounds, model, rule, values, readable, names, gate, policy=limits)
+    readable = [
+        update for update in readable if names[update.client] not in refused
+    ]  # of two of one client, neither
+    result = aggregate_round(
+        round, rounds, model, rule, values, readable, names, gate, policy=limits
+    )
     statuses = {client: f"refused: {reason}" for client, reason in refused.items()}
-    ledger = tuple(replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger)
-    shown, sent_next = (state_dict.state_dict_like(one, sent) for one in (result.model, result.next_model))
+    ledger = tuple(
+        replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger
+    )
+    shown, sent_next = (
+        state_dict.state_dict_like(one, sent) for one in (result.model, result.next_model)
+    )
     after = AggregationState(name, names, round + 1, result.state)
     return AggregationResult(shown, sent_next, ledger, after, rule.broadcast(result.state))
 
@@ -156,15 +185,22 @@ def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Metho
     settings = method_section({"name": method} if isinstance(method, str) else method)
     if not isinstance(name := settings.pop("name", None), str):
         raise UserError("method needs a name, such as {'name': 'feddraw', 'beta_max': 3.0}")
-    recorded = {key: value for key, value in method_with_defaults(name, settings).items() if key != "name"}
+    recorded = {
+        key: value for key, value in method_with_defaults(name, settings).items() if key != "name"
+    }
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _aggregate_update_by_name(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
+def _aggregate_update_by_name(
+    update: ClientUpdate | tuple[StateDict, float], index: int
+) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
         return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):
-        raise UserError("an update is a ClientUpdate, or a state dict with its number of images: (state_dict, 1200)")
+        raise UserError(
+            "an update is a ClientUpdate, or a state dict with its number of images: (state_dict,"
+            " 1200)"
+        )
     return ClientUpdate(update[0], update[1], f"C{index + 1}")
 
 
@@ -172,24 +208,31 @@ def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[Client
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
     if rule.centralised or not rule.local.starts_from_sent:
-        raise UserError(f"{name} averages no models, so there is nothing to aggregate: choose another method")
+        raise UserError(
+            f"{name} averages no models, so there is nothing to aggregate: choose another method"
+        )
     if rule.weighting.proxy:
         raise UserError(
-            f"{name} weighs clients by labelled images at the server, which aggregate() does not have: "
-            "run it with feddraw.run, or choose another method"
+            f"{name} weighs clients by labelled images at the server, which aggregate() does not"
+            " have: run it with feddraw.run, or choose another method"
         )
     if not updates:
         return
     for extra, extent in rule.sends.items():
         if not any(extra in update.extra for update in updates):
-            whose = "asks every client for" if extra in ASKED else "changes local training, and its clients send"
+            whose = (
+                "asks every client for"
+                if extra in ASKED
+                else "changes local training, and its clients send"
+            )
             raise UserError(
                 f"{name} {whose} '{extra}' ({EXTENTS_IN_WORDS[extent]}): give it as "
                 f"ClientUpdate(model, size, extra={{'{extra}': …}}), or choose another method"
             )
     if _looks_at_steps(rule) and all(update.steps is None for update in updates):
         raise UserError(
-            f"{name} looks at the clients' optimiser steps: give them as ClientUpdate(model, size, steps=…)"
+            f"{name} looks at the clients' optimiser steps: give them as ClientUpdate(model, size,"
+            " steps=…)"
         )
 
 
@@ -197,13 +240,18 @@ def _looks_at_steps(rule: Method) -> bool:
     return "steps" in rule.weighting.needs.split(", ")
 
 
-def _check_round_to_aggregate(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
+def _check_round_to_aggregate(
+    round: int, rounds: int, name: str, state: AggregationState | None
+) -> None:
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
     if state is not None and state.method != name:
         raise UserError(f"the state is of the method {state.method}, not {name}: begin without one")
     if state is not None and round < state.next_round:
-        raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
+        raise UserError(
+            f"the state is that after round {state.next_round - 1}, so round {round} cannot"
+            " follow it"
+        )
 
 
 def _aggregated_client_names(
@@ -212,13 +260,18 @@ def _aggregated_client_names(
     """All clients in a fixed order, whoever answered first; `known` are those of the state."""
     if clients is None:
         if not known and not answered:
-            raise UserError("no updates: give at least one, or the names of the clients that should have sent one")
+            raise UserError(
+                "no updates: give at least one, or the names of the clients that should have"
+                " sent one"
+            )
         return (*known, *sorted(answered - set(known), key=_natural_order))
     names = tuple(map(str, clients))
     if len(set(names)) != len(names):
         raise UserError("two clients have the same name")
     if names[: len(known)] != known:
-        raise UserError(f"clients must begin with those of the state, in their order: {', '.join(known)}")
+        raise UserError(
+            f"clients must begin with those of the state, in their order: {', '.join(known)}"
+        )
     for stranger in sorted(answered - set(names)):
         raise unknown("clients", stranger, names)
     return names
@@ -232,7 +285,9 @@ def _natural_order(name: str) -> list[str | int]:
 def _aggregated_update(
     given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
 ) -> Update | None:
-    """A client's update as the server sees it; None where it cannot be read, with the reason in `refused`."""
+    """A client's update as the server sees it; None where it cannot be read, with the reason in
+    `refused`.
+    """
     try:
         model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
         wanted = [name for name in rule.sends if name in given.extra]
@@ -245,12 +300,18 @@ def _aggregated_update(
         return None
     steps = 1 if given.steps is None else given.steps
     labelled = None if given.labelled is None else np.array(given.labelled)  # the gate checks it
-    return Update(names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled)
+    return Update(
+        names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled
+    )
 
 
 def _aggregated_extra(value: Any, layout: Layout) -> Vector:
-    """What goes up beside a model as one vector, from a number, an array or a state dict of parameters."""
+    """What goes up beside a model as one vector, from a number, an array or a state dict of
+    parameters.
+    """
     if isinstance(value, Mapping):
         arrays = state_dict.plain_arrays(value)
-        value = np.concatenate([arrays[entry.name].ravel() for entry in layout.entries if entry.kind == "param"])
+        value = np.concatenate(
+            [arrays[entry.name].ravel() for entry in layout.entries if entry.kind == "param"]
+        )
     return np.ascontiguousarray(state_dict.as_numpy(value), np.float32).ravel()

@@ -16,6 +16,10 @@ from typing import Any
 
 from feddraw.errors import UserError, unknown
 
+PACKAGES = {
+    "datasets": "feddraw.data.datasets",
+    "scenarios": "feddraw.data.scenarios",
+}  # others: by their kind
 # What stands in a room above the others of its kind, because it needs more than they do.
 IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 
@@ -23,13 +27,21 @@ IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """Every file of a kind."""
-    package = importlib.import_module(f"feddraw.{kind}")
-    there = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
+    package = importlib.import_module(_package_of(kind))
+    there = [
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.name.startswith("_")
+    ]
     return tuple(sorted([*there, *(name for other, name in IN_OTHER_ROOMS if other == kind)]))
 
 
+def _package_of(kind: str) -> str:
+    return PACKAGES.get(kind, f"feddraw.{kind}")
+
+
 def _module_of(kind: str, name: str) -> str:
-    return IN_OTHER_ROOMS.get((kind, name), f"feddraw.{kind}.{name}")
+    return IN_OTHER_ROOMS.get((kind, name), f"{_package_of(kind)}.{name}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -45,7 +57,11 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 def functions_of_kind(kind: str) -> dict[str, Callable[..., Any]]:
     """Each file of a kind that has a function of its own name, with that function."""
     modules = {name: importlib.import_module(_module_of(kind, name)) for name in names(kind)}
-    return {name: getattr(module, name) for name, module in modules.items() if callable(getattr(module, name, None))}
+    return {
+        name: getattr(module, name)
+        for name, module in modules.items()
+        if callable(getattr(module, name, None))
+    }
 
 
 def first_doc_line(kind: str, name: str) -> str:
@@ -56,8 +72,8 @@ def first_doc_line(kind: str, name: str) -> str:
 def own_function(name: str) -> Callable[..., Any]:
     """Somebody's own `package.module:function`, also from the folder where the command is typed.
 
-    The name was typed or is trusted (`Experiment.trusted`). Only then is the current folder on the path, and last:
-    nothing that is installed is looked for there.
+    The name was typed or is trusted (`Experiment.trusted`). Only then is the current folder on the
+    path, and last: nothing that is installed is looked for there.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -70,32 +86,47 @@ def own_function(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and not module.startswith(error.name):
             raise  # a missing import of theirs, not a wrong name
-        raise UserError(f"cannot import '{module}' for {name}: is it installed, or in this folder?") from None
+        raise UserError(
+            f"cannot import '{module}' for {name}: is it installed, or in this folder?"
+        ) from None
     except AttributeError:
         raise UserError(f"module '{module}' has no '{attribute}'") from None
     return function
 
 
-def call_with_settings(function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any) -> Any:
+def call_with_settings(
+    function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any
+) -> Any:
     """Call with settings from a file or the command line."""
     parameters = inspect.signature(function).parameters
     named = {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    passed_on = settings.keys() - named.keys() if len(named) < len(parameters) else set()  # to what it calls
+    passed_on = (
+        settings.keys() - named.keys() if len(named) < len(parameters) else set()
+    )  # to what it calls
     own = {name: value for name, value in settings.items() if name not in passed_on}
-    check_setting_types(own, {name: default for name, default in named.items() if name not in given}, what)
+    check_setting_types(
+        own, {name: default for name, default in named.items() if name not in given}, what
+    )
     try:
         bound = inspect.signature(function).bind(**given, **settings)
     except TypeError as error:
         passed = ", ".join([*given, *settings])
-        raise UserError(f"{what} '{function.__name__}' cannot be called with {passed}: {error}") from None
+        raise UserError(
+            f"{what} '{function.__name__}' cannot be called with {passed}: {error}"
+        ) from None
     return function(*bound.args, **bound.kwargs)
 
 
-def check_setting_types(settings: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:
+def check_setting_types(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any], what: str
+) -> None:
     """Refuse names that are not among the defaults, and values of another type than theirs."""
     for name, value in settings.items():
         if name not in defaults:
-            raise UserError(f"{what} has no setting '{name}'" + (f": it has {', '.join(defaults)}" if defaults else ""))
+            raise UserError(
+                f"{what} has no setting '{name}'"
+                + (f": it has {', '.join(defaults)}" if defaults else "")
+            )
         if not _fits_default(value, defaults[name]):
             full = f"{what}.{name}" if what else name
             raise UserError(f"{full} must be {_type_in_words(defaults[name])}, not {value!r}")

@@ -12,11 +12,17 @@ Number = TypeVar("Number", int, float)
 
 
 class UserError(Exception):
-    """Wrong name, value, file or shape. The command line prints it without a traceback and exits with 2."""
+    """Wrong name, value, file or shape.
+
+    The command line prints it without a traceback and exits with 2.
+    """
 
 
 class RunFailed(Exception):
-    """A run that could not go on through no mistake of the user's; what it had is kept. Exit code 1."""
+    """A run that could not go on through no mistake of the user's; what it had is kept.
+
+    Exit code 1.
+    """
 
 
 class OutOfMemory(RunFailed):
@@ -33,7 +39,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of someone else's code says, without the advice that may follow; its type if it says nothing."""
+    """What an error of someone else's code says, without the advice that may follow; its type if it
+    says nothing.
+    """
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -79,4 +87,8 @@ def one_of(name: str, value: T, known: Sequence[T]) -> T:
 
 def is_list_of_numbers(values: object, count: int) -> bool:
     """Whether this is a list of so many numbers."""
-    return isinstance(values, list | tuple) and len(values) == count and all(isinstance(v, int | float) for v in values)
+    return (
+        isinstance(values, list | tuple)
+        and len(values) == count
+        and all(isinstance(v, int | float) for v in values)
+    )

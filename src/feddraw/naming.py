@@ -1,8 +1,9 @@
-"""Names are only names: what a client or a finding is called, as text for a terminal, a page, a file.
+"""Names are only names: what a client or a finding is called, as text for a terminal, a page, a
+file.
 
-Names come from tables, run folders and other machines, and can hold anything. Each place where they are shown has
-characters that do something there; here they become characters that only say something. For the
-cells of a table see `system.csv_cells`.
+Names come from tables, run folders and other machines, and can hold anything. Each place where they
+are shown has characters that do something there; here they become characters that only say
+something. For the cells of a table see `system.csv_cells`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import Any
 
-# What moves a cursor, colours a terminal, turns the reading direction round, or is no character at all.
-_ACTIVE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
+# What moves a cursor, colours a terminal, turns the reading direction round, or is no character at
+# all.
+_ACTIVE = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
+)
 _CONTROL = re.compile(f"[{_ACTIVE}]")
 _CONTROL_OR_BREAK = re.compile(f"[{_ACTIVE}\t\n]")
-_LONGEST_NAME = 60  # characters of a file's name that are readable; systems allow 255 bytes for all of it
+_LONGEST_NAME = (
+    60  # characters of a file's name that are readable; systems allow 255 bytes for all of it
+)
 
 
 def safe_text(words: str) -> str:
@@ -32,11 +38,16 @@ def safe_line(words: str) -> str:
 
 def _escaped_character(found: re.Match[str]) -> str:
     code = ord(found.group())
-    return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+    return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code) or (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    )
 
 
 def slug(name: str) -> str:
-    """For files and anchors, in lower-case ASCII. A name that is long or would lose its letters gets a digest."""
+    """For files and anchors, in lower-case ASCII.
+
+    A name that is long or would lose its letters gets a digest.
+    """
     plain = re.sub(r"[^a-z0-9.+]+", "-", name.lower()).strip("-.")
     if plain and name.isascii() and name.isprintable() and len(plain) <= _LONGEST_NAME:
         return plain
@@ -55,7 +66,9 @@ def distinct_slugs(slugs: Iterable[str]) -> Iterator[str]:
 
 
 def folder_name(name: str) -> str:
-    """For a folder or a file that a user will type: letters of any script, nothing that a path or a shell reads."""
+    """For a folder or a file that a user will type: letters of any script, nothing that a path or a
+    shell reads.
+    """
     return re.sub(r"[^\w.=,+-]+", "-", name)[:_LONGEST_NAME] or "x"
 
 

@@ -1,6 +1,8 @@
-"""A browser for tests of pages: Chromium through Playwright, watched for errors and for requests that leave the page.
+"""A browser for tests of pages: Chromium through Playwright, watched for errors and for requests
+that leave the page.
 
-FEDDRAW_CHROMIUM names another Chromium; FEDDRAW_REQUIRE_BROWSER=1 makes its absence a failure instead of a skip.
+FEDDRAW_CHROMIUM names another Chromium; FEDDRAW_REQUIRE_BROWSER=1 makes its absence a failure
+instead of a skip.
 """
 
 from __future__ import annotations
@@ -12,8 +14,15 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = os.environ.get("FEDDRAW_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+CHROMIUM = (
+    os.environ.get("FEDDRAW_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+)
+QUIET = [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 def absent(reason: str) -> None:
@@ -38,16 +47,24 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages; at the end of the test none may have said an error or asked for anything outside itself."""
+    """Opens pages; at the end of the test none may have said an error or asked for anything outside
+    itself.
+    """
     problems: list[str] = []
     contexts = []
 
-    def watched(width: int = 1280, height: int = 900, color_scheme: str = "light", own: str = "file:") -> Any:
+    def watched(
+        width: int = 1280, height: int = 900, color_scheme: str = "light", own: str = "file:"
+    ) -> Any:
         inside = ("file:", "data:", "blob:", own)
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=color_scheme)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=color_scheme
+        )
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda r: None if r.url.startswith(inside) else problems.append(r.url))
         return page

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from feddraw.core.schedules import READINGS, schedule
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.explorer import explorer_page as whole_page
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
-from feddraw.schedules import READINGS, schedule
 
 PARTS = ("size", "prior", "similarity", "reputation", "weight")
 HEADER = "round,client,size,steps,prior,similarity,gamma,beta,reputation,weight,influence,status"
@@ -40,7 +40,9 @@ def shown(page: Any) -> dict[str, Any]:
 
 
 def weights_shown(page: Any) -> list[list[float]]:
-    return page.evaluate("feddrawExplorer.rows().map((row) => row.clients.map((client) => client.weight))")
+    return page.evaluate(
+        "feddrawExplorer.rows().map((row) => row.clients.map((client) => client.weight))"
+    )
 
 
 def loaded(page: Any, text: str, name: str = "weights.csv") -> str:
@@ -52,11 +54,16 @@ def loaded(page: Any, text: str, name: str = "weights.csv") -> str:
 def random_settings(rng: random.Random) -> dict[str, Any]:
     """Anything that the page's boxes accept, the edges included."""
     count, rounds = rng.randint(1, 20), rng.choice([1, 2, 15, rng.randint(1, 60)])
-    row = [rng.choice([1.0, -1.0, 0.0, rng.uniform(-1, 1), rng.uniform(0.9, 1)]) for _ in range(count)]
+    row = [
+        rng.choice([1.0, -1.0, 0.0, rng.uniform(-1, 1), rng.uniform(0.9, 1)]) for _ in range(count)
+    ]
     rows = [[rng.uniform(-1, 1) for _ in range(count)] for _ in range(rounds)]
     return {
         "rounds": rounds,
-        "sizes": [rng.choice([1, rng.randint(1, 100_000), 10**9, rng.uniform(1, 1000)]) for _ in range(count)],
+        "sizes": [
+            rng.choice([1, rng.randint(1, 100_000), 10**9, rng.uniform(1, 1000)])
+            for _ in range(count)
+        ],
         "similarities": rng.choice([None, row, rows]),
         "eta": rng.choice([0.4, 1e-6, 100.0, rng.uniform(0.01, 2)]),
         "lam": rng.choice([0.2, 1e-6, 100.0, rng.uniform(0.01, 2)]),
@@ -75,7 +82,9 @@ def close(ours: float | None, theirs: float | None) -> bool:
 def test_its_numbers_are_those_of_the_package(page: Any) -> None:
     rng = random.Random(9)
     wanted = [random_settings(rng) for _ in range(100)]
-    drawings = json.loads(page.evaluate("(all) => JSON.stringify(all.map(feddrawExplorer.schedule))", wanted))
+    drawings = json.loads(
+        page.evaluate("(all) => JSON.stringify(all.map(feddrawExplorer.schedule))", wanted)
+    )
     for settings, drawn in zip(wanted, drawings, strict=True):
         computed = schedule(**settings)
         assert [row["round"] for row in drawn] == [row["round"] for row in computed]
@@ -89,20 +98,27 @@ def test_its_numbers_are_those_of_the_package(page: Any) -> None:
 
 
 def test_what_is_on_the_page_at_first_is_what_the_command_computes(page: Any) -> None:
-    rows = schedule(rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[0.91, 0.99, 0.99, 0.98])
+    rows = schedule(
+        rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[0.91, 0.99, 0.99, 0.98]
+    )
     for there, here in zip(weights_shown(page), rows, strict=True):
         assert there == pytest.approx([client["weight"] for client in here["clients"]], abs=1e-12)
-    assert "C1 holds 57 % of the images but counts 29 %" in page.inner_text("#client-words").replace("\u00a0", " ")
+    assert "C1 holds 57 % of the images but counts 29 %" in page.inner_text(
+        "#client-words"
+    ).replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme", "clients"), [(390, "light", 4), (390, "dark", 20), (1280, "light", 20), (1280, "dark", 4)]
+    ("width", "scheme", "clients"),
+    [(390, "light", 4), (390, "dark", 20), (1280, "light", 20), (1280, "dark", 4)],
 )
 def test_nothing_scrolls_sideways_and_axe_finds_no_fault(
     new_page: Any, address: str, width: int, scheme: str, clients: int
 ) -> None:
     page = new_page(width=width, height=844, color_scheme=scheme)
-    names = ",".join(f"{'A-hospital-with-quite-a-long-name-no-':.37}{i}:{1000 + i}:0.9" for i in range(clients))
+    names = ",".join(
+        f"{'A-hospital-with-quite-a-long-name-no-':.37}{i}:{1000 + i}:0.9" for i in range(clients)
+    )
     page.goto(address + (f"#clients={names}" if clients > 4 else ""))
     for details in page.query_selector_all("details"):
         details.evaluate("(d) => { d.open = true; }")
@@ -111,12 +127,16 @@ def test_nothing_scrolls_sideways_and_axe_finds_no_fault(
     axe = Path(os.environ.get("FEDDRAW_AXE", ""))
     if axe.is_file():
         page.evaluate(axe.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
+        found = page.evaluate(
+            "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})"
+        )
         assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in found["violations"]]
 
 
 def test_the_watch_notices_an_error_and_a_request(new_page: Any, tmp_path: Path) -> None:
-    (tmp_path / "bad.html").write_text("<img src='http://localhost:9/x.png'><script>nothere()</script>")
+    (tmp_path / "bad.html").write_text(
+        "<img src='http://localhost:9/x.png'><script>nothere()</script>"
+    )
     page = new_page()
     page.goto((tmp_path / "bad.html").as_uri())
     assert any("nothere" in problem for problem in new_page.problems)
@@ -177,14 +197,20 @@ def test_clients_come_and_go_between_one_and_twenty(page: Any) -> None:
     page.evaluate("for (let i = 0; i < 16; i += 1) document.getElementById('add-client').click()")
     assert page.is_disabled("#add-client")
     assert len({client["name"] for client in shown(page)["clients"]}) == 20
-    page.evaluate("for (let i = 0; i < 18; i += 1) document.querySelector('[data-part=remove]').click()")
+    page.evaluate(
+        "for (let i = 0; i < 18; i += 1) document.querySelector('[data-part=remove]').click()"
+    )
     page.get_by_label("Remove C19").click()
     assert page.is_disabled("[data-part=remove]")
     assert weights_shown(page) == [[1.0]] * 15
 
 
 def test_the_link_restores_everything(page: Any, new_page: Any, address: str) -> None:
-    loaded(page, f"{HEADER}\n0,Ä: 1,300,1,,0.12345678901234567,,,,,,\n1,Ä: 1,300,1,,0.5,,,,,,\n0,B&=,20,1,,,,,,,,\n")
+    loaded(
+        page,
+        f"{HEADER}\n0,Ä: 1,300,1,,0.12345678901234567,,,,,,\n1,Ä:"
+        " 1,300,1,,0.5,,,,,,\n0,B&=,20,1,,,,,,,,\n",
+    )
     page.locator("#eta").fill("0.123")
     page.check("[name=reading][value=equation]")
     page.locator("#round").fill("1")
@@ -212,7 +238,9 @@ def test_a_ledger_of_a_run_loads_with_the_similarities_of_every_round(page: Any)
     rng = random.Random(1)
     table = [[rng.uniform(0.8, 1) for _ in range(3)] for _ in range(6)]
     lines = [
-        f"{t},site {i},{100 * (i + 1)},4,,{s!r},,,,,,counted" for t, row in enumerate(table) for i, s in enumerate(row)
+        f"{t},site {i},{100 * (i + 1)},4,,{s!r},,,,,,counted"
+        for t, row in enumerate(table)
+        for i, s in enumerate(row)
     ]
     assert "3 clients, 6 rounds" in loaded(page, "\n".join([HEADER, *lines]) + "\n")
     rows = schedule(rounds=6, sizes=[100, 200, 300], similarities=table)
@@ -222,7 +250,9 @@ def test_a_ledger_of_a_run_loads_with_the_similarities_of_every_round(page: Any)
     assert shown(page)["table"] is None
 
 
-def test_a_ledger_without_similarities_or_with_absent_clients_says_what_is_assumed(page: Any) -> None:
+def test_a_ledger_without_similarities_or_with_absent_clients_says_what_is_assumed(
+    page: Any,
+) -> None:
     text = f"{HEADER}\n0,A,0,0,,,,,,0,0,missing\n0,B,5,1,,,,,,1,1,counted\n1,A,7,1,,,,,,.5,.5,counted\n"
     said = loaded(page, text)
     assert "all are taken as 1" in said

@@ -1,4 +1,6 @@
-"""The report in a browser: it opens from disk, tables sort, the switch switches, nothing runs over the edge."""
+"""The report in a browser: it opens from disk, tables sort, the switch switches, nothing runs over
+the edge.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,26 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("study")
     for place, scenario in enumerate(("CHM-1", "CHM-2")):
         clients = [LONG, "B", "C", "D"]
-        for method, auc in (("feddraw", 0.80), ("fedavg", 0.82), ("uniform", 0.81), ("moon", float("nan"))):
+        for method, auc in (
+            ("feddraw", 0.80),
+            ("fedavg", 0.82),
+            ("uniform", 0.81),
+            ("moon", float("nan")),
+        ):
             gm = 0.75 if method == "feddraw" else 0.7
             common = {"scenario": scenario, "clients": clients, "rounds": 4}
             images = 0 if method == "moon" else 60
-            make_run(root / f"{place}-{method}", method=method, auc=auc, gm=gm, images=images, **common)
-        make_run(root / f"{place}-alone", method="alone", auc=0.7, alone=(0.6, 0.7, 0.7, 0.8), images=60, **common)
+            make_run(
+                root / f"{place}-{method}", method=method, auc=auc, gm=gm, images=images, **common
+            )
+        make_run(
+            root / f"{place}-alone",
+            method="alone",
+            auc=0.7,
+            alone=(0.6, 0.7, 0.7, 0.8),
+            images=60,
+            **common,
+        )
     make_run(root / "half", finished=False)
     return write_report([root], replicates=20).page.as_uri()
 
@@ -56,7 +72,9 @@ def test_tables_sort_by_number_and_by_name_and_undefined_stays_last(page: Any) -
     assert "alone" in first.locator("tbody").last.inner_text()  # references stay below
 
 
-def test_printed_heads_are_text_as_browsers_leave_buttons_out_on_continuation_pages(page: Any) -> None:
+def test_printed_heads_are_text_as_browsers_leave_buttons_out_on_continuation_pages(
+    page: Any,
+) -> None:
     page.emulate_media(media="print")
     head = page.locator("main table:visible").first.locator("thead th[data-name]").nth(1)
     assert not head.locator("button").is_visible()
@@ -76,7 +94,11 @@ def test_the_switch_shows_one_metric(page: Any) -> None:
 
 def test_a_scenario_at_a_time_or_all(page: Any) -> None:
     def headings() -> list[str]:
-        return [text for text in page.locator("h2:visible").all_inner_texts() if text.startswith("Scenario")]
+        return [
+            text
+            for text in page.locator("h2:visible").all_inner_texts()
+            if text.startswith("Scenario")
+        ]
 
     assert headings() == ["Scenario CHM-1"]
     page.locator("select#scenario").select_option("CHM-2")
@@ -90,7 +112,11 @@ def test_figures_follow_the_page_into_the_dark(new_page: Any, address: str) -> N
     for scheme in ("light", "dark"):
         opened = new_page(color_scheme=scheme)
         opened.goto(address)
-        colours.append(opened.locator("figure svg text").first.evaluate("(text) => getComputedStyle(text).fill"))
+        colours.append(
+            opened.locator("figure svg text").first.evaluate(
+                "(text) => getComputedStyle(text).fill"
+            )
+        )
     assert colours[0] != colours[1]
 
 
@@ -98,7 +124,16 @@ def test_without_script_everything_is_there(browser: Any, address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     opened = context.new_page()
     opened.goto(address)
-    assert len([text for text in opened.locator("h2:visible").all_inner_texts() if text.startswith("Scenario")]) == 2
+    assert (
+        len(
+            [
+                text
+                for text in opened.locator("h2:visible").all_inner_texts()
+                if text.startswith("Scenario")
+            ]
+        )
+        == 2
+    )
     assert opened.locator("section[data-metric=gm]").first.is_visible()
     context.close()
 
@@ -115,5 +150,7 @@ def test_nothing_runs_over_the_edge_and_axe_finds_no_fault(
     axe = Path(os.environ.get("FEDDRAW_AXE", ""))
     if axe.is_file():
         page.evaluate(axe.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
+        found = page.evaluate(
+            "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})"
+        )
         assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in found["violations"]]

@@ -1,4 +1,6 @@
-"""The page of `feddraw watch` in a browser: it follows a run, comes back after a restart, and can be read by all."""
+"""The page of `feddraw watch` in a browser: it follows a run, comes back after a restart, and can
+be read by all.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ from feddraw.watch.server import WatchServer
 from run_folders import make_run
 
 KEY = "a key of a test for the watch"
-CLIENTS = ["<b>North</b>", "St-Mary's-hospital-with-quite-a-long-name-without-any-blank", "East", "West"]
+CLIENTS = [
+    "<b>North</b>",
+    "St-Mary's-hospital-with-quite-a-long-name-without-any-blank",
+    "East",
+    "West",
+]
 
 
 @contextmanager
 def serving(folder: Path, port: int = 0) -> Iterator[WatchServer]:
     server = WatchServer(folder, port=port, key=KEY)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
     try:
         yield server
     finally:
@@ -35,7 +44,10 @@ def serving(folder: Path, port: int = 0) -> Iterator[WatchServer]:
 
 def times(line: dict[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    spent = {"seconds": {"training": 40.0, "evaluation": 5.0}, "client_seconds": dict.fromkeys(CLIENTS, 9.5)}
+    spent = {
+        "seconds": {"training": 40.0, "evaluation": 5.0},
+        "client_seconds": dict.fromkeys(CLIENTS, 9.5),
+    }
     return line | spent | {"time": now}
 
 
@@ -45,13 +57,22 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(following, "LOOK_EVERY", 0.0)
     root = tmp_path / "study"
     for method in ("feddraw", "fedavg"):
-        make_run(root / method, method=method, clients=CLIENTS, rounds=6, finished=method == "feddraw")
-        lines = [json.loads(line) for line in (root / method / "rounds.jsonl").read_text().splitlines()]
+        make_run(
+            root / method, method=method, clients=CLIENTS, rounds=6, finished=method == "feddraw"
+        )
+        lines = [
+            json.loads(line) for line in (root / method / "rounds.jsonl").read_text().splitlines()
+        ]
         kept = lines if method == "feddraw" else lines[:4]
-        (root / method / "rounds.jsonl").write_text("".join(json.dumps(times(line)) + "\n" for line in kept))
+        (root / method / "rounds.jsonl").write_text(
+            "".join(json.dumps(times(line)) + "\n" for line in kept)
+        )
     ledger = root / "fedavg" / "weights.csv"
     rows = [row for row in ledger.read_text().splitlines() if not row.startswith(("4,", "5,"))]
-    rows = [row.replace("counted", "refused: not finite") if row.startswith("2,East") else row for row in rows]
+    rows = [
+        row.replace("counted", "refused: not finite") if row.startswith("2,East") else row
+        for row in rows
+    ]
     ledger.write_text("\n".join(rows) + "\n")
     plan = {"runs": ["feddraw", "fedavg", "uniform"], "workers": 1, "failed": {}, "left_out": []}
     (root / "plan.json").write_text(json.dumps(plan))
@@ -68,7 +89,9 @@ def opened(new_page: Any, server: WatchServer, **how: Any) -> Any:
     return page
 
 
-def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(new_page: Any, study: Path) -> None:
+def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(
+    new_page: Any, study: Path
+) -> None:
     with serving(study) as server:
         page = opened(new_page, server)
         assert page.inner_text("h1").startswith("1 of 3 runs finished, about ")
@@ -86,16 +109,24 @@ def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(new_page: A
         page.wait_for_selector("#run-heading:text-is('feddraw')")
         port = server.server_port
     page.wait_for_selector("#connection:has-text('reconnecting')")
-    make_run(study / "alone", method="alone", clients=CLIENTS, rounds=6)  # the other runs get other numbers
+    make_run(
+        study / "alone", method="alone", clients=CLIENTS, rounds=6
+    )  # the other runs get other numbers
     with serving(study, port) as server:
         page.wait_for_selector("#connection.live")
         assert page.inner_text("#run-heading") == "feddraw"
         page.close()
-        new_page.problems[:] = [problem for problem in new_page.problems if "net::ERR_" not in problem]
+        new_page.problems[:] = [
+            problem for problem in new_page.problems if "net::ERR_" not in problem
+        ]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")])
-def test_nothing_scrolls_sideways_and_axe_finds_no_fault(new_page: Any, study: Path, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")]
+)
+def test_nothing_scrolls_sideways_and_axe_finds_no_fault(
+    new_page: Any, study: Path, width: int, scheme: str
+) -> None:
     with serving(study) as server:
         page = opened(new_page, server, width=width, height=844, color_scheme=scheme)
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
@@ -103,7 +134,9 @@ def test_nothing_scrolls_sideways_and_axe_finds_no_fault(new_page: Any, study: P
         axe = Path(os.environ.get("FEDDRAW_AXE", ""))
         if axe.is_file():
             page.evaluate(axe.read_text(encoding="utf-8"))
-            found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
+            found = page.evaluate(
+                "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})"
+            )
             assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in found["violations"]]
         page.close()  # before the server that it asks is gone
 

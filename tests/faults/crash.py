@@ -1,7 +1,9 @@
-"""Commands of the package in forked processes that die at a chosen moment. The package itself knows nothing of it.
+"""Commands of the package in forked processes that die at a chosen moment. The package itself knows
+nothing of it.
 
-Torch is imported once, here; every command then starts in milliseconds. A trap is set in the child before its `main`:
-at the n-th call of a chosen function it sends SIGKILL to itself, so that no handler and no `finally` runs.
+Torch is imported once, here; every command then starts in milliseconds. A trap is set in the child
+before its `main`: at the n-th call of a chosen function it sends SIGKILL to itself, so that no
+handler and no `finally` runs.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ from typing import Any
 import torch
 
 import feddraw.cli.terminal
+import feddraw.data.datasets.phantom
 import feddraw.data.image_cache
-import feddraw.datasets.phantom
 import feddraw.experiment.running
 from feddraw import cli
 
 torch.set_num_threads(1)
-feddraw.datasets.phantom.draw_phantom_block = cache(feddraw.datasets.phantom.draw_phantom_block)
-feddraw.datasets.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
+feddraw.data.datasets.phantom.draw_phantom_block = cache(
+    feddraw.data.datasets.phantom.draw_phantom_block
+)
+feddraw.data.datasets.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
 fork = multiprocessing.get_context("fork")
 multiprocessing.get_context = lambda method=None: fork  # workers, too, start in milliseconds
 feddraw.data.image_cache.CHUNK = 16  # more moments in a small preparation
@@ -41,7 +45,7 @@ feddraw.data.image_cache.CHUNK = 16  # more moments in a small preparation
 CALLS = {
     "a step of training": ("feddraw.training.loop", "loss_and_gradient"),
     "aggregation": ("feddraw.core", "Method.step"),
-    "inside a weighted sum": ("feddraw.sums", "weighted_sum"),
+    "inside a weighted sum": ("feddraw.core.sums", "weighted_sum"),
     "the gate": ("feddraw.server.round", "accept_by_distance"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
     "before the ledger": ("feddraw.results.run_folder", "RunFolder.add_round"),
@@ -80,7 +84,7 @@ def die() -> None:
     time.sleep(60)  # the signal is delivered before this returns
 
 
-# ---------------------------------------------------------------------------------------------------- traps
+# -------------------------------------------------------------------------------------------- traps
 
 
 def at_call(when: Moment | None, note: Callable[[str], None]) -> None:
@@ -91,7 +95,11 @@ def at_call(when: Moment | None, note: Callable[[str], None]) -> None:
     for point, place in AFTER.items():
         if when is None or when.point == point:
             wrap(place, partial(after, trigger(point, when, note)))
-    chosen = {mode: trigger(point, when, note) for point, mode in WRITES.items() if when is None or when.point == point}
+    chosen = {
+        mode: trigger(point, when, note)
+        for point, mode in WRITES.items()
+        if when is None or when.point == point
+    }
     if chosen:
         io.open = partial(torn, io.open, chosen, when is not None)  # type: ignore[assignment]
 
@@ -145,9 +153,17 @@ def after(reached: Callable[[], bool], old: Any) -> Any:
 
 
 def torn(
-    old: Any, chosen: dict[str, Callable[[], bool]], deadly: bool, file: Any, mode: str = "r", *args: Any, **more: Any
+    old: Any,
+    chosen: dict[str, Callable[[], bool]],
+    deadly: bool,
+    file: Any,
+    mode: str = "r",
+    *args: Any,
+    **more: Any,
 ) -> Any:
-    """Open a file; the chosen one takes half of what is written to it, and then the process dies."""
+    """Open a file; the chosen one takes half of what is written to it, and then the process
+    dies.
+    """
     opened = old(file, mode, *args, **more)
     reached = next((found for letter, found in chosen.items() if letter in mode), None)
     ours = "lock" not in str(file)  # nothing is ever read from it but who holds it
@@ -177,7 +193,7 @@ class Torn:
         die()
 
 
-# ---------------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------- commands
 
 
 def start(words: Sequence[str], output: Path, set_trap: Callable[[], None] = lambda: None) -> int:
@@ -211,16 +227,24 @@ def wait(child: int, output: Path, began: float, limit: float = 120) -> Ended:
     """Until it has ended; whatever is left of its session ends with it."""
     late = False
     while not late:
-        late = time.monotonic() > began + limit  # looked at once more after that: we may have been stopped meanwhile
+        late = (
+            time.monotonic() > began + limit
+        )  # looked at once more after that: we may have been stopped meanwhile
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             await_session(child)
             seconds = time.monotonic() - began
-            return Ended(os.waitstatus_to_exitcode(status), output.read_text(encoding="utf-8"), seconds)
+            return Ended(
+                os.waitstatus_to_exitcode(status), output.read_text(encoding="utf-8"), seconds
+            )
         time.sleep(0.002)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return Ended(-signal.SIGALRM, f"still running after {limit} s: {output.read_text(encoding='utf-8')}", limit)
+    return Ended(
+        -signal.SIGALRM,
+        f"still running after {limit} s: {output.read_text(encoding='utf-8')}",
+        limit,
+    )
 
 
 def await_session(child: int) -> None:
@@ -242,7 +266,9 @@ def command(words: Sequence[str], output: Path, moment: Moment | None = None) ->
     return wait(start(words, output, trap), output, began)
 
 
-def killed_after(words: Sequence[str], output: Path, seconds: float, first: Callable[[], bool]) -> Ended:
+def killed_after(
+    words: Sequence[str], output: Path, seconds: float, first: Callable[[], bool]
+) -> Ended:
     """Run a command and kill it from outside, so many seconds after something is there."""
     began = time.monotonic()
     child = start(words, output)

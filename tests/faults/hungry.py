@@ -1,4 +1,6 @@
-"""Networks for workers that come to grief: one takes more memory than it may have, one ends its process."""
+"""Networks for workers that come to grief: one takes more memory than it may have, one ends its
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 
 class Doomed(nn.Module):
-    """A classifier that does something dreadful in its second round, unless a file says that it is healed."""
+    """A classifier that does something dreadful in its second round, unless a file says that it is
+    healed.
+    """
 
     classifier_name = "head"
 

@@ -1,10 +1,12 @@
-"""Kill runs, studies and preparations of data with SIGKILL, start them again, and compare with the undisturbed ones.
+"""Kill runs, studies and preparations of data with SIGKILL, start them again, and compare with the
+undisturbed ones.
 
     python tests/faults/kills.py [--kills 320] [--seconds 0] [--seed 0]
 
-Moments are chosen at the calls that an undisturbed command makes (half-written files among them) and at random from
-outside. A command is killed up to three times before it may finish. Ends with a table by phase, and with exit code 1
-if a single byte of a final model, ledger, metrics or prepared image differs.
+Moments are chosen at the calls that an undisturbed command makes (half-written files among them)
+and at random from outside. A command is killed up to three times before it may finish. Ends with a
+table by phase, and with exit code 1 if a single byte of a final model, ledger, metrics or prepared
+image differs.
 """
 
 from __future__ import annotations
@@ -34,10 +36,27 @@ from feddraw.results.run_folder import CLOCK_FIELDS
 
 ROUNDS = 6
 SMALL = (
-    "--scenario", "quantity", "--set", "scenario.clients=3", "--size", "28", "--set", "data.train=96", "--set",
-    "data.validation=48", "--set", "data.test=48", "--set", "model.growth=8", "--rounds", str(ROUNDS), "--epochs", "1",
-    "--batch-size", "16",
-)  # fmt: skip
+    "--scenario",
+    "quantity",
+    "--set",
+    "scenario.clients=3",
+    "--size",
+    "28",
+    "--set",
+    "data.train=96",
+    "--set",
+    "data.validation=48",
+    "--set",
+    "data.test=48",
+    "--set",
+    "model.growth=8",
+    "--rounds",
+    str(ROUNDS),
+    "--epochs",
+    "1",
+    "--batch-size",
+    "16",
+)
 STUDY = """
 rounds = 3
 seed = [0, 1]
@@ -51,7 +70,7 @@ training = {epochs = 1, batch_size = 16}
 OUTSIDE = "a random moment"
 
 
-# ---------------------------------------------------------------------------------------------------- what is killed
+# ----------------------------------------------------------------------------------- what is killed
 
 
 @dataclass
@@ -93,7 +112,11 @@ class Subject:
     def moments(self) -> list[tuple[Moment, bool]]:
         """Every call of every point, and whether it comes between the first and the last round."""
         folder = self.room / "counted"
-        found = calls(self.words(folder, again=False), self.room / "counted.log", lambda: self.progress(folder))
+        found = calls(
+            self.words(folder, again=False),
+            self.room / "counted.log",
+            lambda: self.progress(folder),
+        )
         last, numbers, moments = max(done for _, done in found), Counter[str](), []
         for point, done in found:
             moments.append((Moment(point, numbers[point]), 1 <= done < last))
@@ -127,9 +150,16 @@ class Run(Subject):
 
 def outcome_of_run(folder: Path) -> dict[str, bytes]:
     """Every file of a run but for the environment; of the log everything but the seconds."""
-    names = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "environment.json"]
+    names = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != "environment.json"
+    ]
     files = {str(file.relative_to(folder)): file.read_bytes() for file in names}
-    lines = [json.loads(line) | dict.fromkeys(CLOCK_FIELDS) for line in files["rounds.jsonl"].splitlines()]
+    lines = [
+        json.loads(line) | dict.fromkeys(CLOCK_FIELDS)
+        for line in files["rounds.jsonl"].splitlines()
+    ]
     return files | {"rounds.jsonl": json.dumps(lines).encode()}
 
 
@@ -142,7 +172,16 @@ class Study(Subject):
         self.file.write_text(STUDY, encoding="utf-8")
 
     def words(self, folder: Path, *, again: bool) -> Sequence[str]:
-        return ("study", str(self.file), "--out", str(folder), "--workers", "1", "--done", str(folder / "done.csv"))
+        return (
+            "study",
+            str(self.file),
+            "--out",
+            str(folder),
+            "--workers",
+            "1",
+            "--done",
+            str(folder / "done.csv"),
+        )
 
     def progress(self, folder: Path) -> int:
         return sum(1 for _ in folder.glob("*/checkpoint/state.safetensors"))
@@ -152,14 +191,18 @@ class Study(Subject):
 
     def outcome(self, folder: Path) -> dict[str, bytes]:
         runs = sorted(file.parent for file in folder.glob("*/metrics.json"))
-        found = {f"{run.name}/{name}": data for run in runs for name, data in outcome_of_run(run).items()}
+        found = {
+            f"{run.name}/{name}": data for run in runs for name, data in outcome_of_run(run).items()
+        }
         return found | {name: rows_of(folder / name) for name in ("runs.csv", "done.csv")}
 
 
 def rows_of(path: Path) -> bytes:
     """A study's table but for the seconds."""
     with path.open(newline="", encoding="utf-8") as file:
-        rows = sorted(({**row, "seconds": ""} for row in csv.DictReader(file)), key=lambda row: row["run"])
+        rows = sorted(
+            ({**row, "seconds": ""} for row in csv.DictReader(file)), key=lambda row: row["run"]
+        )
     return json.dumps(rows).encode()
 
 
@@ -172,7 +215,9 @@ class Preparation(Subject):
         (room / "images").mkdir()
         lines = ["path,Edema,split"]
         for number in range(images):
-            Image.fromarray(rng.integers(0, 256, (40, 30), dtype=np.uint8)).save(room / "images" / f"{number}.png")
+            Image.fromarray(rng.integers(0, 256, (40, 30), dtype=np.uint8)).save(
+                room / "images" / f"{number}.png"
+            )
             lines.append(f"images/{number}.png,{number % 2},{('train', 'val', 'test')[number % 3]}")
         (room / "images" / "77.png").write_bytes(b"not an image")
         (room / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -180,7 +225,18 @@ class Preparation(Subject):
     def words(self, folder: Path, *, again: bool) -> Sequence[str]:
         os.environ["FEDDRAW_CACHE"] = str(folder)
         table = str(self.room / "table.csv")
-        return ("data", "prepare", "folder", table, "--size", "32", "--workers", "1", "--skip-bad", "--no-clahe")
+        return (
+            "data",
+            "prepare",
+            "folder",
+            table,
+            "--size",
+            "32",
+            "--workers",
+            "1",
+            "--skip-bad",
+            "--no-clahe",
+        )
 
     def progress(self, folder: Path) -> int:
         return sum(len(log.read_bytes().splitlines()) for log in folder.glob("*/progress.jsonl"))
@@ -193,7 +249,7 @@ class Preparation(Subject):
         return {name: next(folder.glob(f"*/{name}")).read_bytes() for name in names}
 
 
-# ---------------------------------------------------------------------------------------------------- killing
+# ------------------------------------------------------------------------------------------ killing
 
 
 @dataclass(frozen=True)
@@ -210,11 +266,15 @@ class Tally:
 
 
 def one_case(subject: Subject, first: Moment | None, rng: random.Random, tally: Tally) -> None:
-    """Kill a command at a moment, or at any, perhaps again on its way to the end, and compare what it comes to."""
+    """Kill a command at a moment, or at any, perhaps again on its way to the end, and compare what
+    it comes to.
+    """
     folder = Path(tempfile.mkdtemp(dir=subject.room)) / "out"
     log = folder.with_name("log")
     expected = subject.outcome(subject.reference)
-    moments: list[Moment | None] = [first] + [later(subject, rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+    moments: list[Moment | None] = [first] + [
+        later(subject, rng) for _ in range(rng.choice((0, 0, 1, 2)))
+    ]
     history = []
     for number, moment in enumerate(moments):
         words = subject.words(folder, again=number > 0)
@@ -227,10 +287,16 @@ def one_case(subject: Subject, first: Moment | None, rng: random.Random, tally: 
     ended = command(subject.words(folder, again=True), log)
     tally.cases += 1
     if ended.code:
-        tally.differences.append(f"{subject.name} ({'; '.join(history)}): exit {ended.code}, {ended.said[-500:]}")
+        tally.differences.append(
+            f"{subject.name} ({'; '.join(history)}): exit {ended.code}, {ended.said[-500:]}"
+        )
     elif (found := subject.outcome(folder)) != expected:
-        bad = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        tally.differences.append(f"{subject.name} ({'; '.join(history)}): {', '.join(bad)} differ, see {folder}")
+        bad = sorted(
+            name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+        )
+        tally.differences.append(
+            f"{subject.name} ({'; '.join(history)}): {', '.join(bad)} differ, see {folder}"
+        )
         return
     shutil.rmtree(folder.parent)
 
@@ -242,7 +308,12 @@ def later(subject: Subject, rng: random.Random) -> Moment | None:
 
 
 def strike(
-    subject: Subject, words: Sequence[str], folder: Path, log: Path, moment: Moment | None, rng: random.Random
+    subject: Subject,
+    words: Sequence[str],
+    folder: Path,
+    log: Path,
+    moment: Moment | None,
+    rng: random.Random,
 ) -> Ended:
     if moment is not None:
         return command(words, log, moment)
@@ -252,7 +323,9 @@ def strike(
 
 
 def choose(subject: Subject, rng: random.Random) -> Moment | None:
-    """One in four from outside; of the rest nine in ten between the first and the last round, every point alike."""
+    """One in four from outside; of the rest nine in ten between the first and the last round, every
+    point alike.
+    """
     if rng.random() < 0.25:
         return None
     middle = rng.random() < 0.9
@@ -269,14 +342,21 @@ def subjects(room: Path, rng: random.Random, *, quick: bool) -> list[tuple[Subje
     serial, stream = ("--engine", "serial"), ("--set", "stream=true")
     quicker = {"fedlaw": ("--set", "method.epochs=1")}  # learns its weights for seconds else
     found: list[tuple[Subject, int]] = [
-        (Run("run", place(room, method), method, *serial, *quicker.get(method, ())), 3 if quick else 1)
+        (
+            Run("run", place(room, method), method, *serial, *quicker.get(method, ())),
+            3 if quick else 1,
+        )
         for method in methods
     ]
-    found.append((Run("run, streaming", place(room, "stream"), "ditto", *serial, *stream), 1 if quick else 4))
+    found.append(
+        (Run("run, streaming", place(room, "stream"), "ditto", *serial, *stream), 1 if quick else 4)
+    )
     if not quick:
         workers = ("--engine", "processes", "--workers", "2")
         found.append((Run("run, two workers", place(room, "workers"), "moon", *workers), 4))
-        found.append((Run("run, workers, streaming", place(room, "both"), "feddraw", *workers, *stream), 3))
+        found.append(
+            (Run("run, workers, streaming", place(room, "both"), "feddraw", *workers, *stream), 3)
+        )
     found.append((Preparation("preparing data", place(room, "data")), 2 if quick else 4))
     found.append((Study("study", place(room, "study")), 1 if quick else 8))
     return found
@@ -287,7 +367,7 @@ def place(room: Path, name: str) -> Path:
     return room / name
 
 
-# ---------------------------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------------------- the table
 
 
 def table(tally: Tally, seconds: float) -> str:
@@ -295,20 +375,28 @@ def table(tally: Tally, seconds: float) -> str:
     middle = Counter(kill.phase for kill in tally.kills if kill.between)
     width = max(map(len, phases), default=0)
     lines = [f"{'phase':<{width}}  kills  between first and last"]
-    lines += [f"{phase:<{width}}  {count:>5}  {middle[phase]:>5}" for phase, count in sorted(phases.items())]
+    lines += [
+        f"{phase:<{width}}  {count:>5}  {middle[phase]:>5}"
+        for phase, count in sorted(phases.items())
+    ]
     total, inside = len(tally.kills), sum(middle.values())
     share = f" ({inside / total:.0%})" if total else ""
     lines.append(f"{'all':<{width}}  {total:>5}  {inside:>5}{share}")
     lines.append(
-        f"{tally.cases} commands killed and started again in {seconds:.0f} s: {len(tally.differences)} differences"
+        f"{tally.cases} commands killed and started again in {seconds:.0f} s:"
+        f" {len(tally.differences)} differences"
     )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=320)
-    parser.add_argument("--seconds", type=float, default=0, help="stop after so many seconds; fewer subjects")
+    parser.add_argument(
+        "--seconds", type=float, default=0, help="stop after so many seconds; fewer subjects"
+    )
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     rng, tally, began = random.Random(chosen.seed), Tally(), time.monotonic()
@@ -319,7 +407,11 @@ def main() -> None:
                 break
             (subject,) = rng.choices([one for one, _ in pairs], [weight for _, weight in pairs])
             one_case(subject, choose(subject, rng), rng, tally)
-            print(f"{len(tally.kills)} kills, {len(tally.differences)} differences", file=sys.stderr, flush=True)
+            print(
+                f"{len(tally.kills)} kills, {len(tally.differences)} differences",
+                file=sys.stderr,
+                flush=True,
+            )
     print(table(tally, time.monotonic() - began))
     print(*tally.differences, sep="\n")
     sys.exit(bool(tally.differences))

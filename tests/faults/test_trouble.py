@@ -1,4 +1,6 @@
-"""A full disk, a folder gone read-only, workers that die or run out of memory: said in a line, kept, and resumed."""
+"""A full disk, a folder gone read-only, workers that die or run out of memory: said in a line,
+kept, and resumed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mounted(folder: Path, options: str) -> bool:
     """Whether a small file system of our own could be made there."""
     words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    return os.geteuid() == 0 and shutil.which("mount") is not None and not subprocess.run(words, check=False).returncode
+    return (
+        os.geteuid() == 0
+        and shutil.which("mount") is not None
+        and not subprocess.run(words, check=False).returncode
+    )
 
 
 @pytest.fixture
@@ -50,7 +56,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=False)
 
 
-def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_when_there_is_room(disk: Path, whole: Path) -> None:
+def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_when_there_is_room(
+    disk: Path, whole: Path
+) -> None:
     folder = disk / "run"
     experiment = small(method="scaffold", rounds=4)
     list(islice(iterate(experiment, folder), 2))
@@ -59,7 +67,10 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_when_there_is_room(di
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    with pytest.raises(RunFailed, match=r"cannot write .*: No space left on device; what was written before is kept"):
+    with pytest.raises(
+        RunFailed,
+        match=r"cannot write .*: No space left on device; what was written before is kept",
+    ):
         list(run(experiment, folder, resume=True))
     assert (folder / "checkpoint" / "state.safetensors").read_bytes() == before
     ballast.unlink()
@@ -78,7 +89,9 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line_and_the_run_goes_on_with
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(RunFailed, match=r"cannot write .*: File too large; what was written before is kept"):
+        with pytest.raises(
+            RunFailed, match=r"cannot write .*: File too large; what was written before is kept"
+        ):
             list(run(experiment, folder, resume=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -92,7 +105,9 @@ def test_a_folder_gone_read_only_is_said_in_a_line(disk: Path, whole: Path) -> N
     rounds = iterate(experiment, folder)
     next(rounds)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    with pytest.raises(UserError, match=r"cannot write .*: Read-only file system; what was written before is kept"):
+    with pytest.raises(
+        UserError, match=r"cannot write .*: Read-only file system; what was written before is kept"
+    ):
         next(rounds)
     with pytest.raises(UserError, match="is not a folder that you may write to"):
         list(run(experiment, folder, resume=True))
@@ -118,15 +133,30 @@ def healed(model: str) -> None:
 
 def test_a_worker_that_runs_out_of_memory_says_so_and_the_run_goes_on(doomed: Path) -> None:
     model = "hungry:memory"
-    with pytest.raises(RunFailed, match=r"training client C\d failed: it ran out of memory: try fewer workers"):
+    with pytest.raises(
+        RunFailed, match=r"training client C\d failed: it ran out of memory: try fewer workers"
+    ):
         list(run(small(model=model, rounds=4, engine="processes", workers=1), "r"))
     healed(model)
 
 
 def test_a_worker_that_dies_is_one_line_with_its_client_and_how_to_go_on(doomed: Path) -> None:
     shutil.copy(Path(__file__).with_name("hungry.py"), doomed)
-    (doomed / "small.toml").write_bytes(tomli_w.dumps(toml_values(small(rounds=4).table())).encode())
-    words = ["run", "small.toml", "--model", "hungry:death", "--engine", "processes", "--workers", "1", "--out", "r"]
+    (doomed / "small.toml").write_bytes(
+        tomli_w.dumps(toml_values(small(rounds=4).table())).encode()
+    )
+    words = [
+        "run",
+        "small.toml",
+        "--model",
+        "hungry:death",
+        "--engine",
+        "processes",
+        "--workers",
+        "1",
+        "--out",
+        "r",
+    ]
     words = [sys.executable, "-m", "feddraw", *words]
     failed = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert failed.returncode == 1, failed.stderr

@@ -1,4 +1,7 @@
-"""Real federations on this machine, killed, starved and interrupted. `make test-federation`; many minutes."""
+"""Real federations on this machine, killed, starved and interrupted.
+
+`make test-federation`; many minutes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
 from test_lost_updates import Losing
 
-pytestmark = pytest.mark.skipif(not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
+)
 
 
 def expect_bits(folder: Path, reference: Path, **changes: Any) -> None:
@@ -43,7 +48,9 @@ def nodes(made: Any, count: int = 3) -> None:
 
 
 def test_client_memory_crosses_rounds_and_processes(tmp_path: Path) -> None:
-    """Every round is a new process at the node: what SCAFFOLD remembers lies in the site's folder."""
+    """Every round is a new process at the node: what SCAFFOLD remembers lies in the site's
+    folder.
+    """
     with script().federation(tmp_path / "federation", secure=False) as made:
         nodes(made)
         made.run(f'{settings(rounds=2, method="scaffold")} nodes=3 out="run"', timeout=900)
@@ -61,49 +68,77 @@ def test_a_node_killed_in_mid_round_is_missing_and_the_round_goes_on(tmp_path: P
 
         threading.Thread(target=kill_when_training, daemon=True).start()
         made.run(f'{settings(rounds=2)} nodes=2 timeout=240.0 out="run"', timeout=900)
-    status = {(line["round"], line["client"]): line["status"] for line in read_csv(made.folder / "run" / "weights.csv")}
+    status = {
+        (line["round"], line["client"]): line["status"]
+        for line in read_csv(made.folder / "run" / "weights.csv")
+    }
     assert [status[r, c] for r in "01" for c in ("C1", "C2")] == ["counted"] * 4
     assert "missing" in {state for (round, _), state in status.items() if round == "0"}
 
 
-@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen")
-def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_counted(tmp_path: Path) -> None:
-    """With its key it keeps its id. The bits are those of a run in which the same updates are lost on their way."""
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen"
+)
+def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_counted(
+    tmp_path: Path,
+) -> None:
+    """With its key it keeps its id.
+
+    The bits are those of a run in which the same updates are lost on their way.
+    """
     local, experiment = script(), {"rounds": 4, "method": "scaffold"}
     with local.federation(tmp_path / "federation") as made:
         nodes(made)
         ledger = made.folder / "run" / "weights.csv"
 
         def kill_in_the_second_round() -> None:
-            local.wait_for((made.folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round")
+            local.wait_for(
+                (made.folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round"
+            )
             began = made.log("node2").count("Received")
             while made.log("node2").count("Received") == began:
                 time.sleep(0.05)
             time.sleep(3)  # its app is under way, and outlives it: it may even write its memory
             os.killpg(made.processes["node2"].pid, signal.SIGKILL)
             made.processes["node2"].wait()
-            while made.processes["node2"].poll() is not None:  # its key is in use until Flower has missed it
+            while (
+                made.processes["node2"].poll() is not None
+            ):  # its key is in use until Flower has missed it
                 made.supernode("node2", "partition-id=2", register=False)
                 time.sleep(30)
 
         threading.Thread(target=kill_in_the_second_round, daemon=True).start()
         made.run(f'{settings(**experiment)} nodes=3 timeout=120.0 out="run"', timeout=900)
-    counted = {(int(line["round"]), line["client"]) for line in read_csv(ledger) if line["status"] == "counted"}
+    counted = {
+        (int(line["round"]), line["client"])
+        for line in read_csv(ledger)
+        if line["status"] == "counted"
+    }
     assert len(counted) < 12
     assert (0, "C3") in counted
     assert any(round > 1 for round, client in counted if client == "C3")
     setup = prepare(small(**experiment))
-    engine = Losing(setup.trainer, lambda round, client: (round, setup.clients[client]) not in counted)
-    *_, last = federate(setup.initial, setup.method, engine, setup.clients, rounds=4, seed=setup.experiment.seed)
+    engine = Losing(
+        setup.trainer, lambda round, client: (round, setup.clients[client]) not in counted
+    )
+    *_, last = federate(
+        setup.initial, setup.method, engine, setup.clients, rounds=4, seed=setup.experiment.seed
+    )
     kept = load_file(made.folder / "run" / "model.safetensors")
-    assert all(kept[name].tobytes() == array.tobytes() for name, array in last.model.arrays().items())
+    assert all(
+        kept[name].tobytes() == array.tobytes() for name, array in last.model.arrays().items()
+    )
 
 
-@pytest.mark.parametrize(("secure", "resumed"), [(True, "resume=true"), (False, "resume=true rebind=true")])
+@pytest.mark.parametrize(
+    ("secure", "resumed"), [(True, "resume=true"), (False, "resume=true rebind=true")]
+)
 def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
     secure: bool, resumed: str, tmp_path: Path
 ) -> None:
-    """Registered keys keep their names; nodes without keys have new ids, and the operator says that they are known."""
+    """Registered keys keep their names; nodes without keys have new ids, and the operator says that
+    they are known.
+    """
     local, folder = script(), tmp_path / "federation"
     how = {"secure": secure, "behind_nginx": local.NGINX is not None}
     said = f'{settings(rounds=3, method="scaffold")} nodes=3 out="run"'
@@ -115,8 +150,14 @@ def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
     with local.federation(folder, **how) as made:
         nodes(made)
         threading.Thread(target=run_and_lose, daemon=True).start()
-        local.wait_for((folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round was finished")
-        for process in local.descendants([made.processes["superlink"].pid]):  # as a machine takes them all with it
+        local.wait_for(
+            (folder / "run" / "checkpoint" / "state.safetensors").is_file,
+            400,
+            "no round was finished",
+        )
+        for process in local.descendants(
+            [made.processes["superlink"].pid]
+        ):  # as a machine takes them all with it
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
     with local.federation(folder, **how) as made:
@@ -151,7 +192,11 @@ def test_ctrl_c_stops_everything_that_the_script_started(tmp_path: Path) -> None
 def started(port: str) -> list[str]:
     """Commands on this machine that talk to a SuperLink's port."""
     found = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    return [" ".join(command) for command in found if any(f"127.0.0.1:{port}" in part for part in command)]
+    return [
+        " ".join(command)
+        for command in found
+        if any(f"127.0.0.1:{port}" in part for part in command)
+    ]
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
@@ -159,10 +204,9 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
 
 def simulate(method: str, folder: Path, **environment: str) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from feddraw.experiment.running import run; from small import small\n"
-        "if __name__ == '__main__':\n"
-        "    list(run(small(method=sys.argv[2], rounds=2, engine='flower', workers=2), sys.argv[3]))\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom feddraw.experiment.running import run;"
+        " from small import small\nif __name__ == '__main__':\n   "
+        " list(run(small(method=sys.argv[2], rounds=2, engine='flower', workers=2), sys.argv[3]))\n"
     )
     arguments = [sys.executable, "-c", code, str(Path(__file__).parent.parent), method, str(folder)]
     subprocess.run(arguments, check=True, timeout=900, env=os.environ | environment)
@@ -189,14 +233,18 @@ def cluster(nodes: int) -> Iterator[str]:
     ]
     with ExitStack() as started:
         for place in places:
-            node = started.enter_context(subprocess.Popen([ray, "start", *place, *said], stdout=subprocess.DEVNULL))
+            node = started.enter_context(
+                subprocess.Popen([ray, "start", *place, *said], stdout=subprocess.DEVNULL)
+            )
             started.callback(node.terminate)
             time.sleep(10)
         yield address
 
 
 @needs_ray
-def test_flowers_simulation_over_a_cluster_that_is_there_gives_the_same_bits(tmp_path: Path) -> None:
+def test_flowers_simulation_over_a_cluster_that_is_there_gives_the_same_bits(
+    tmp_path: Path,
+) -> None:
     with cluster(nodes=2) as address:
         simulate("feddraw", tmp_path / "ray", RAY_ADDRESS=address)
     expect_bits(tmp_path / "ray", tmp_path / "serial", rounds=2, method="feddraw")

@@ -1,4 +1,7 @@
-"""Secure sums over a real SuperLink, with TLS, keys and a node that is killed in mid-round. `make test-federation`."""
+"""Secure sums over a real SuperLink, with TLS, keys and a node that is killed in mid-round.
+
+`make test-federation`.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,19 @@ from test_flower import QUICKSTART
 from test_flower_deployment import script, settings
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"),
-    pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen"),
+    pytest.mark.skipif(
+        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
+    ),
+    pytest.mark.skipif(
+        not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+        reason="no openssl or ssh-keygen",
+    ),
 ]
 
 SITES = ("C1", "C2", "C3", "C4")
 
-# All that reaches the server, as it comes out of Flower's own Grid, goes to a file; nothing else differs from the
-# quickstart but the strategy's arguments.
+# All that reaches the server, as it comes out of Flower's own Grid, goes to a file; nothing else
+# differs from the quickstart but the strategy's arguments.
 RECORDER = """
 import numpy as np
 from pathlib import Path
@@ -68,10 +76,14 @@ def spy(message, context, app, folder=Path({folder!r})):
 
 
 def quickstart(folder: Path) -> Path:
-    """Flower's quickstart: its training code as it is, with the mod at the clients and `secure=True` at the server."""
+    """Flower's quickstart: its training code as it is, with the mod at the clients and
+    `secure=True` at the server.
+    """
     app = folder / "app"
     shutil.copytree(QUICKSTART, app)
-    project = PROJECT.replace("canary:server", "server_app:app").replace("canary:client", "client_app:app")
+    project = PROJECT.replace("canary:server", "server_app:app").replace(
+        "canary:client", "client_app:app"
+    )
     (app / "pyproject.toml").write_text(project.replace("seconds = 0", "num-server-rounds = 2"))
     (app / "recorder.py").write_text(RECORDER.format(folder=str(folder)))
     (app / "spy.py").write_text(SPY.format(folder=str(folder)))
@@ -81,10 +93,16 @@ def quickstart(folder: Path) -> Path:
         "from task import",
         "from spy import spy\nfrom feddraw.flower import secure_mod\nfrom task import",
     )
-    ours = f"fraction_evaluate=1.0, secure=True, min_available_nodes=3, folder={str(folder / 'run')!r}"
+    ours = (
+        f"fraction_evaluate=1.0, secure=True, min_available_nodes=3, folder={str(folder / 'run')!r}"
+    )
     changed(app / "server_app.py", "fraction_evaluate=1.0", ours)
     changed(app / "server_app.py", "        grid=grid,", "        grid=record(grid), timeout=300,")
-    changed(app / "server_app.py", "from task import Net", "from recorder import record\nfrom task import Net")
+    changed(
+        app / "server_app.py",
+        "from task import Net",
+        "from recorder import record\nfrom task import Net",
+    )
     changed(app / "server_app.py", 'm["accuracy"]', 'm.get("accuracy")')
     return app
 
@@ -99,10 +117,15 @@ def secured(made: Any) -> None:
     """A node for each site, with a signing key; all have the file of all sites' public keys."""
     for site in SITES:
         made.feddraw("site", "key", made.folder / f"{site}.sign", "--name", site)
-    lines = [f'{site} = "{(made.folder / f"{site}.sign.pub").read_text().strip()}"' for site in SITES]
+    lines = [
+        f'{site} = "{(made.folder / f"{site}.sign.pub").read_text().strip()}"' for site in SITES
+    ]
     (made.folder / "sites.toml").write_text("\n".join(lines))
     for number, site in enumerate(SITES):
-        config = f'partition-id={number} key="{made.folder}/{site}.sign" memory="{made.folder}/memory-{site}"'
+        config = (
+            f'partition-id={number} key="{made.folder}/{site}.sign"'
+            f' memory="{made.folder}/memory-{site}"'
+        )
         made.supernode(f"node{number}", f'{config} sites="{made.folder}/sites.toml"')
 
 
@@ -120,14 +143,22 @@ def test_an_unchanged_app_trains_while_a_node_is_killed_in_mid_round_and_no_mode
     with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
         made.sign(app)
         secured(made)
-        killer = threading.Thread(target=kill_at, args=(made, "node3", 3), daemon=True)  # asked for its masked words
+        killer = threading.Thread(
+            target=kill_at, args=(made, "node3", 3), daemon=True
+        )  # asked for its masked words
         killer.start()
         said = made.run("num-server-rounds=2", timeout=900, app=app)
         assert not killer.is_alive()
-    status = {(line["round"], line["client"]): line["status"] for line in read_csv(tmp_path / "run" / "weights.csv")}
+    status = {
+        (line["round"], line["client"]): line["status"]
+        for line in read_csv(tmp_path / "run" / "weights.csv")
+    }
     assert status["0", "C4"] == "missing", said
     assert [status[round, site] for round in "01" for site in SITES[:3]] == ["counted"] * 6
-    weights = {line["client"]: float(line["weight"]) for line in read_csv(tmp_path / "run" / "weights.csv")[:3]}
+    weights = {
+        line["client"]: float(line["weight"])
+        for line in read_csv(tmp_path / "run" / "weights.csv")[:3]
+    }
     assert weights == pytest.approx({"C1": 160 / 240, "C2": 40 / 240, "C3": 40 / 240})
     expect_no_model(tmp_path)
 
@@ -145,14 +176,20 @@ def expect_no_model(folder: Path) -> None:
         for name in model.files:
             for tensor in (model[name], model[name] - sent[name]):
                 assert tensor.size < 4 or tensor.tobytes()[:32] not in arrived, (file.name, name)
-        floats = [name for name in model.files if model[name].dtype == np.float32 and "running" not in name]
+        floats = [
+            name
+            for name in model.files
+            if model[name].dtype == np.float32 and "running" not in name
+        ]
         move = np.concatenate([(model[name] - sent[name]).ravel() for name in floats])
         for vector in vectors:
             words = vector[: len(move)].view(np.int64).astype(np.float64)
             assert abs(np.corrcoef(words, move)[0, 1]) < 6 / np.sqrt(len(move))
 
 
-def test_the_ready_app_under_secure_sums_gives_the_bits_of_the_serial_engine(tmp_path: Path) -> None:
+def test_the_ready_app_under_secure_sums_gives_the_bits_of_the_serial_engine(
+    tmp_path: Path,
+) -> None:
     local, small = script(), {"rounds": 2, "secure": True, "scenario.clients": 4}
     with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
         secured(made)

@@ -1,4 +1,7 @@
-"""Who gets in: strangers at the door of a real federation, and apps at a site. `make test-federation`."""
+"""Who gets in: strangers at the door of a real federation, and apps at a site.
+
+`make test-federation`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from test_flower_deployment import EXAMPLE, FILES, script
 
 LOCAL = script()
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"),
+    pytest.mark.skipif(
+        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
+    ),
     pytest.mark.skipif(LOCAL.NGINX is None, reason="no nginx: apt install nginx"),
 ]
 
@@ -80,7 +85,9 @@ def made(tmp_path: Path) -> Iterator[Any]:
     """A federation with one node, behind its door."""
     with LOCAL.federation(tmp_path / "federation") as started:
         started.supernode("node0", "partition-id=0")
-        LOCAL.wait_for(lambda: "SuperNode ID" in started.log("node0"), 60, "the node does not connect")
+        LOCAL.wait_for(
+            lambda: "SuperNode ID" in started.log("node0"), 60, "the node does not connect"
+        )
         yield started
 
 
@@ -97,7 +104,9 @@ def test_a_stranger_with_the_address_and_ca_crt_can_neither_list_register_run_no
         assert "404" in found.stdout + found.stderr
 
     key = LOCAL.make_key(tmp_path / "own.key")
-    said = made.flwr("run", canary, LOCAL.NAME, "--run-config", "seconds=60")  # the operator's, under way
+    said = made.flwr(
+        "run", canary, LOCAL.NAME, "--run-config", "seconds=60"
+    )  # the operator's, under way
     (run,) = re.findall(r"started run (\d+)", said)
     LOCAL.wait_for((tmp_path / "ran-at-the-server").exists, 60, "the operator's run does not begin")
     (tmp_path / "ran-at-the-server").unlink()
@@ -118,7 +127,14 @@ def test_a_stranger_with_the_address_and_ca_crt_can_neither_list_register_run_no
 
 def test_a_stranger_cannot_have_a_node_not_even_without_a_key(made: Any, tmp_path: Path) -> None:
     made.supernode("stranger", "partition-id=0", register=False)
-    nameless = ["--superlink", f"127.0.0.1:{made.door}", "--root-certificates", "ca.crt", "--port", LOCAL.free_port()]
+    nameless = [
+        "--superlink",
+        f"127.0.0.1:{made.door}",
+        "--root-certificates",
+        "ca.crt",
+        "--port",
+        LOCAL.free_port(),
+    ]
     made.start("nameless", "flower-supernode", *nameless)  # asks to be registered as what it is
     for name in ("stranger", "nameless"):
         assert made.processes[name].wait(timeout=90)
@@ -133,9 +149,13 @@ def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_i
     def run() -> str:
         return plain(made.run("seconds=0", app=canary, timeout=300))
 
-    assert "the node says: the site refuses the app: the operator has not signed this bundle" in run()
+    assert (
+        "the node says: the site refuses the app: the operator has not signed this bundle" in run()
+    )
     assert not ran.exists()
-    assert "is refused, and nothing of it is unpacked: the operator has not signed" in made.log("node0")
+    assert "is refused, and nothing of it is unpacked: the operator has not signed" in made.log(
+        "node0"
+    )
     assert "Successfully installed" not in made.log("node0")
 
     made.sign(canary)
@@ -149,15 +169,23 @@ def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_i
     assert not ran.exists()
 
 
-def test_the_tutorials_federation_gives_the_bits_of_its_command_in_one_process(tmp_path: Path) -> None:
+def test_the_tutorials_federation_gives_the_bits_of_its_command_in_one_process(
+    tmp_path: Path,
+) -> None:
     """Four nodes for CHM-2's four clients: nobody is left out."""
     said = ["--folder", "federation", "--run-config", 'rounds=2 out="run"', "--stranger"]
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True}
-    shown = subprocess.run([sys.executable, EXAMPLE, *said], check=True, timeout=600, **options).stdout
+    shown = subprocess.run(
+        [sys.executable, EXAMPLE, *said], check=True, timeout=600, **options
+    ).stdout
     assert "4 SuperNodes started" in shown
     assert shown.count("stranger's flwr") == shown.count(": refused\n") == 3
     one = ["run", "--method", "feddraw", "--scenario", "CHM-2", "--rounds", "2"]
     one += ["--set", "policy.cap_times=1.5", "--out", "plain"]  # the ready app's own limit
-    subprocess.run([Path(sys.executable).with_name("feddraw"), *one], check=True, timeout=300, **options)
+    subprocess.run(
+        [Path(sys.executable).with_name("feddraw"), *one], check=True, timeout=300, **options
+    )
     for name in FILES:
-        assert (tmp_path / "federation" / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes(), name
+        assert (tmp_path / "federation" / "run" / name).read_bytes() == (
+            tmp_path / "plain" / name
+        ).read_bytes(), name

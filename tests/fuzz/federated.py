@@ -1,7 +1,9 @@
-"""Messages of a federation as targets: what a client answers to the server, and what a server asks of a client.
+"""Messages of a federation as targets: what a client answers to the server, and what a server asks
+of a client.
 
-Inputs are the bytes of Flower's own messages. What Flower itself cannot read counts as refused; the rest passes the
-strategy beside three honest replies, and must leave those counted and the model finite.
+Inputs are the bytes of Flower's own messages. What Flower itself cannot read counts as refused; the
+rest passes the strategy beside three honest replies, and must leave those counted and the model
+finite.
 """
 
 from __future__ import annotations
@@ -20,12 +22,28 @@ from flwr.proto.message_pb2 import Message as Wire
 from guided import Target, mutate
 
 import tiny
-from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked, copied, reply, server, spoilt
+from bad_replies import (
+    BAD_BESIDE,
+    BAD_REPLIES,
+    NODES,
+    TENSOR,
+    answered,
+    asked,
+    copied,
+    reply,
+    server,
+    spoilt,
+)
 from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import array_records, client_app, metric_means, reply_intake, score_histograms
-from feddraw.flower.array_records import model_to_arrays, pack_array, unpack_array, vectors_to_arrays
+from feddraw.flower.array_records import (
+    model_to_arrays,
+    pack_array,
+    unpack_array,
+    vectors_to_arrays,
+)
 from feddraw.flower.client_app import Site
 from feddraw.flower.in_process_grid import identify_in_process_grid
 from feddraw.flower.roster import Roster
@@ -33,7 +51,17 @@ from feddraw.flower.score_histograms import histograms_to_metrics, merged_histog
 from feddraw.training.client import Trainer
 
 CLASSES = ("bright", "left")
-WORDS = (b"num-examples", b"arrays", b"extra", b"client", b"\x93NUMPY\x01\x00", b"(2, 6)", b"<f8", b"|O", b"PK\x03\x04")
+WORDS = (
+    b"num-examples",
+    b"arrays",
+    b"extra",
+    b"client",
+    b"\x93NUMPY\x01\x00",
+    b"(2, 6)",
+    b"<f8",
+    b"|O",
+    b"PK\x03\x04",
+)
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
@@ -42,7 +70,9 @@ def round_of_four() -> tuple[list[Update], Any, Any, Any]:
     """SCAFFOLD's, which sends most: updates, the model that was sent, the method and its state."""
     method = make_method(Experiment(method="scaffold"))
     kept: list[list[Update]] = []
-    engine = tiny.Altered(tiny.bench(method), lambda updates: kept.append([*map(tiny.copied, updates)]) or updates)
+    engine = tiny.Altered(
+        tiny.bench(method), lambda updates: kept.append([*map(tiny.copied, updates)]) or updates
+    )
     first, _ = tiny.train(method, rounds=2, engine=engine)
     return kept[1], first.next_model, method, first.state
 
@@ -63,7 +93,7 @@ def received(data: bytes) -> Message:
         raise UserError(f"Flower itself refuses it: {type(error).__name__}") from None
 
 
-# ---------------------------------------------------------------------------------------------------- replies
+# ------------------------------------------------------------------------------------------ replies
 
 
 @cache
@@ -82,7 +112,9 @@ def read_reply(data: bytes, _: Path) -> object:
     check(ledger, waiting.model.params)
     waiting.aggregate_evaluate(1, [message])
     if message.has_content():
-        score_histograms.histogram_metrics_for_log(merged_histogram_metrics([message.content], CLASSES))
+        score_histograms.histogram_metrics_for_log(
+            merged_histogram_metrics([message.content], CLASSES)
+        )
     refused = [entry.status for entry in ledger.values() if entry.status.startswith("refused")]
     if refused:
         raise UserError(refused[0])
@@ -90,15 +122,25 @@ def read_reply(data: bytes, _: Path) -> object:
 
 
 def check(ledger: dict[str, Any], params: np.ndarray) -> None:
-    """One hostile client may take an honest one's name, and then neither counts; the others do, and all is finite."""
+    """One hostile client may take an honest one's name, and then neither counts; the others do, and
+    all is finite.
+    """
     assert sum(entry.counted for entry in ledger.values()) >= 2, "honest clients do not count"
     assert np.isfinite(params).all(), "the model is not finite"
-    assert not any("\n" in text for name, entry in ledger.items() for text in (name, entry.status)), "not one line"
+    assert not any(
+        "\n" in text for name, entry in ledger.items() for text in (name, entry.status)
+    ), "not one line"
 
 
 def evaluated() -> RecordDict:
     counts = score_histograms.count_by_score(np.full((4, 2), 0.5), np.array([[0, 1]] * 4))
-    return RecordDict({"metrics": MetricRecord({"num-examples": 4, **histograms_to_metrics("validation", counts)})})
+    return RecordDict(
+        {
+            "metrics": MetricRecord(
+                {"num-examples": 4, **histograms_to_metrics("validation", counts)}
+            )
+        }
+    )
 
 
 def reply_seeds() -> list[bytes]:
@@ -122,7 +164,15 @@ def reply_seeds() -> list[bytes]:
     again, other = answered(NODES[1], content(1)), answered(NODES[1], good)
     failed = [Message(Error(0, "went\nwrong"), reply_to=asked(node)) for node in (NODES[0], 7)]
     return [
-        wire(one) for one in (*(answered(NODES[0], one) for one in contents), late, stranger, again, other, *failed)
+        wire(one)
+        for one in (
+            *(answered(NODES[0], one) for one in contents),
+            late,
+            stranger,
+            again,
+            other,
+            *failed,
+        )
     ]
 
 
@@ -135,7 +185,9 @@ def in_bfloat16(good: RecordDict) -> RecordDict:
 
 
 def reshape(data: bytes, rng: random.Random) -> bytes:
-    """A message that Flower reads: one tensor's bytes or one number changed, or records mixed from two replies."""
+    """A message that Flower reads: one tensor's bytes or one number changed, or records mixed from
+    two replies.
+    """
     message = Wire.FromString(data)
     items = message.content.items
     if not items:
@@ -153,7 +205,10 @@ def reshape(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_number(value: Any, rng: random.Random) -> None:
-    whole, real = rng.choice((0, -1, 1, 2**63 - 1, -(2**63))), rng.choice((0.5, 1e308, float("nan"), float("-inf")))
+    whole, real = (
+        rng.choice((0, -1, 1, 2**63 - 1, -(2**63))),
+        rng.choice((0.5, 1e308, float("nan"), float("-inf"))),
+    )
     match rng.randrange(5):
         case 0:
             value.sint64 = whole
@@ -167,13 +222,15 @@ def change_number(value: Any, rng: random.Random) -> None:
             value.uint64 = 2**64 - 1
 
 
-# ---------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 @cache
 def own_site(room: Path) -> Site:
     method = round_of_four()[2]
-    trainer = Trainer(tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks)
+    trainer = Trainer(
+        tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks
+    )
     return Site(trainer, "North", 0, 0, room / "memory")
 
 
@@ -203,21 +260,29 @@ def request_seeds() -> list[bytes]:
         request["memory"] = vectors_to_arrays({"control": sent.params})
         found.append(request)
     spoilt_one, empty = copied(found[0]), RecordDict({"config": ConfigRecord({})})
-    spoilt_one["broadcast"] = ArrayRecord({"x": array_records.Array("float32", (1,), array_records.NUMPY_ARRAY, b"")})
+    spoilt_one["broadcast"] = ArrayRecord(
+        {"x": array_records.Array("float32", (1,), array_records.NUMPY_ARRAY, b"")}
+    )
     spoilt_one["arrays"] = ArrayRecord()
     kinds = ("turned", "integers", "an archive", "another kind", "a tensor too many")
-    others = [*(spoilt(found[0], BAD_REPLIES[kind][0]) for kind in kinds), in_bfloat16(found[0]), spoilt_one, empty]
+    others = [
+        *(spoilt(found[0], BAD_REPLIES[kind][0]) for kind in kinds),
+        in_bfloat16(found[0]),
+        spoilt_one,
+        empty,
+    ]
     return [wire(answered(NODES[0], one)) for one in (*found, *others)]
 
 
-# ---------------------------------------------------------------------------------------------------- all
+# ---------------------------------------------------------------------------------------------- all
 
 
 def targets() -> list[Target]:
     identify_in_process_grid()
     inside = (
-        "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line decode_replies "
-        "_replies_without_gaps _decode_update _reply_metrics_and_size _record_of_model"
+        "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line"
+        " decode_replies _replies_without_gaps _decode_update _reply_metrics_and_size"
+        " _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
     within = "unpack_array _view_npy _npy_values _check_array_names arrays_to_vectors"
@@ -230,7 +295,11 @@ def targets() -> list[Target]:
         metric_means.size_in_metrics,
         reply_intake.metrics_in_reply,
     ]
-    asking = [client_app.read_site_job, client_app._vectors_sent_to_site, client_app._model_sent_to_site]
+    asking = [
+        client_app.read_site_job,
+        client_app._vectors_sent_to_site,
+        client_app._model_sent_to_site,
+    ]
     return [
         Target(
             "Flower replies",
@@ -241,5 +310,13 @@ def targets() -> list[Target]:
             WORDS,
             reshape,
         ),
-        Target("Flower requests", read_request, (UserError,), request_seeds(), [*asking, *tensors], WORDS, reshape),
+        Target(
+            "Flower requests",
+            read_request,
+            (UserError,),
+            request_seeds(),
+            [*asking, *tensors],
+            WORDS,
+            reshape,
+        ),
     ]

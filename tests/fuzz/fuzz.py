@@ -21,7 +21,9 @@ from readers import targets
 
 
 def branches(target: Target, corpus: list[bytes], room: Path) -> tuple[int, int, list[str]]:
-    """Branches of the reader's functions that the kept inputs take, all there are, and lines before missed ones."""
+    """Branches of the reader's functions that the kept inputs take, all there are, and lines before
+    missed ones.
+    """
     files = {code_of(function).co_filename for function in target.functions}
     measured = coverage.Coverage(branch=True, data_file=None, include=sorted(files))
     measured.start()
@@ -40,16 +42,21 @@ def branches(target: Target, corpus: list[bytes], room: Path) -> tuple[int, int,
             if (str(Path(name).resolve()), function) in wanted or (name, function) in wanted:
                 taken += found["summary"]["covered_branches"]
                 total += found["summary"]["num_branches"]
-                missed += [f"{Path(name).name}:{start}→{stop}" for start, stop in found["missing_branches"]]
+                missed += [
+                    f"{Path(name).name}:{start}→{stop}" for start, stop in found["missing_branches"]
+                ]
     return taken, total, missed
 
 
 def show(target: Target, found: Findings, room: Path, keep: Path | None) -> None:
     taken, total, missed = branches(target, found.corpus, room)
     share = 100 * taken / total if total else 100
-    numbers = f"{found.inputs:>9,} inputs {100 * found.refused / max(1, found.inputs):>5.1f} % refused"
+    numbers = (
+        f"{found.inputs:>9,} inputs {100 * found.refused / max(1, found.inputs):>5.1f} % refused"
+    )
     print(
-        f"{target.name:<22} {numbers}  branches {taken:>3}/{total:<3} {share:>5.1f} %  escapes {len(found.escapes)}",
+        f"{target.name:<22} {numbers}  branches {taken:>3}/{total:<3} {share:>5.1f} %  escapes"
+        f" {len(found.escapes)}",
         flush=True,
     )
     if missed:
@@ -62,8 +69,12 @@ def show(target: Target, found: Findings, room: Path, keep: Path | None) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="processor minutes for each reader")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="processor minutes for each reader"
+    )
     parser.add_argument("--only", default="", help="readers with this in their name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for inputs that escaped")
@@ -73,7 +84,9 @@ def main() -> None:
         readers = [target for target in targets(Path(room)) if chosen.only in target.name]
         limit_memory()
         for target in readers:
-            found = fuzz(target, Path(room), random.Random(chosen.seed), seconds=60 * chosen.minutes)
+            found = fuzz(
+                target, Path(room), random.Random(chosen.seed), seconds=60 * chosen.minutes
+            )
             show(target, found, Path(room), chosen.keep)
             escapes += len(found.escapes)
     print(f"{len(readers)} readers, {escapes} escapes")

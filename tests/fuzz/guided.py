@@ -1,7 +1,8 @@
-"""A small coverage-guided fuzzer: inputs that reach a new arc of the reader's code are kept and changed further.
+"""A small coverage-guided fuzzer: inputs that reach a new arc of the reader's code are kept and
+changed further.
 
-An input may be read, or refused with one of the reader's own errors. Anything else is an escape: another exception, ten
-seconds without an end, or more memory than the process may have.
+An input may be read, or refused with one of the reader's own errors. Anything else is an escape:
+another exception, ten seconds without an end, or more memory than the process may have.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Target:
     seeds: Sequence[bytes]
     functions: Sequence[Callable[..., Any]]
     tokens: Sequence[bytes] = ()
-    reshape: Callable[[bytes, random.Random], bytes] | None = None  # keeps the format's own checksums right
+    reshape: Callable[[bytes, random.Random], bytes] | None = (
+        None  # keeps the format's own checksums right
+    )
     odd: Sequence[Callable[[Path], object]] = ()  # calls that no content of a file can make
 
 
@@ -61,10 +64,12 @@ class Hang(BaseException):
     """Too long."""
 
 
-# ---------------------------------------------------------------------------------------------------- changes
+# ------------------------------------------------------------------------------------------ changes
 
 
-def mutate(data: bytes, corpus: Sequence[bytes], tokens: Sequence[bytes], rng: random.Random) -> bytes:
+def mutate(
+    data: bytes, corpus: Sequence[bytes], tokens: Sequence[bytes], rng: random.Random
+) -> bytes:
     """A few random changes."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         data = rng.choice(CHANGES)(data, corpus, tokens, rng)
@@ -124,10 +129,21 @@ def replace_number(data: bytes, _: Any, __: Any, rng: random.Random) -> bytes:
     return data[:place] + rng.choice(NUMBERS) + data[place + 1 :]
 
 
-CHANGES = (flip, overwrite, cut, shorten, repeat, insert, insert, splice, replace_line, replace_number)
+CHANGES = (
+    flip,
+    overwrite,
+    cut,
+    shorten,
+    repeat,
+    insert,
+    insert,
+    splice,
+    replace_line,
+    replace_number,
+)
 
 
-# ---------------------------------------------------------------------------------------------------- trying
+# ------------------------------------------------------------------------------------------- trying
 
 
 def code_of(function: Callable[..., Any]) -> CodeType:
@@ -187,7 +203,9 @@ def judged(target: Target, call: Callable[[], object], seconds: int = 10) -> str
     return "read"
 
 
-def fuzz(target: Target, room: Path, rng: random.Random, *, seconds: float = 0, inputs: int = 0) -> Findings:
+def fuzz(
+    target: Target, room: Path, rng: random.Random, *, seconds: float = 0, inputs: int = 0
+) -> Findings:
     """For so many processor seconds, or so many inputs."""
     found, seen = Findings(corpus=list(target.seeds)), set[tuple[Any, int, int]]()
     codes = frozenset(map(code_of, target.functions))
@@ -203,7 +221,9 @@ def fuzz(target: Target, room: Path, rng: random.Random, *, seconds: float = 0, 
         base = rng.choice(found.corpus)
         shaped = target.reshape is not None and rng.random() < 0.7
         data = (
-            target.reshape(base, rng) if shaped and target.reshape else mutate(base, found.corpus, target.tokens, rng)
+            target.reshape(base, rng)
+            if shaped and target.reshape
+            else mutate(base, found.corpus, target.tokens, rng)
         )
         data = data[: 1 << 20]
         arcs: set[tuple[Any, int, int]] = set()

@@ -1,4 +1,6 @@
-"""Every reader of the package that opens a file somebody else may have made, with files that it reads."""
+"""Every reader of the package that opens a file somebody else may have made, with files that it
+reads.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ from safetensors.numpy import save
 from torch import nn
 
 import tiny
-from feddraw import catalog, participation
+from feddraw import catalog
 from feddraw.analysis import explain_weights, tidy_results
 from feddraw.cli import weights
+from feddraw.core import participation
 from feddraw.data import (
     corruption,
     csv_sheet,
@@ -45,7 +48,8 @@ from feddraw.data import (
     table_columns,
 )
 from feddraw.data.dataset import Labels
-from feddraw.datasets import chexpert, nih
+from feddraw.data.datasets import chexpert, nih
+from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data, verify
@@ -68,7 +72,6 @@ from feddraw.results import checkpoint, ledger_table, predictions, recorded_run,
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
-from feddraw.scenarios import index_list
 from feddraw.study import plan, results_table
 from feddraw.system import file_reading
 from run_folders import FINDINGS, make_run
@@ -81,17 +84,27 @@ def functions(*places: ModuleType | type, without: str = "") -> list[Callable[..
     found: list[Callable[..., Any]] = []
     for place in places:
         for name, found_member in getmembers(place):
-            member = getattr(found_member, "__wrapped__", getattr(found_member, "__func__", found_member))
+            member = getattr(
+                found_member, "__wrapped__", getattr(found_member, "__func__", found_member)
+            )
             home = member.__module__ if hasattr(member, "__module__") else ""
-            if isfunction(member) and home == (place.__name__ if isinstance(place, ModuleType) else place.__module__):
+            if isfunction(member) and home == (
+                place.__name__ if isinstance(place, ModuleType) else place.__module__
+            ):
                 found += [member] if name not in without.split() else []
             elif isclass(member) and isinstance(place, ModuleType) and home == place.__name__:
                 found += functions(member, without=without)
-    return [one for one in found if one.__code__.co_filename != "<string>"]  # those that dataclasses make
+    return [
+        one for one in found if one.__code__.co_filename != "<string>"
+    ]  # those that dataclasses make
 
 
 def named(place: Any, names: str) -> list[Callable[..., Any]]:
-    return [getattr(found, "__func__", found) for name in names.split() for found in [getattr(place, name)]]
+    return [
+        getattr(found, "__func__", found)
+        for name in names.split()
+        for found in [getattr(place, name)]
+    ]
 
 
 def written(data: bytes, path: Path) -> Path:
@@ -99,39 +112,75 @@ def written(data: bytes, path: Path) -> Path:
     return path
 
 
-# ---------------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 EXPERIMENTS = [
     b'data = "phantom"\nscenario = "CHM-2"\nmethod = "feddraw"\nrounds = 3\n',
-    b'rounds = 2\nseed = 1\n[data]\nname = "phantom"\nsize = 28\n[method]\nname = "fedavg+fedprox"\nmu = 0.5\n'
-    b'[scenario]\nname = "dirichlet"\nclients = 3\n[training]\nlr = 0.1\n[gate]\nnorm = "refuse"\n',
-    b'[model]\nname = "densenet121"\nweights = "none"\n[data]\nname = "folder"\npath = "x.csv"\nfindings = ["Edema"]\n',
-    b'method = "package.module:function"\nscenario = "list.json"\nengine = "serial"\nholdout = 0.1\nfolds = 5\n',
+    (
+        b'rounds = 2\nseed = 1\n[data]\nname = "phantom"\nsize = 28\n[method]\nname ='
+        b' "fedavg+fedprox"\nmu = 0.5\n[scenario]\nname = "dirichlet"\nclients = 3\n[training]\nlr'
+        b' = 0.1\n[gate]\nnorm = "refuse"\n'
+    ),
+    (
+        b'[model]\nname = "densenet121"\nweights = "none"\n[data]\nname = "folder"\npath ='
+        b' "x.csv"\nfindings = ["Edema"]\n'
+    ),
+    (
+        b'method = "package.module:function"\nscenario = "list.json"\nengine = "serial"\nholdout ='
+        b" 0.1\nfolds = 5\n"
+    ),
 ]
 EXPERIMENTS += [
     line.encode()
     for line in (
-        "rounds = 0", "seed = -1", "holdout = 2.0", "folds = 1", "workers = -1", "method = 5", "training = 3", "x = 1",
-        "method = {}", "proxy = 1", "stream = true", 'stream = true\nmethod = "krum"', "gate = {x = 1}",
-        "stream = true\ngate = {clip = 1.0}", "a" + ".a" * 40 + " = 1",
-        'engine = "none"', "gate = {factor = 0}", "rounds = 1.5", "training = {lr = true}",
+        "rounds = 0",
+        "seed = -1",
+        "holdout = 2.0",
+        "folds = 1",
+        "workers = -1",
+        "method = 5",
+        "training = 3",
+        "x = 1",
+        "method = {}",
+        "proxy = 1",
+        "stream = true",
+        'stream = true\nmethod = "krum"',
+        "gate = {x = 1}",
+        "stream = true\ngate = {clip = 1.0}",
+        "a" + ".a" * 40 + " = 1",
+        'engine = "none"',
+        "gate = {factor = 0}",
+        "rounds = 1.5",
+        "training = {lr = true}",
         'participation = {sampler = "plan", plan = "C1, C2; C3", joins = "C3=0", leaves = "C2=9"}',
-        'participation = {joins = "C1=\u00b2"}', "participation = {effort = 2.0}",
+        'participation = {joins = "C1=\u00b2"}',
+        "participation = {effort = 2.0}",
         'participation = {sampler = "by_size", fraction = 0.5, stragglers = 1.0}',
-        'participation = {sampler = "plan"}', 'participation = {leaves = "C1=0,C2=0,C3=0"}',
+        'participation = {sampler = "plan"}',
+        'participation = {leaves = "C1=0,C2=0,C3=0"}',
         'participation = {sampler = "uniform", joins = "Z=1"}',
-        'corruption = {flip = "C1=0.3, C3=1", blur = "C2=1.5", crop = "C1=0.1"}', 'corruption = {gamma = "C1=0"}',
-        'corruption = {noise = "C1=\u00b2"}', 'corruption = {contrast = "Z=1"}',
-        'method = {name = "fedavg", mu = 1}', 'scenario = {name = "iid", clients = "x"}', "data = {name = 3}",
+        'corruption = {flip = "C1=0.3, C3=1", blur = "C2=1.5", crop = "C1=0.1"}',
+        'corruption = {gamma = "C1=0"}',
+        'corruption = {noise = "C1=\u00b2"}',
+        'corruption = {contrast = "Z=1"}',
+        'method = {name = "fedavg", mu = 1}',
+        'scenario = {name = "iid", clients = "x"}',
+        "data = {name = 3}",
     )
-]  # fmt: skip
+]
 STUDIES = [
     b"case = 3",
     b"seed = [0, 0]",
     b'preset = "paper"\nmethod = "fedavg"',
     b"preset = [1]",
-    b'preset = "laptop"\nseed = [0, 1]\nmethod = ["feddraw", {name = "fedprox", mu = [0.1, 1]}]\n[[case]]\nrounds = 2',
-    b'method = ["a:b", "fedavg"]\n[data]\nname = "phantom"\ntrain = [100, 200]\n[[case]]\nscenario = "iid"\n[[case]]\n',
+    (
+        b'preset = "laptop"\nseed = [0, 1]\nmethod = ["feddraw", {name = "fedprox", mu = [0.1,'
+        b" 1]}]\n[[case]]\nrounds = 2"
+    ),
+    (
+        b'method = ["a:b", "fedavg"]\n[data]\nname = "phantom"\ntrain = [100,'
+        b' 200]\n[[case]]\nscenario = "iid"\n[[case]]\n'
+    ),
     *EXPERIMENTS,
 ]
 SETTINGS = [
@@ -162,14 +211,17 @@ def read_study(data: bytes, room: Path) -> object:
     return plan.read_study(written(data, room / "study.toml"))
 
 
-# ---------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 SHEETS = [
     b"path,Edema,Cardiomegaly,split,site,patient\na.png,1,0,train,X,p1\nb.png,0,,val,Y,p2\nc/d.png,-1,1,test,X,p3\n",
     b"image;label;hospital\n1.jpg;1;A\n2.jpg;0;B\n3.jpg;1;C\n4.jpg;0;A\n5.jpg;1;B\n",
-    b"Path,Sex,Age,Frontal/Lateral,AP/PA,Atelectasis,Cardiomegaly,Consolidation,Edema,Pleural Effusion\n"
-    b"CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg,F,68,Frontal,AP,1.0,0.0,,-1.0,\n"
-    b"CheXpert-v1.0-small/train/patient00002/study1/view2_lateral.jpg,F,68,Lateral,,1.0,0.0,,-1.0,\n",
+    (
+        b"Path,Sex,Age,Frontal/Lateral,AP/PA,Atelectasis,Cardiomegaly,Consolidation,Edema,Pleural"
+        b" Effusion\n"
+        b"CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg,F,68,Frontal,AP,1.0,0.0,,-1.0,\n"
+        b"CheXpert-v1.0-small/train/patient00002/study1/view2_lateral.jpg,F,68,Lateral,,1.0,0.0,,-1.0,\n"
+    ),
     '\ufeffpath,Ödem\n"a, b.png",1\n../up.png,0\n/etc/passwd,1\nc:\\x.png,0\n'.encode(),
 ]
 TABLE_WORDS = [
@@ -190,7 +242,9 @@ TABLE_WORDS = [
 
 def read_sheet(data: bytes, room: Path) -> object:
     packed = data[:1] == b"\x1f"
-    return data_sets.read_training_labels(written(data, room / ("table.csv.gz" if packed else "table.csv")))
+    return data_sets.read_training_labels(
+        written(data, room / ("table.csv.gz" if packed else "table.csv"))
+    )
 
 
 SHEETS += [
@@ -201,11 +255,14 @@ SHEETS += [
     b"path,a,split\nb.png,1,nowhere\n",
     b"path,a,set\na.png,1,train\nb.png,0,test\nc.png,1,train\nd.png,0,train\ne.png,1,train\n",
     b"path,a\n\n\nb.png,1\nb.png,0\n",
-    b"Study,Frontal/Lateral,Atelectasis,Cardiomegaly,Consolidation,Edema,Pleural Effusion\n"
-    b"test/patient1/study1,,1,0,,,\n",
+    (
+        b"Study,Frontal/Lateral,Atelectasis,Cardiomegaly,Consolidation,Edema,Pleural Effusion\n"
+        b"test/patient1/study1,,1,0,,,\n"
+    ),
 ]
 NIH = [
-    b"Image Index,Finding Labels,Follow-up #\n00000001_000.png,Cardiomegaly|Effusion,0\n00000002_000.png,No Finding,1\n"
+    b"Image Index,Finding Labels,Follow-up"
+    b" #\n00000001_000.png,Cardiomegaly|Effusion,0\n00000002_000.png,No Finding,1\n"
 ]
 
 
@@ -243,7 +300,11 @@ SURVEYS = [
     b"x,y\n1,2\n",
     b"label,x\nEdema,1\nMass,2\n",
     b"path,Edema,site\n"
-    + b"".join(b"%s.png,%d,%s\n" % (name, name == b"a", site) for name in (b"a", b"b") for site in (b"N", b"S")),
+    + b"".join(
+        b"%s.png,%d,%s\n" % (name, name == b"a", site)
+        for name in (b"a", b"b")
+        for site in (b"N", b"S")
+    ),
     b"path,Edema,site\n"
     + b"".join(b"%d.png,%d,%s\n" % (i, i % 3 == 0, (b"N", b"S")[i % 2]) for i in range(60))
     + b"a.png,1,N\n",
@@ -280,7 +341,10 @@ def read_statistics(data: bytes, room: Path) -> object:
     sheet = csv_sheet.CsvSheet.of(written(data, room / "results.csv"))
     columns = tidy_results.tidy_value_columns(sheet, {"scenario", "method", "seed"})
     over = "seed" if "seed" in sheet.header else ""
-    return [tidy_results.read_tidy_table(sheet, "scenario", "method", column, over) for column in columns]
+    return [
+        tidy_results.read_tidy_table(sheet, "scenario", "method", column, over)
+        for column in columns
+    ]
 
 
 SIMILARITIES = [b"C1,C2\n1,1\n.5,1\n.2,1\n", b"0.9,0.8,1\n1,1,1\n"]
@@ -306,12 +370,17 @@ def index_seeds() -> list[bytes]:
 
 def read_index(data: bytes, room: Path) -> object:
     labels = Labels(np.zeros((3, 1), np.uint8), ("Edema",), np.array(["a.png", "b.png", "c.png"]))
-    return index_list.read_index_list(written(data, room / "list.json"), labels, 1.0 if data[-1:] == b"}" else 2.0)
+    return index_list.read_index_list(
+        written(data, room / "list.json"), labels, 1.0 if data[-1:] == b"}" else 2.0
+    )
 
 
 def reshape_index(data: bytes, rng: random.Random) -> bytes:
     """Other clients and images under a right hash."""
-    names = {f"C{i}": [rng.choice(("a.png", "b.png", "d.png")) for _ in range(rng.randrange(3))] for i in range(3)}
+    names = {
+        f"C{i}": [rng.choice(("a.png", "b.png", "d.png")) for _ in range(rng.randrange(3))]
+        for i in range(3)
+    }
     clients = [{"client": client, "images": images} for client, images in names.items()]
     document = {
         "scenario": "s",
@@ -326,7 +395,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- run folders
+# -------------------------------------------------------------------------------------- run folders
 
 FILES = (
     "pieces.csv",
@@ -342,8 +411,15 @@ FILES = (
 @functools.cache
 def finished(room: Path) -> Path:
     target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
-    lines = [f"{round},C{client},{piece},0.9,0.3,0.25" for round in (0, 1) for client in (1, 2) for piece in FINDINGS]
-    (target / "pieces.csv").write_text("\n".join([",".join(ledger_table.PIECE_COLUMNS), *lines, ""]), encoding="utf-8")
+    lines = [
+        f"{round},C{client},{piece},0.9,0.3,0.25"
+        for round in (0, 1)
+        for client in (1, 2)
+        for piece in FINDINGS
+    ]
+    (target / "pieces.csv").write_text(
+        "\n".join([",".join(ledger_table.PIECE_COLUMNS), *lines, ""]), encoding="utf-8"
+    )
     return target
 
 
@@ -351,7 +427,9 @@ def run_seeds(room: Path) -> list[bytes]:
     """The first byte says which file it is."""
     place = finished(room)
     return [
-        bytes([number]) + (place / name).read_bytes() for number, name in enumerate(FILES) if (place / name).is_file()
+        bytes([number]) + (place / name).read_bytes()
+        for number, name in enumerate(FILES)
+        if (place / name).is_file()
     ] + odd_ledgers()
 
 
@@ -367,9 +445,14 @@ def odd_ledgers() -> list[bytes]:
         ledger(alone),
         ledger(alone, "1,C1,10,2,,,,,,1,1,missing"),
         ledger(
-            alone, "0,C2,5,1,,,,,,-3,2,counted: clipped", "1,C1,10,2,,,,,,0,,refused: NaN", "1,C2,0,0,,,,,,0,,missing"
+            alone,
+            "0,C2,5,1,,,,,,-3,2,counted: clipped",
+            "1,C1,10,2,,,,,,0,,refused: NaN",
+            "1,C2,0,0,,,,,,0,,missing",
         ),
-        ledger("0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"),
+        ledger(
+            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"
+        ),
         ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,counted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,counted"),
         ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,counted", "0,C2,1,2,0.1,0.9,1,,,0,0,not asked"),
     ]
@@ -387,7 +470,10 @@ def read_folder(data: bytes, room: Path) -> object:
         run = recorded_run.read_run(place)
         run_collection.collect_runs([place])
         found = explain_weights.explain_run_weights(run)
-        _ = list(explain_weights.weights_in_sentences(found)), explain_weights.explanation_document(found)
+        _ = (
+            list(explain_weights.weights_in_sentences(found)),
+            explain_weights.explanation_document(found),
+        )
         _ = list(verify._compared_hashes(RunFolder(place), RunFolder(place), 2, True))
         _ = list(verify._differing_environment(RunFolder(place), HERE))
         if (kept := run.predictions()) is not None:
@@ -399,7 +485,13 @@ def read_folder(data: bytes, room: Path) -> object:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
 
 
-REPORTED = {"feddraw": "CHM-2", "fedavg": "CHM-2", "alone": "CHM-2", "other feddraw": "CHM-3", "other fedavg": "CHM-3"}
+REPORTED = {
+    "feddraw": "CHM-2",
+    "fedavg": "CHM-2",
+    "alone": "CHM-2",
+    "other feddraw": "CHM-3",
+    "other fedavg": "CHM-3",
+}
 
 
 @functools.cache
@@ -408,23 +500,40 @@ def reported(room: Path) -> Path:
     for name, scenario in REPORTED.items():
         method = name.split()[-1]
         own = (0.7, 0.7, 0.7, 0.6) if method == "alone" else ()
-        make_run(room / "reported" / name, method=method, scenario=scenario, alone=own, images=12, rounds=2)
-    (room / "reported" / "feddraw" / "pieces.csv").write_bytes((finished(room) / "pieces.csv").read_bytes())
+        make_run(
+            room / "reported" / name,
+            method=method,
+            scenario=scenario,
+            alone=own,
+            images=12,
+            rounds=2,
+        )
+    (room / "reported" / "feddraw" / "pieces.csv").write_bytes(
+        (finished(room) / "pieces.csv").read_bytes()
+    )
     return room / "reported"
 
 
 def read_report(data: bytes, room: Path) -> object:
-    """Everything of a report but the drawing of figures: one file of one of its runs is replaced."""
+    """Everything of a report but the drawing of figures: one file of one of its runs is
+    replaced.
+    """
     place = reported(room) / list(REPORTED)[len(data) % len(REPORTED)]
     name = FILES[data[0] % len(FILES)] if data else FILES[0]
     before = (place / name).read_bytes() if (place / name).is_file() else None
     (place / name).write_bytes(data[1:])
     try:
         found = run_collection.collect_runs([place.parent])
-        made = report_statistics.compute_report(found, alpha=0.05, replicates=5, command="", say=str)
+        made = report_statistics.compute_report(
+            found, alpha=0.05, replicates=5, command="", say=str
+        )
         document = section_order.compose_report(made, "A report", str)
         page = html.render_html(
-            document, {picture.name: "<svg></svg>" for picture in report_files._all_pictures(document.blocks)}
+            document,
+            {
+                picture.name: "<svg></svg>"
+                for picture in report_files._all_pictures(document.blocks)
+            },
         )
         assert "<script>alert" not in page
         return (
@@ -442,14 +551,23 @@ def odd_report(replicates: int, room: Path) -> object:
     for name in ("one", "again"):
         if not (room / "scored" / name).exists():
             make_run(
-                room / "scored" / name, images=12, patients=False, settings={"kept": name} if name == "one" else {}
+                room / "scored" / name,
+                images=12,
+                patients=False,
+                settings={"kept": name} if name == "one" else {},
             )
             versions = {"packages": {"feddraw": name}}
-            (room / "scored" / name / "environment.json").write_text(json.dumps(versions), encoding="utf-8")
+            (room / "scored" / name / "environment.json").write_text(
+                json.dumps(versions), encoding="utf-8"
+            )
     odd_folders(room)
     return [
         report_statistics.compute_report(
-            run_collection.collect_runs([room / place]), alpha=0.05, replicates=replicates, command="", say=str
+            run_collection.collect_runs([room / place]),
+            alpha=0.05,
+            replicates=replicates,
+            command="",
+            say=str,
         )
         for place in ("scored", "odd/one")
     ]
@@ -496,7 +614,12 @@ def reshape_checkpoint(data: bytes, rng: random.Random) -> bytes:
     }
     name = rng.choice(list(arrays))
     arrays[name] = rng.choice(
-        (arrays[name][:-1], arrays[name].astype(np.float64), arrays[name].astype(np.int8), arrays[name][None])
+        (
+            arrays[name][:-1],
+            arrays[name].astype(np.float64),
+            arrays[name].astype(np.int8),
+            arrays[name][None],
+        )
     )
     if rng.random() < 0.2:
         del arrays[name]
@@ -507,31 +630,57 @@ def reshape_checkpoint(data: bytes, rng: random.Random) -> bytes:
     }
     key = rng.choice(list(document))
     document[key] = rng.choice(
-        (None, -1, "x", [], {}, 1e999, {"a": {"array": "nowhere"}}, {"x": 1}, {"0": [1]}, 2**70, True)
+        (
+            None,
+            -1,
+            "x",
+            [],
+            {},
+            1e999,
+            {"a": {"array": "nowhere"}},
+            {"x": 1},
+            {"0": [1]},
+            2**70,
+            True,
+        )
     )
     document["blake2"] = checkpoint.arrays_digest(arrays, document)
     return bytes(save(arrays, {"feddraw": json.dumps(document)}))
 
 
-# ---------------------------------------------------------------------------------------------------- arrays, pictures
+# --------------------------------------------------------------------------------- arrays, pictures
 
 
 def archive(**changes: Any) -> bytes:
-    arrays = {f"{split}_labels": np.array([[0, 1], [1, 0]], np.uint8) for split in ("train", "val", "test")}
-    arrays |= {f"{split}_images": np.zeros((2, 8, 8), np.uint8) for split in ("train", "val", "test")}
+    arrays = {
+        f"{split}_labels": np.array([[0, 1], [1, 0]], np.uint8)
+        for split in ("train", "val", "test")
+    }
+    arrays |= {
+        f"{split}_images": np.zeros((2, 8, 8), np.uint8) for split in ("train", "val", "test")
+    }
     file = io.BytesIO()
-    np.savez_compressed(file, **{name: array for name, array in (arrays | changes).items() if array is not None})
+    np.savez_compressed(
+        file, **{name: array for name, array in (arrays | changes).items() if array is not None}
+    )
     return file.getvalue()
 
 
 def npz_seeds() -> list[bytes]:
-    names = {f"{split}_names": np.array([f"{split}{row}" for row in range(2)]) for split in ("train", "val", "test")}
-    fourteen = {f"{split}_labels": np.zeros((2, 14), np.int64) for split in ("train", "val", "test")}
+    names = {
+        f"{split}_names": np.array([f"{split}{row}" for row in range(2)])
+        for split in ("train", "val", "test")
+    }
+    fourteen = {
+        f"{split}_labels": np.zeros((2, 14), np.int64) for split in ("train", "val", "test")
+    }
     return [
         archive(),
         archive(classes=np.array(["Edema", "Mass"]), **names),
         archive(**fourteen),
-        archive(**names | {f"{s}_patients": np.array(["1", "2"]) for s in ("train", "val", "test")}),
+        archive(
+            **names | {f"{s}_patients": np.array(["1", "2"]) for s in ("train", "val", "test")}
+        ),
     ]
 
 
@@ -571,7 +720,10 @@ def reshape_npz(data: bytes, rng: random.Random) -> bytes:
     """One member changed inside an archive whose own checksums are right."""
     file = io.BytesIO()
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        with (
+            zipfile.ZipFile(io.BytesIO(data)) as old,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new,
+        ):
             chosen = rng.choice(old.namelist())
             for name in old.namelist():
                 content = old.read(name)
@@ -591,7 +743,9 @@ def reshape_npz(data: bytes, rng: random.Random) -> bytes:
 
 def odd_array(rng: random.Random) -> bytes:
     """An array that is fine in itself, but not where it is put."""
-    shape = rng.choice(((), (0,), (2,), (2, 2), (2, 14), (3, 2), (2, 8, 8), (2, 8, 7), (2, 8, 8, 1), (2, 8, 8, 3)))
+    shape = rng.choice(
+        ((), (0,), (2,), (2, 2), (2, 14), (3, 2), (2, 8, 8), (2, 8, 7), (2, 8, 8, 1), (2, 8, 8, 3))
+    )
     dtype = rng.choice(("u1", "i8", "f4", "f8", "U3", "?", "c8", "M8[s]", "S2", [("a", "u1")]))
     file = io.BytesIO()
     values = np.zeros(shape, dtype) if rng.random() < 0.8 else np.ones(shape, "f4") * np.nan
@@ -612,13 +766,21 @@ def dicom(side: int = 8) -> list[bytes]:
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
     meta = FileMetaDataset()
-    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, "1.2.840.10008.5.1.4.1.1.1"
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = (
+        ExplicitVRLittleEndian,
+        "1.2.840.10008.5.1.4.1.1.1",
+    )
     meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=["fuzz"])
     file = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
     file.Rows = file.Columns = side
     file.BitsAllocated, file.BitsStored, file.HighBit, file.SamplesPerPixel = 16, 12, 11, 1
     file.PixelRepresentation, file.PhotometricInterpretation = 0, "MONOCHROME1"
-    file.RescaleSlope, file.RescaleIntercept, file.WindowCenter, file.WindowWidth = "1", "0", "100", "50"
+    file.RescaleSlope, file.RescaleIntercept, file.WindowCenter, file.WindowWidth = (
+        "1",
+        "0",
+        "100",
+        "50",
+    )
     file.PixelData = np.arange(64, dtype=np.uint16).tobytes()
     out = io.BytesIO()
     file.save_as(out, enforce_file_format=True)
@@ -633,13 +795,25 @@ def more_pictures() -> list[bytes]:
     """Too many pixels, other colours, deflated, and what ends at once."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0))
-    bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
     found = [bomb, b"", b"not a picture", b"\0" * 128 + b"DICM", *dicom(60_000)]
     for file in dicom():
-        deflated = file.replace(b"UI\x14\x001.2.840.10008.1.2.1\0", b"UI\x16\x001.2.840.10008.1.2.1.99")
+        deflated = file.replace(
+            b"UI\x14\x001.2.840.10008.1.2.1\0", b"UI\x16\x001.2.840.10008.1.2.1.99"
+        )
         found += [
             deflated,
             file.replace(b"MONOCHROME1", b"MONOCHROME2"),
@@ -651,7 +825,13 @@ def more_pictures() -> list[bytes]:
 def weight_seeds() -> list[bytes]:
     found = []
     other = {"features.0.weight": torch.zeros(2)}
-    for state in (network().state_dict(), other, {"features.0.weight": 1, "x": [1, 2]}, [1, 2], {1: torch.zeros(2)}):
+    for state in (
+        network().state_dict(),
+        other,
+        {"features.0.weight": 1, "x": [1, 2]},
+        [1, 2],
+        {1: torch.zeros(2)},
+    ):
         file = io.BytesIO()
         torch.save(state, file)
         found.append(file.getvalue())
@@ -670,7 +850,7 @@ def read_weights(data: bytes, room: Path) -> object:
     return None
 
 
-# ---------------------------------------------------------------------------------------------------- our own files
+# ------------------------------------------------------------------------------------ our own files
 
 
 def entry_seeds() -> list[bytes]:
@@ -688,13 +868,16 @@ def read_entry(data: bytes, room: Path) -> object:
     for number, seed in enumerate(entry_seeds()[:3]):
         name = ("images.npy", "bad.json", "progress.jsonl")[number]
         written(data[1:] if data[:1] == seed[:1] else seed[1:], place / name)
-    found = image_cache.open_finished_entry(place, (3, 4, 4)), image_cache.read_cache_log(place / "progress.jsonl")
+    found = (
+        image_cache.open_finished_entry(place, (3, 4, 4)),
+        image_cache.read_cache_log(place / "progress.jsonl"),
+    )
     if found[0] is None:
         raise UserError("it is made again")
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- odd calls
+# ---------------------------------------------------------------------------------------- odd calls
 
 Read = Callable[[Path], object]
 
@@ -754,7 +937,9 @@ def crowded(room: Path) -> object:
     if not place.exists():
         make_run(place)
     lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
-    (place / "weights.csv").write_text("\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8")
+    (place / "weights.csv").write_text(
+        "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8"
+    )
     return recorded_run.read_run(place)
 
 
@@ -779,10 +964,21 @@ def look(name: str, room: Path) -> object:
 
 def named_columns(room: Path) -> object:
     """Columns, findings and shares as somebody set them, and paths that are absolute."""
-    lines = ["path,Edema,Mass,x", f"{room.resolve()}/a.png,1,0,p", "b.png,0,1,q", "c.png,1,1,r", "d.png,,,q"]
+    lines = [
+        "path,Edema,Mass,x",
+        f"{room.resolve()}/a.png,1,0,p",
+        "b.png,0,1,q",
+        "c.png,1,1,r",
+        "d.png,,,q",
+    ]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
     read: Callable[..., object] = partial(own_tables.read_own_tables, [path], root=room)
-    for wrong in ({"findings": "paper"}, {"findings": 3}, {"columns": {"site": "y"}}, {"shares": (1, 1, 1)}):
+    for wrong in (
+        {"findings": "paper"},
+        {"findings": 3},
+        {"columns": {"site": "y"}},
+        {"shares": (1, 1, 1)},
+    ):
         with suppress(UserError):
             read(**wrong)
     return read(findings=["Mass"], columns={"site": "x"})
@@ -798,17 +994,19 @@ def odd_similarities(room: Path) -> object:
     return [weights.parse_similarity(text) for text in ("", "1,.5", str(room / "no.csv"))]
 
 
-# ---------------------------------------------------------------------------------------------------- all
+# ---------------------------------------------------------------------------------------------- all
 
-PLAN = "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
+PLAN = (
+    "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
+)
 SHEET = (
-    "read_own_tables open_own_tables findings_of_own_tables _refuse_spellings_in_own_tables _take_own_rows "
-    "split_own_rows path_inside_folder"
+    "read_own_tables open_own_tables findings_of_own_tables _refuse_spellings_in_own_tables"
+    " _take_own_rows split_own_rows path_inside_folder"
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
-    "_labelled_runs _differing_settings _is_crossed_setting _collection_notes _without_copies _name_with_settings "
-    "_collection_setting"
+    "_labelled_runs _differing_settings _is_crossed_setting _collection_notes _without_copies"
+    " _name_with_settings _collection_setting"
 )
 
 
@@ -826,9 +1024,14 @@ def targets(room: Path) -> list[Target]:
         *named(corruption, "_corruption_by_site"),
         *named(corruption.Corruption, "alterations check"),
     ]
-    sheet = functions(csv_sheet, finding_names, label_table, without="split_rows first_row_problems")
+    sheet = functions(
+        csv_sheet, finding_names, label_table, without="split_rows first_row_problems"
+    )
     release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
-    logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
+    logs = [
+        bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes()
+        for place in FILES[1:3]
+    ]
     images = [
         picture("PNG"),
         picture("JPEG"),
@@ -840,27 +1043,56 @@ def targets(room: Path) -> list[Target]:
     archives = [*npz_seeds(), *more_archives()]
     return [
         Target(
-            "experiment.toml", read_experiment, ONE_LINE, EXPERIMENTS, [*text, *settings, complete], SETTINGS,
-            odd=[*no_file(Experiment.read), huge("x.toml", Experiment.read), trusted(Experiment.read, EXPERIMENTS[3])],
+            "experiment.toml",
+            read_experiment,
+            ONE_LINE,
+            EXPERIMENTS,
+            [*text, *settings, complete],
+            SETTINGS,
+            odd=[
+                *no_file(Experiment.read),
+                huge("x.toml", Experiment.read),
+                trusted(Experiment.read, EXPERIMENTS[3]),
+            ],
         ),
         Target(
-            "study.toml", read_study, ONE_LINE, STUDIES, [*text, *named(plan, PLAN)], SETTINGS,
+            "study.toml",
+            read_study,
+            ONE_LINE,
+            STUDIES,
+            [*text, *named(plan, PLAN)],
+            SETTINGS,
             odd=[
-                *no_file(plan.read_study), huge("x.toml", plan.read_study),
+                *no_file(plan.read_study),
+                huge("x.toml", plan.read_study),
                 trusted(plan.read_study, STUDIES[5]),
             ],
         ),
         Target(
-            "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
-            [*sheet,
-            *named(own_tables, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
+            "label tables",
+            read_sheet,
+            ONE_LINE,
+            [*SHEETS, gzip.compress(SHEETS[0])],
+            [
+                *sheet,
+                *named(own_tables, SHEET),
+                *functions(table_columns),
+                *functions(label_cells),
+                *release,
+            ],
+            TABLE_WORDS,
             odd=[
-                *no_file(data_sets.read_training_labels), huge("x.csv", data_sets.read_training_labels), named_columns,
+                *no_file(data_sets.read_training_labels),
+                huge("x.csv", data_sets.read_training_labels),
+                named_columns,
             ],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read_nih_table], TABLE_WORDS),
         Target(
-            "tables of results", read_statistics, ONE_LINE, STATISTICS,
+            "tables of results",
+            read_statistics,
+            ONE_LINE,
+            STATISTICS,
             [
                 *named(tidy_results, "read_tidy_table _tidy_value tidy_value_columns"),
                 *named(csv_sheet.CsvSheet, "rows column of"),
@@ -868,83 +1100,149 @@ def targets(room: Path) -> list[Target]:
             TABLE_WORDS,
         ),
         Target(
-            "tables of studies", read_done, ONE_LINE, DONE,
-            [*named(results_table.ResultTable, "__init__ add"), results_table._result_cell, *lines], TABLE_WORDS,
+            "tables of studies",
+            read_done,
+            ONE_LINE,
+            DONE,
+            [*named(results_table.ResultTable, "__init__ add"), results_table._result_cell, *lines],
+            TABLE_WORDS,
             odd=[
-                huge("runs.csv", results_table.ResultTable), added_twice, lambda room: file_reading.read_text(room, 1),
+                huge("runs.csv", results_table.ResultTable),
+                added_twice,
+                lambda room: file_reading.read_text(room, 1),
             ],
         ),
         Target(
-            "tables for init", read_survey, ONE_LINE, SURVEYS,
-            functions(inspection, init_own_data, without="inspect_class_folders positives sites sizes"),
+            "tables for init",
+            read_survey,
+            ONE_LINE,
+            SURVEYS,
+            functions(
+                inspection, init_own_data, without="inspect_class_folders positives sites sizes"
+            ),
             TABLE_WORDS,
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
-            "similarities", read_similarities, ONE_LINE, SIMILARITIES,
+            "similarities",
+            read_similarities,
+            ONE_LINE,
+            SIMILARITIES,
             named(weights, "parse_similarity _weights_similarity_line"),
-            TABLE_WORDS, odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
+            TABLE_WORDS,
+            odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
         Target(
-            "index lists", read_index, ONE_LINE, index_seeds(), named(index_list, "read_index_list _parse_index_list"),
-            [b"[]", b"null"], reshape_index,
+            "index lists",
+            read_index,
+            ONE_LINE,
+            index_seeds(),
+            named(index_list, "read_index_list _parse_index_list"),
+            [b"[]", b"null"],
+            reshape_index,
             [huge("x.json", index_list._parse_index_list), *no_file(index_list._parse_index_list)],
         ),
         Target(
-            "run folders", read_folder, ONE_LINE, run_seeds(room),
+            "run folders",
+            read_folder,
+            ONE_LINE,
+            run_seeds(room),
             [
-                *named(run_collection, RUNS), *named(recorded_run, "read_run _check_recorded_metrics"),
+                *named(run_collection, RUNS),
+                *named(recorded_run, "read_run _check_recorded_metrics"),
                 *functions(ledger_table.LedgerTable),
-                *named(recorded_run.RecordedRun, "predictions curve by_class"), predictions.read_predictions,
+                *named(recorded_run.RecordedRun, "predictions curve by_class"),
+                predictions.read_predictions,
                 *named(file_reading, "read_json number_or_nan"),
                 recorded_run.damage_told,
                 *named(verify, "_compared_hashes _lines_to_verify _differing_environment"),
                 *functions(explain_weights),
             ],
-            [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
+            [b",", b"\n", b"{", b"[", b"null", b'"macro"'],
+            odd=[odd_folders, crowded],
         ),
         Target(
-            "reports", read_report, ONE_LINE, report_seeds(room),
+            "reports",
+            read_report,
+            ONE_LINE,
+            report_seeds(room),
             [
-                *functions(report_statistics, bootstrap_over_patients, differences_over_trainings, client_gains),
+                *functions(
+                    report_statistics,
+                    bootstrap_over_patients,
+                    differences_over_trainings,
+                    client_gains,
+                ),
                 *named(run_collection, LABELS),
             ],
             [b",", b"\n", b"null", b"<script>alert(1)</script>", b"$\\input{x}$", b"|"],
             odd=[partial(odd_report, 0), partial(odd_report, 5)],
         ),
         Target(
-            "logs on resume", read_log, ONE_LINE, logs, [RunFolder.forget_from, *lines], [b",", b'{"round": 0}\n'],
-            odd=[odd_log, huge("weights.csv", file_reading.read_csv), lambda room: file_reading.read_text(room, 1)],
+            "logs on resume",
+            read_log,
+            ONE_LINE,
+            logs,
+            [RunFolder.forget_from, *lines],
+            [b",", b'{"round": 0}\n'],
+            odd=[
+                odd_log,
+                huge("weights.csv", file_reading.read_csv),
+                lambda room: file_reading.read_text(room, 1),
+            ],
         ),
         Target(
-            "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),
-            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint restore_arrays arrays_digest")],
-            (), reshape_checkpoint, [odd_log],
+            "checkpoints",
+            read_checkpoint,
+            ONE_LINE,
+            checkpoint_seeds(room),
+            [
+                RunFolder.load_checkpoint,
+                *named(checkpoint, "read_checkpoint restore_arrays arrays_digest"),
+            ],
+            (),
+            reshape_checkpoint,
+            [odd_log],
         ),
         Target(
-            "archives (.npz)", read_npz, ONE_LINE, archives,
+            "archives (.npz)",
+            read_npz,
+            ONE_LINE,
+            archives,
             [
                 *named(npz_archive.NpzArchive, "open read column table columns problems images"),
                 npz_archive.member_from_header,
             ],
-            (), reshape_npz,
+            (),
+            reshape_npz,
             [*no_file(npz_archive.NpzArchive.open), bomb],
         ),
         Target(
-            "pictures", read_picture, (imaging.BadImage,), images, functions(imaging, without="clahe"),
+            "pictures",
+            read_picture,
+            (imaging.BadImage,),
+            images,
+            functions(imaging, without="clahe"),
             odd=[lambda room: imaging.decode(room / "nowhere"), huge_dicom, flat_picture],
         ),
         Target(
-            "weights files", read_weights, ONE_LINE, weight_seeds(),
-            [read_saved_parameters, densenet121.load_torchvision_densenet121], odd=no_file(read_saved_parameters),
+            "weights files",
+            read_weights,
+            ONE_LINE,
+            weight_seeds(),
+            [read_saved_parameters, densenet121.load_torchvision_densenet121],
+            odd=no_file(read_saved_parameters),
         ),
         Target(
-            "prepared images", read_entry, ONE_LINE, entry_seeds(),
+            "prepared images",
+            read_entry,
+            ONE_LINE,
+            entry_seeds(),
             named(image_cache, "open_finished_entry read_cache_log"),
             odd=[lambda room: image_cache.read_cache_log(room / "nowhere")],
         ),
         *messages(),
-    ]  # fmt: skip
+    ]
 
 
 def messages() -> list[Target]:

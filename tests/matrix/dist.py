@@ -1,7 +1,9 @@
-"""`make dist`: the wheel and the source archive of a release, and what must hold before they are uploaded.
+"""`make dist`: the wheel and the source archive of a release, and what must hold before they are
+uploaded.
 
-Built twice, the second time from the first's own source archive in another place: the same bytes. `twine check` reads
-their descriptions. The wheel is installed into an empty environment with the versions of constraints.txt, and trains.
+Built twice, the second time from the first's own source archive in another place: the same bytes.
+`twine check` reads their descriptions. The wheel is installed into an empty environment with the
+versions of constraints.txt, and trains.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ TRY = ("run", "--rounds", "1", "--scale", "0.005", "--size", "28", "--set", "dat
 def build(python: str, source: Path, into: Path) -> dict[str, str]:
     """A wheel and a source archive, by name, with their hashes."""
     call(python, "-m", "build", "--no-isolation", "--outdir", str(into), str(source))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(into.iterdir())}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(into.iterdir())
+    }
 
 
 def environment(folder: Path, *requirements: str) -> str:
@@ -44,9 +48,15 @@ def call(*command: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="for the two files; emptied first")
-    parser.add_argument("--without-install", action="store_true", help="no empty environment: without gigabytes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist", help="for the two files; emptied first"
+    )
+    parser.add_argument(
+        "--without-install", action="store_true", help="no empty environment: without gigabytes"
+    )
     options = parser.parse_args(arguments)
     shutil.rmtree(options.out, ignore_errors=True)
     with TemporaryDirectory() as temporary:
@@ -59,8 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         second = build(tools, next((work / "again").iterdir()), work / "second")
         if first != second:
             sys.exit(f"built twice, and not the same: {first} and {second}")
-        print("built twice, the same bytes:", *(f"  {digest}  {name}" for name, digest in first.items()), sep="\n")
-        call(tools, "-m", "twine", "check", "--strict", *(str(options.out / name) for name in first))
+        print(
+            "built twice, the same bytes:",
+            *(f"  {digest}  {name}" for name, digest in first.items()),
+            sep="\n",
+        )
+        call(
+            tools, "-m", "twine", "check", "--strict", *(str(options.out / name) for name in first)
+        )
         print("twine check: passed")
         if not options.without_install:
             install(next(options.out.glob("*.whl")), work)

@@ -51,7 +51,10 @@ def page(matrix: Matrix, results: Results) -> str:
 def _table(matrix: Matrix, rows: Sequence[Combination], results: Results) -> list[str]:
     columns = list(dict.fromkeys(what for one in rows for what in matrix.tried(one)))
     notes: list[str] = []
-    lines = [_row(["version", "Python", *columns, "installed", "with", "tried"]), "|---" * (len(columns) + 5) + "|"]
+    lines = [
+        _row(["version", "Python", *columns, "installed", "with", "tried"]),
+        "|---" * (len(columns) + 5) + "|",
+    ]
     for one in rows:
         result = results.get(one.name, {"untested": "not run yet"})
         if "untested" in result:
@@ -60,13 +63,25 @@ def _table(matrix: Matrix, rows: Sequence[Combination], results: Results) -> lis
             continue
         cells = [_cell(result["works"].get(what), notes) for what in columns]
         found = result["versions"]
-        beside = ", ".join(f"{name} {found[name]}" for name in found if name not in ("feddraw", "python"))
-        lines.append(_row([one.version, found["python"], *cells, _cost(result), beside, result["date"]]))
-    return [*lines, *([""] if notes else []), *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
+        beside = ", ".join(
+            f"{name} {found[name]}" for name in found if name not in ("feddraw", "python")
+        )
+        lines.append(
+            _row([one.version, found["python"], *cells, _cost(result), beside, result["date"]])
+        )
+    return [
+        *lines,
+        *([""] if notes else []),
+        *(f"{number}. {note}" for number, note in enumerate(notes, 1)),
+    ]
 
 
 def _cost(result: Mapping[str, Any]) -> str:
-    return f"{result['megabytes']} MB in {result['install_seconds']} s" if "megabytes" in result else ""
+    return (
+        f"{result['megabytes']} MB in {result['install_seconds']} s"
+        if "megabytes" in result
+        else ""
+    )
 
 
 def _cell(found: Mapping[str, Any] | None, notes: list[str]) -> str:

@@ -2,9 +2,10 @@
 
     python tests/matrix/run.py [--only NAME …] [--without-large] [--python 3.12=/path/to/python …]
 
-Each combination of matrix.toml gets an environment of its own in --folder, with the wheel of this tree and the versions
-named, and runs its tests there. An environment whose requirements have not changed is used again. Results are written
-after each combination, so a run that was stopped can go on with --only. Needs nothing but Python 3.11 and pip.
+Each combination of matrix.toml gets an environment of its own in --folder, with the wheel of this
+tree and the versions named, and runs its tests there. An environment whose requirements have not
+changed is used again. Results are written after each combination, so a run that was stopped can go
+on with --only. Needs nothing but Python 3.11 and pip.
 """
 
 from __future__ import annotations
@@ -26,22 +27,40 @@ from typing import Any
 import page
 from combinations import ROOT, Combination, Matrix, lowest, read
 
-SHOWN = ("feddraw", "numpy", "scipy", "torch", "flwr", "nvflare", "monai", "safetensors", "protobuf", "grpcio")
+SHOWN = (
+    "feddraw",
+    "numpy",
+    "scipy",
+    "torch",
+    "flwr",
+    "nvflare",
+    "monai",
+    "safetensors",
+    "protobuf",
+    "grpcio",
+)
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
 LIMIT = 3600.0  # seconds for the tests of one combination
-OF_THE_MACHINE = ("root may write everywhere",)  # why a test is skipped that says nothing about versions
+OF_THE_MACHINE = (
+    "root may write everywhere",
+)  # why a test is skipped that says nothing about versions
 
 
 class Untested(Exception):
     """A combination that could not be made here, and why."""
 
 
-# ---------------------------------------------------------------------------------------------------- interpreters
+# ------------------------------------------------------------------------------------- interpreters
 
 
 def interpreter(version: str, given: Mapping[str, str]) -> str:
     """A Python of this version: the one given, or one on the PATH, or pyenv's newest."""
-    candidates = [given.get(version), shutil.which(f"python{version}"), _of_pyenv(version), sys.executable]
+    candidates = [
+        given.get(version),
+        shutil.which(f"python{version}"),
+        _of_pyenv(version),
+        sys.executable,
+    ]
     for candidate in filter(None, candidates):
         asked = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         found = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -57,7 +76,7 @@ def _of_pyenv(version: str) -> str | None:
     return str(Path(said.stdout.strip()) / "bin" / "python") if said.returncode == 0 else None
 
 
-# ---------------------------------------------------------------------------------------------------- environments
+# ------------------------------------------------------------------------------------- environments
 
 
 def build_wheel(folder: Path) -> Path:
@@ -67,15 +86,28 @@ def build_wheel(folder: Path) -> Path:
     return next(folder.glob("feddraw-*.whl"))
 
 
-def make_environment(folder: Path, one: Combination, tools: Sequence[str], python: str, wheel: Path) -> str:
+def make_environment(
+    folder: Path, one: Combination, tools: Sequence[str], python: str, wheel: Path
+) -> str:
     """The environment's Python, with everything installed; one that is there is used again."""
     here, stamp = str(folder / "bin" / "python"), folder / "installed.json"
-    wanted = json.dumps([python, one.install, one.extras, one.requires, list(tools), _requirements(one)])
+    wanted = json.dumps(
+        [python, one.install, one.extras, one.requires, list(tools), _requirements(one)]
+    )
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         _call([python, "-m", "venv", str(folder)])
         began = time.monotonic()
-        _call([here, *PIP, "install", *_requirements(one), *one.requires, *_wheel_with_extras(one, wheel)])
+        _call(
+            [
+                here,
+                *PIP,
+                "install",
+                *_requirements(one),
+                *one.requires,
+                *_wheel_with_extras(one, wheel),
+            ]
+        )
         cost = {"megabytes": _megabytes(folder), "install_seconds": round(time.monotonic() - began)}
         (folder / "cost.json").write_text(json.dumps(cost), encoding="utf-8")
         _call([here, *PIP, "install", *tools])
@@ -107,7 +139,10 @@ def _requirements(one: Combination) -> list[str]:
 def _needed(one: Combination) -> set[str]:
     """The names of all dependencies that this combination installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in one.extras)]
+    groups = [
+        project["dependencies"],
+        *(project["optional-dependencies"][extra] for extra in one.extras),
+    ]
     return {line.partition(">=")[0].partition("[")[0] for group in groups for line in group}
 
 
@@ -128,7 +163,11 @@ def _call(command: Sequence[str]) -> None:
 
 def _clean() -> dict[str, str]:
     """This process's environment without what would let another feddraw in."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
 
 
 VERSIONS = """
@@ -140,18 +179,36 @@ print(json.dumps({"python": platform.python_version()} | found))
 
 def versions(python: str) -> dict[str, str]:
     """The versions of what matters in an environment."""
-    found = json.loads(subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout)
+    found = json.loads(
+        subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout
+    )
     return {name: found[name] for name in ("python", *SHOWN) if name in found}
 
 
-# ---------------------------------------------------------------------------------------------------- tests
+# -------------------------------------------------------------------------------------------- tests
 
 
-def run_tests(python: str, tests: Iterable[str], more: Mapping[str, str], report: Path) -> list[dict[str, str]]:
+def run_tests(
+    python: str, tests: Iterable[str], more: Mapping[str, str], report: Path
+) -> list[dict[str, str]]:
     """Each test with its outcome; its file is named as pytest takes it."""
     report.unlink(missing_ok=True)
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}", "-o", "junit_family=xunit1"]
-    own = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "FEDDRAW_MATRIX": "1"}
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        f"--junit-xml={report}",
+        "-o",
+        "junit_family=xunit1",
+    ]
+    own = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "FEDDRAW_MATRIX": "1",
+    }
     with report.with_suffix(".log").open("wb") as log:
         subprocess.run(
             [*command, *tests],
@@ -190,7 +247,10 @@ def judge(tests: Sequence[str], outcomes: Sequence[Mapping[str, str]]) -> dict[s
         return {"result": "fails", "why": f"{missing[0]} did not run"} | count
     if skipped:
         result = "partly" if count["passed"] else "no"
-        return {"result": result, "why": "; ".join(dict.fromkeys(one["why"] for one in skipped))} | count
+        return {
+            "result": result,
+            "why": "; ".join(dict.fromkeys(one["why"] for one in skipped)),
+        } | count
     return {"result": "works", "why": ""} | count
 
 
@@ -201,10 +261,12 @@ def _belongs(outcome: Mapping[str, str], test: str) -> bool:
     return not name or outcome["name"].partition("[")[0] == name or outcome["name"] == name
 
 
-# ---------------------------------------------------------------------------------------------------- the whole
+# ---------------------------------------------------------------------------------------- the whole
 
 
-def try_combination(one: Combination, matrix: Matrix, options: argparse.Namespace, wheel: Path) -> dict[str, Any]:
+def try_combination(
+    one: Combination, matrix: Matrix, options: argparse.Namespace, wheel: Path
+) -> dict[str, Any]:
     """One line of the table, as data."""
     result: dict[str, Any] = {"name": one.name, "date": datetime.now(UTC).date().isoformat()}
     folder, tried = options.folder / one.name, matrix.tried(one)
@@ -225,19 +287,44 @@ def try_combination(one: Combination, matrix: Matrix, options: argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="these combinations, or those of a framework"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--without-large", action="store_true", help="leave out what downloads gigabytes")
-    parser.add_argument("--python", nargs="+", default=[], metavar="3.12=PATH", help="interpreters that are not found")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix", help="for the environments and logs")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="these combinations, or those of a framework",
+    )
+    parser.add_argument(
+        "--without-large", action="store_true", help="leave out what downloads gigabytes"
+    )
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        default=[],
+        metavar="3.12=PATH",
+        help="interpreters that are not found",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "matrix",
+        help="for the environments and logs",
+    )
     options = parser.parse_args(arguments)
     matrix = read()
-    chosen = [one for one in matrix.combinations if not options.only or {one.name, one.framework} & set(options.only)]
+    chosen = [
+        one
+        for one in matrix.combinations
+        if not options.only or {one.name, one.framework} & set(options.only)
+    ]
     chosen = [one for one in chosen if not (one.large and options.without_large)]
     if not chosen:
-        parser.error(f"no such combination: choose from {', '.join(one.name for one in matrix.combinations)}")
+        parser.error(
+            f"no such combination: choose from {', '.join(one.name for one in matrix.combinations)}"
+        )
     options.folder = options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
     wheel = build_wheel(options.folder / "wheel")
@@ -257,7 +344,9 @@ def _tell(result: Mapping[str, Any], log: Path) -> bool:
         return False
     for what, one in result["works"].items():
         why = f": {one['why']}" if one["why"] else ""
-        print(f"  {one['result']:6} {what} ({one['passed']} of {one['tests']} tests){why}", flush=True)
+        print(
+            f"  {one['result']:6} {what} ({one['passed']} of {one['tests']} tests){why}", flush=True
+        )
     fails = any(one["result"] == "fails" for one in result["works"].values())
     if fails:
         print(f"  see {log}", flush=True)

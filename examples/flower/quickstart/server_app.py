@@ -1,4 +1,7 @@
-"""A server as Flower's quickstart has it. The swap from FedAvg to FedDRAW is the marked import, and nothing else."""
+"""A server as Flower's quickstart has it.
+
+The swap from FedAvg to FedDRAW is the marked import, and nothing else.
+"""
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,4 +21,7 @@ def main(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord({"lr": 0.1}),
         num_rounds=int(context.run_config.get("num-server-rounds", 3)),
     )
-    print("accuracy after each round:", [m["accuracy"] for m in result.evaluate_metrics_clientapp.values()])
+    print(
+        "accuracy after each round:",
+        [m["accuracy"] for m in result.evaluate_metrics_clientapp.values()],
+    )

@@ -1,10 +1,11 @@
 """A run's weights in words and numbers, from its ledger: who counted how much, when, and why.
 
-Where weights are a softmax of a score for size plus a score for similarity (FedDRAW: beta gamma p and
-beta (1 - gamma) s; FedAdp: log p and its angle score; a round that takes the prior: log p and nothing), what a client
-counts above or below an equal share is split between the two: the effect of adding one score, averaged over adding it
-first and adding it second (Shapley's value of two players). The two parts add up to the difference exactly. Where a
-policy limits weights, what it moved is a third part.
+Where weights are a softmax of a score for size plus a score for similarity (FedDRAW: beta gamma p
+and beta (1 - gamma) s; FedAdp: log p and its angle score; a round that takes the prior: log p and
+nothing), what a client counts above or below an equal share is split between the two: the effect of
+adding one score, averaged over adding it first and adding it second (Shapley's value of two
+players). The two parts add up to the difference exactly. Where a policy limits weights, what it
+moved is a third part.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.site_heterogeneity import number_or_none, site_distances_in_ledger, site_distances_in_words
+from feddraw.analysis.site_heterogeneity import (
+    number_or_none,
+    site_distances_in_ledger,
+    site_distances_in_words,
+)
+from feddraw.core.schedules import softmax
 from feddraw.errors import UserError
 from feddraw.naming import join_names
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.results.recorded_run import RecordedRun
-from feddraw.schedules import softmax
 from feddraw.server.policy import EASED
 from feddraw.system.file_writing import json_values
 
@@ -32,13 +37,14 @@ NEARLY_EQUAL = 0.01  # weights this close to an equal share, as a part of it, ar
 EXACTLY_EQUAL = 1e-9
 
 HOW_WEIGHTS_SPLIT = (
-    "A weight is the softmax of a score for size plus a score for similarity. What a client counted above (+) or below "
-    "(-) an equal share is split between the two: the effect of adding one score, averaged over adding it first and "
-    "adding it second. The parts of a round add up exactly; the table has their mean over the rounds."
+    "A weight is the softmax of a score for size plus a score for similarity. What a client counted"
+    " above (+) or below (-) an equal share is split between the two: the effect of adding one"
+    " score, averaged over adding it first and adding it second. The parts of a round add up"
+    " exactly; the table has their mean over the rounds."
 )
 WHY_NO_SPLIT = (
-    "The ledger of this method does not say how size and similarity made the weights, so they are compared with what "
-    "size alone would give: each client's share of the images."
+    "The ledger of this method does not say how size and similarity made the weights, so they are"
+    " compared with what size alone would give: each client's share of the images."
 )
 
 
@@ -61,7 +67,11 @@ class WeightExplanation:
     @property
     def parts(self) -> dict[str, Floats | None]:
         """What made a share differ from 1/K, by name."""
-        return {"from_size": self.from_size, "from_similarity": self.from_similarity, "from_policy": self.from_policy}
+        return {
+            "from_size": self.from_size,
+            "from_similarity": self.from_similarity,
+            "from_policy": self.from_policy,
+        }
 
     @property
     def small(self) -> NDArray[np.bool_]:
@@ -99,19 +109,33 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     weights = np.nan_to_num(ledger["weight"])
     if not weights.any():
         why = f" ({run.diverged[1]})" if run.diverged else ""
-        raise UserError(f"no client counted in any round of {run.path}{why}: there is nothing to explain")
+        raise UserError(
+            f"no client counted in any round of {run.path}{why}: there is nothing to explain"
+        )
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
     parts = [_size_and_similarity_parts(ledger, shares[t], t) for t in range(len(shares))]
     known = all(part is not None for part in parts)
-    size, similarity = (np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1))
+    size, similarity = (
+        np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1)
+    )
     rescaled = bool((np.abs(totals[totals > 0] - 1) > 1e-6).any())
-    moved = np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if ledger.has("proposed", "allowed") else None
-    return WeightExplanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved)
+    moved = (
+        np.nan_to_num(ledger["allowed"] - ledger["proposed"])
+        if ledger.has("proposed", "allowed")
+        else None
+    )
+    return WeightExplanation(
+        run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved
+    )
 
 
-def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
-    """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
+def _size_and_similarity_parts(
+    ledger: LedgerTable, shares: Floats, round: int
+) -> tuple[Floats, Floats] | None:
+    """What size and similarity added to an equal share in one round; None where the scores do not
+    give the weights.
+    """
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
     if not counted.any():
         return np.zeros(len(counted)), np.zeros(len(counted))
@@ -126,7 +150,9 @@ def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) 
     return columns[0], columns[1]
 
 
-def _explained_scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats) -> Any:
+def _explained_scores(
+    prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats
+) -> Any:
     """The score for size and the score for similarity whose softmax the weights are."""
     if not len(prior) or np.isnan(prior).any() or np.isnan(similarity).any():
         return None
@@ -139,9 +165,13 @@ def _explained_scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Fl
 
 def split_weights(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
     """Shapley's value of each score for softmax(size + similarity) - 1/K."""
-    both, size_only, similarity_only = (softmax(score, 1.0) for score in (size + similarity, size, similarity))
+    both, size_only, similarity_only = (
+        softmax(score, 1.0) for score in (size + similarity, size, similarity)
+    )
     fair = 1 / len(size)
-    return ((size_only - fair) + (both - similarity_only)) / 2, ((similarity_only - fair) + (both - size_only)) / 2
+    return ((size_only - fair) + (both - similarity_only)) / 2, (
+        (similarity_only - fair) + (both - size_only)
+    ) / 2
 
 
 def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
@@ -150,7 +180,7 @@ def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
     return [(int(start), int(end) - 1) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
-# ---------------------------------------------------------------------------------------------------- in words
+# ----------------------------------------------------------------------------------------- in words
 
 
 def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
@@ -168,7 +198,10 @@ def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
     if found.run.diverged:
         yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
     if found.rescaled:
-        yield "The coefficients of this method do not add up to 1; the shares here are their shares of the sum."
+        yield (
+            "The coefficients of this method do not add up to 1; the shares here are their shares"
+            " of the sum."
+        )
 
 
 def _explain_most_weight(found: WeightExplanation) -> Iterator[str]:
@@ -179,19 +212,30 @@ def _explain_most_weight(found: WeightExplanation) -> Iterator[str]:
         return
     for place, word in ((most, "most"), (least, "least")):
         holds, counts = percent(found.image_shares[place]), percent(mean[place])
-        yield f"{found.clients[place]} counted {word}: {counts} on average, with {holds} of the images."
+        yield (
+            f"{found.clients[place]} counted {word}: {counts} on average, with {holds} of the"
+            " images."
+        )
 
 
 def _explain_small_clients(found: WeightExplanation) -> Iterator[str]:
     if not found.small.any():
         yield "All clients have the same number of images, so none is small."
         return
-    names = join_names([name for name, small in zip(found.clients, found.small, strict=True) if small])
+    names = join_names(
+        [name for name, small in zip(found.clients, found.small, strict=True) if small]
+    )
     if not found.ahead:
-        yield f"The small clients ({names}) never counted more than the large ones, per client on average."
+        yield (
+            f"The small clients ({names}) never counted more than the large ones, per client on"
+            " average."
+        )
         return
     when = rounds_in_words(found.ahead)
-    yield f"The small clients ({names}) counted more than the large ones, per client on average, in {when}."
+    yield (
+        f"The small clients ({names}) counted more than the large ones, per client on average, in"
+        f" {when}."
+    )
     start = found.ahead[0][0]
     if start:
         small, large = (found.shares[start, group].mean() for group in (found.small, ~found.small))
@@ -203,13 +247,23 @@ def _explain_equal_weights(found: WeightExplanation) -> Iterator[str]:
     near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
     if not near:
         gap = np.abs(found.shares - fair).max(axis=1)
-        nearest = f"they came nearest in round {gap.argmin()}, up to {percent(gap.min() / fair)} off an equal share"
+        nearest = (
+            f"they came nearest in round {gap.argmin()}, up to {percent(gap.min() / fair)} off an"
+            " equal share"
+        )
         yield f"The weights never became equal; {nearest}."
         return
     settled = near[-1][1] == last
-    when = f"from round {near[-1][0]} to the end" if settled and len(near) == 1 else f"in {rounds_in_words(near)}"
+    when = (
+        f"from round {near[-1][0]} to the end"
+        if settled and len(near) == 1
+        else f"in {rounds_in_words(near)}"
+    )
     exactly = f", and exactly equal in {rounds_in_words(exact)}" if exact else ""
-    yield f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f}) {when}{exactly}."
+    yield (
+        f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f})"
+        f" {when}{exactly}."
+    )
 
 
 def _explain_size_or_similarity(found: WeightExplanation) -> Iterator[str]:
@@ -219,14 +273,25 @@ def _explain_size_or_similarity(found: WeightExplanation) -> Iterator[str]:
         if abs(mean[place]) < 1e-6:
             yield "Every client counted by its share of the images: size is the whole reason."
         else:
-            gained = f"{'gained' if mean[place] > 0 else 'lost'} most: {100 * mean[place]:+.2f} points on average"
+            gained = (
+                f"{'gained' if mean[place] > 0 else 'lost'} most: {100 * mean[place]:+.2f} points"
+                " on average"
+            )
             yield f"Compared with its share of the images, {found.clients[place]} {gained}."
         return
-    size, similarity = (np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity))
+    size, similarity = (
+        np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity)
+    )
     total = size.sum() + similarity.sum()
     if total > EXACTLY_EQUAL:
-        yield f"Size caused {percent(size.sum() / total)} of all differences between weights, similarity the rest."
-    for more, less, name, other in ((size, similarity, "Size", "similarity"), (similarity, size, "Similarity", "size")):
+        yield (
+            f"Size caused {percent(size.sum() / total)} of all differences between weights,"
+            " similarity the rest."
+        )
+    for more, less, name, other in (
+        (size, similarity, "Size", "similarity"),
+        (similarity, size, "Similarity", "size"),
+    ):
         if when := spans_of_rounds(more > less + EXACTLY_EQUAL):
             yield f"{name} caused more of the differences than {other} in {rounds_in_words(when)}."
 
@@ -241,10 +306,17 @@ def _explain_policy_clauses(found: WeightExplanation) -> Iterator[str]:
             if not here.any():
                 continue
             change = np.where(here, ledger["allowed"][:, place] - ledger["proposed"][:, place], 0.0)
-            most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
+            most = (
+                int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
+            )
             before, after = (percent(ledger[name][most, place]) for name in ("proposed", "allowed"))
-            when = rounds_in_words(spans_of_rounds(here)) + (f", most in round {most}" if here.sum() > 1 else "")
-            yield f"{_explain_policy(clause, client, change[most])} in {when}: from {before} to {after}."
+            when = rounds_in_words(spans_of_rounds(here)) + (
+                f", most in round {most}" if here.sum() > 1 else ""
+            )
+            yield (
+                f"{_explain_policy(clause, client, change[most])} in {when}: from {before} to"
+                f" {after}."
+            )
 
 
 def _explain_policy(clause: str, client: str, change: float) -> str:
@@ -256,19 +328,26 @@ def _explain_policy(clause: str, client: str, change: float) -> str:
     return f"policy.{clause} {'lowered' if change < 0 else 'raised'} the weight of {client}"
 
 
-def _explain_findings_taught(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
+def _explain_findings_taught(
+    found: WeightExplanation, weights: Mapping[str, Floats]
+) -> Iterator[str]:
     """Whose labels a finding was learnt from, where not all clients label it."""
     for finding, shares in weights.items():
         taught = np.asarray((np.nan_to_num(shares) > 0).any(axis=0))
         counted = np.isfinite(shares).any(axis=0)
         if not taught.any():
-            yield f"No client labels {finding}: its row of the classifier is as it was in the initial model."
+            yield (
+                f"No client labels {finding}: its row of the classifier is as it was in the initial"
+                " model."
+            )
         elif (counted & ~taught).any():
             teachers = [client for client, does in zip(found.clients, taught, strict=True) if does]
             yield f"{finding} was learnt from the labels of {join_names(teachers)}."
 
 
-def _explain_weights_by_finding(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
+def _explain_weights_by_finding(
+    found: WeightExplanation, weights: Mapping[str, Floats]
+) -> Iterator[str]:
     if not weights:
         return
     findings, stack = list(weights), np.stack(list(weights.values()))
@@ -280,19 +359,27 @@ def _explain_weights_by_finding(found: WeightExplanation, weights: Mapping[str, 
     here = stack[:, round, client]
     said = [f"{percent(here[i])} for {findings[i]}" for i in (here.argmax(), here.argmin())]
     who = found.clients[client]
-    yield f"By finding, weights differed most in round {round}: {who} counted {said[0]} and {said[1]}."
+    yield (
+        f"By finding, weights differed most in round {round}: {who} counted {said[0]} and"
+        f" {said[1]}."
+    )
 
 
 def _explain_measured_distances(found: WeightExplanation) -> Iterator[str]:
     """How much the clients differed, where the method has measured it."""
     measured = site_distances_in_ledger(found.run.ledger, len(found.shares))
     for place in dict.fromkeys((0, len(measured) - 1)) if measured else ():
-        yield f"Measured in round {measured[place].round}: {site_distances_in_words(measured[place].overall)}."
+        yield (
+            f"Measured in round {measured[place].round}:"
+            f" {site_distances_in_words(measured[place].overall)}."
+        )
     if len(measured) > 1:
         above = sum(one.overall.q > one.overall.expected for one in measured)
         yield f"Q was above its expectation in {above} of {len(measured)} measurements."
     if measured:
-        far = max(measured[-1].sites, key=lambda site: -np.inf if site.distance is None else site.distance)
+        far = max(
+            measured[-1].sites, key=lambda site: -np.inf if site.distance is None else site.distance
+        )
         yield f"In the last measurement {far.site} was farthest from the others."
 
 
@@ -315,7 +402,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-# ---------------------------------------------------------------------------------------------------- as a document
+# ------------------------------------------------------------------------------------ as a document
 
 
 def explanation_document(found: WeightExplanation) -> dict[str, Any]:
@@ -337,10 +424,16 @@ def explanation_document(found: WeightExplanation) -> dict[str, Any]:
             "overtook": found.ahead[0][0] if found.ahead else None,
             "ahead": [list(span) for span in found.ahead],
         },
-        "equal": {"within": NEARLY_EQUAL, "rounds": [list(s) for s in near], "exactly": [list(s) for s in exact]},
+        "equal": {
+            "within": NEARLY_EQUAL,
+            "rounds": [list(s) for s in near],
+            "exactly": [list(s) for s in exact],
+        },
         "split": None if found.from_size is None else HOW_WEIGHTS_SPLIT,
         "by_round": [_round_explanation(found, t) for t in range(len(found.shares))],
-        "not_counted": [{"round": t, "client": client, "status": status} for t, client, status in found.events],
+        "not_counted": [
+            {"round": t, "client": client, "status": status} for t, client, status in found.events
+        ],
     }
     return dict(json_values(table))
 
@@ -358,16 +451,23 @@ def _client_explanations(found: WeightExplanation) -> Iterator[dict[str, Any]]:
             "most": float(column.max()),
             "most_round": int(column.argmax()),
             "influence": float(np.nan_to_num(found.run.ledger["influence"][:, i]).mean()),
-            **{name: None if part is None else float(part[:, i].mean()) for name, part in found.parts.items()},
+            **{
+                name: None if part is None else float(part[:, i].mean())
+                for name, part in found.parts.items()
+            },
         }
 
 
 def _round_explanation(found: WeightExplanation, round: int) -> dict[str, Any]:
     parts = {"share": found.shares, **found.parts}
     clients = [
-        {"client": client} | {name: None if part is None else float(part[round, i]) for name, part in parts.items()}
+        {"client": client}
+        | {name: None if part is None else float(part[round, i]) for name, part in parts.items()}
         for i, client in enumerate(found.clients)
     ]
-    shared = {name: found.run.ledger.common(name)[round] for name in ("gamma", "beta", "q", "q_expected", "rho")}
+    shared = {
+        name: found.run.ledger.common(name)[round]
+        for name in ("gamma", "beta", "q", "q_expected", "rho")
+    }
     schedules = {name: number_or_none(value) for name, value in shared.items()}
     return {"round": round, **schedules, "clients": clients}

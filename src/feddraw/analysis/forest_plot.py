@@ -1,4 +1,6 @@
-"""The forest plot of a federation: each site's distance with its interval, the weights by rule, Q by parameters."""
+"""The forest plot of a federation: each site's distance with its interval, the weights by rule, Q
+by parameters.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import draw_legend, figure_style, line_look, short_label
 from feddraw.analysis.site_heterogeneity import RULES, Heterogeneity, SiteDistance
 
-RULE_NAMES = {"fedavg": "FedAvg", "random_effects": "random effects", "feddraw": "FedDRAW", "uniform": "uniform"}
+RULE_NAMES = {
+    "fedavg": "FedAvg",
+    "random_effects": "random effects",
+    "feddraw": "FedDRAW",
+    "uniform": "uniform",
+}
 MOST_SITES = 40  # names of more could not be read
 SMALLEST_SQUARE, LARGEST_SQUARE = 4.0, 10.0  # sides of the squares, in points
 
@@ -74,7 +81,9 @@ def draw_forest_distances(axes: Axes, found: Sequence[Heterogeneity]) -> None:
         axes.plot([], [], marker="s", linestyle="none", label=_q_legend(one), **looks)
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     for site in (site for site in found[-1].sites if site.site in shown and site.distance is None):
-        axes.text(0, shown.index(site.site), " too few images", va="center", fontsize=8, color=MUTED)
+        axes.text(
+            0, shown.index(site.site), " too few images", va="center", fontsize=8, color=MUTED
+        )
     _name_rows(axes, shown)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("squared distance / variance of one image", fontsize=8)
@@ -87,7 +96,10 @@ def draw_forest_distances(axes: Axes, found: Sequence[Heterogeneity]) -> None:
 
 def _q_legend(one: Heterogeneity) -> str:
     p = "" if one.overall.p is None else f", p = {one.overall.p:.3g}"
-    return f"{after_rounds(one.round)}: Q = {one.overall.q:.1f}, expected {one.overall.expected:.1f}{p}"
+    return (
+        f"{after_rounds(one.round)}: Q = {one.overall.q:.1f}, expected"
+        f" {one.overall.expected:.1f}{p}"
+    )
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -98,11 +110,15 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 def _draw_forest_weights(axes: Axes, one: Heterogeneity, shown: Sequence[str]) -> None:
     rules = [rule for rule in RULES if all(rule in site.weights for site in one.sites)]
-    for place, (rule, offset) in enumerate(zip(rules, np.linspace(-0.24, 0.24, len(rules)), strict=True)):
+    for place, (rule, offset) in enumerate(
+        zip(rules, np.linspace(-0.24, 0.24, len(rules)), strict=True)
+    ):
         values = {site.site: site.weights[rule] for site in one.sites}
         looks = line_look(place) | {"linestyle": "none"}
         rows = [row + offset for row in range(len(shown))]
-        axes.plot([values[name] for name in shown], rows, markersize=4.5, label=RULE_NAMES[rule], **looks)
+        axes.plot(
+            [values[name] for name in shown], rows, markersize=4.5, label=RULE_NAMES[rule], **looks
+        )
     _name_rows(axes, shown)
     axes.tick_params(axis="y", labelleft=False)
     axes.set_xlim(left=0)
@@ -118,7 +134,14 @@ def _draw_forest_q(axes: Axes, found: Sequence[Heterogeneity]) -> None:
         groups = [*one.layers, *one.findings]
         rows = [names.index(group.name) + offset for group in groups]
         ratios = [group.q / group.expected if group.expected > 0 else np.nan for group in groups]
-        axes.plot(ratios, rows, marker="o", markersize=5, linestyle="none", **_forest_square_style(place, len(found)))
+        axes.plot(
+            ratios,
+            rows,
+            marker="o",
+            markersize=5,
+            linestyle="none",
+            **_forest_square_style(place, len(found)),
+        )
     axes.axvline(1, color="0.6", linewidth=0.8, zorder=0)
     axes.axhline(len(found[-1].layers) - 0.5, color="0.6", linewidth=0.5)
     axes.set_xscale("log")

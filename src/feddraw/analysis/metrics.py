@@ -1,8 +1,9 @@
-"""AUC, sensitivity, specificity and their geometric mean GM, with thresholds chosen on validation. Pure numpy.
+"""AUC, sensitivity, specificity and their geometric mean GM, with thresholds chosen on validation.
+Pure numpy.
 
-A finding that all images or no image of a split show has no AUC and no GM: it is NaN here, left out of the mean, and
-named as undefined. So is a finding with a score that is not a finite number, as a diverged model gives. A label below
-zero is unknown: the image is left out for that finding.
+A finding that all images or no image of a split show has no AUC and no GM: it is NaN here, left out
+of the mean, and named as undefined. So is a finding with a score that is not a finite number, as a
+diverged model gives. A label below zero is unknown: the image is left out for that finding.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ def auc(scores: Scores, truth: Truth) -> float:
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks = (last - (counts - 1) / 2)[inverse]  # equal scores share their mean rank
-    return float((ranks[truth == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(
+        (ranks[truth == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    )
 
 
 def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]:
-    """Sensitivity and specificity; an image is called positive if its score reaches the threshold."""
+    """Sensitivity and specificity; an image is called positive if its score reaches the
+    threshold.
+    """
     scores, truth = of_known(scores, truth)
     if math.isnan(threshold) or not np.isfinite(scores).all():
         return math.nan, math.nan
-    called = scores.astype(np.float64) >= threshold  # in float32 a midpoint of neighbours is one of them
+    called = (
+        scores.astype(np.float64) >= threshold
+    )  # in float32 a midpoint of neighbours is one of them
     positive = truth == 1
     sensitivity = float(called[positive].mean()) if positive.any() else math.nan
     specificity = float((~called[~positive]).mean()) if (~positive).any() else math.nan
@@ -51,7 +58,8 @@ def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]
 
 
 def best_threshold(scores: Scores, truth: Truth) -> float:
-    """The threshold with the largest GM; candidates lie midway between neighbouring scores, and beyond both ends.
+    """The threshold with the largest GM; candidates lie midway between neighbouring scores, and
+    beyond both ends.
 
     Of several equally good ones it is the middle one, the lower of two middle ones.
     """
@@ -62,7 +70,9 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
         return math.nan
     values, inverse = np.unique(scores.astype(np.float64), return_inverse=True)
     per_value = np.bincount(inverse, minlength=len(values))
-    positives_below = np.concatenate([[0], np.cumsum(np.bincount(inverse, truth, len(values)))]).astype(np.int64)
+    positives_below = np.concatenate(
+        [[0], np.cumsum(np.bincount(inverse, truth, len(values)))]
+    ).astype(np.int64)
     negatives_below = np.concatenate([[0], np.cumsum(per_value)]) - positives_below
     candidates = np.concatenate([[-np.inf], (values[1:] + values[:-1]) / 2, [np.inf]])
     products = (positives - positives_below) * negatives_below  # proportional to GM², and exact
@@ -70,11 +80,18 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
     return float(candidates[best[(len(best) - 1) // 2]])
 
 
-def evaluate(scores: Scores, truth: Truth, findings: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
+def evaluate(
+    scores: Scores, truth: Truth, findings: Sequence[str], thresholds: Sequence[float]
+) -> dict[str, Any]:
     """All metrics of one split, as `metrics.json` holds them."""
     columns = range(len(findings))
-    areas = {name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, findings, strict=True)}
-    pairs = {name: rates(scores[:, c], truth[:, c], thresholds[c]) for c, name in zip(columns, findings, strict=True)}
+    areas = {
+        name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, findings, strict=True)
+    }
+    pairs = {
+        name: rates(scores[:, c], truth[:, c], thresholds[c])
+        for c, name in zip(columns, findings, strict=True)
+    }
     chosen = dict(zip(findings, map(float, thresholds), strict=True))
     return metrics_table(areas, pairs, chosen, [findings[c] for c in not_finite(scores)])
 
@@ -104,7 +121,8 @@ def not_finite(scores: Scores) -> list[int]:
 
 
 def mean_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of several tables of metrics, number by number; what is undefined in one is left out of its mean.
+    """The mean of several tables of metrics, number by number; what is undefined in one is left out
+    of its mean.
 
     A mean threshold would mean nothing, so there is none.
     """
@@ -134,13 +152,17 @@ def macro(values: Any) -> float:
 
 
 def roc_curve(scores: Scores, truth: Truth) -> NDArray[np.float64] | None:
-    """Sensitivity on a grid of false alarms, over known labels; None without both kinds of image."""
+    """Sensitivity on a grid of false alarms, over known labels; None without both kinds of
+    image.
+    """
     scores, truth = of_known(scores, truth)
     positive = truth == 1
     if positive.all() or not positive.any():
         return None
     order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(-scores[order])), len(order) - 1)  # equal scores are called together
+    ends = np.append(
+        np.flatnonzero(np.diff(-scores[order])), len(order) - 1
+    )  # equal scores are called together
     sensitivity = np.concatenate([[0], np.cumsum(positive[order])[ends] / positive.sum()])
     alarms = np.concatenate([[0], np.cumsum(~positive[order])[ends] / (~positive).sum()])
     return np.asarray(np.interp(ROC_GRID, alarms, sensitivity))

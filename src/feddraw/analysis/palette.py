@@ -1,7 +1,8 @@
-"""The colours of every page and figure, for light and dark: distinguishable for colour-blind readers.
+"""The colours of every page and figure, for light and dark: distinguishable for colour-blind
+readers.
 
-Figures are drawn in the light colours. Pages define both sets as CSS variables; a drawing that stands alone carries
-its own rule for the dark.
+Figures are drawn in the light colours. Pages define both sets as CSS variables; a drawing that
+stands alone carries its own rule for the dark.
 """
 
 from __future__ import annotations
@@ -30,12 +31,20 @@ COLOURS = {  # in the light, in the dark
 }
 LIGHT, DARK = ({name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1))
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-SERIES = tuple(colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit())
-MATPLOTLIB_GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}  # matplotlib's own, in figures
+SERIES = tuple(
+    colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit()
+)
+MATPLOTLIB_GREYS = {
+    "#000000": "ink",
+    "#595959": "muted",
+    "#999999": "muted",
+}  # matplotlib's own, in figures
 DRAWN_COLOURS = ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")
 COLOUR_NAMES = {LIGHT[name]: name for name in DRAWN_COLOURS} | MATPLOTLIB_GREYS
 FONTS = {
-    "sans": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif',
+    "sans": (
+        'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
+    ),
     "serif": '"STIX Two Text", Cambria, Georgia, "DejaVu Serif", serif',
 }
 
@@ -43,8 +52,8 @@ FONTS = {
 def css_variables() -> str:
     """The colours as CSS variables of a page; on paper it stays light."""
     return (
-        f":root {{ {_css_declarations(LIGHT | FONTS)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_css_declarations(DARK)} }} }}\n"
+        f":root {{ {_css_declarations(LIGHT | FONTS)} }}\n@media screen and (prefers-color-scheme:"
+        f" dark) {{ :root {{ {_css_declarations(DARK)} }} }}\n"
     )
 
 
@@ -53,13 +62,18 @@ def _css_declarations(colours: Mapping[str, str]) -> str:
 
 
 def dark_drawing() -> str:
-    """A style for an SVG that is shown as a picture: in the dark its light colours give way to the dark ones."""
+    """A style for an SVG that is shown as a picture: in the dark its light colours give way to the
+    dark ones.
+    """
     rules = [
         f'[style*="{kind}: {colour}"] {{ {kind}: {DARK[name]} !important; }}'
         for colour, name in COLOUR_NAMES.items()
         for kind in ("fill", "stroke")
     ]
-    ground = f'[style*="fill: {LIGHT["card"]}"] {{ fill: {DARK["card"]} !important; }} text {{ fill: {DARK["ink"]}; }}'
+    ground = (
+        f'[style*="fill: {LIGHT["card"]}"] {{ fill: {DARK["card"]} !important; }} text {{ fill:'
+        f" {DARK['ink']}; }}"
+    )
     return f"<style>@media (prefers-color-scheme: dark) {{ {ground} {' '.join(rules)} }}</style>"
 
 

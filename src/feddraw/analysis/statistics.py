@@ -1,10 +1,12 @@
 """Do methods differ? Ranks over scenarios, Friedman, Nemenyi, Wilcoxon–Holm, effect sizes.
 
-The procedure is Demšar's (Statistical comparisons of classifiers over multiple data sets, JMLR 2006). Where Friedman's
-test does not reject, no pair is called different: all methods form one group. Pure functions of numbers.
+The procedure is Demšar's (Statistical comparisons of classifiers over multiple data sets, JMLR
+2006). Where Friedman's test does not reject, no pair is called different: all methods form one
+group. Pure functions of numbers.
 
-A table that is printed with one decimal has ties that float arithmetic breaks: 0.3 - 0.2 is not 0.8 - 0.7. So means and
-differences are rounded to multiples of the table's own last digit. Numbers of full precision are left as they are.
+A table that is printed with one decimal has ties that float arithmetic breaks: 0.3 - 0.2 is not 0.8
+- 0.7. So means and differences are rounded to multiples of the table's own last digit. Numbers of
+full precision are left as they are.
 """
 
 from __future__ import annotations
@@ -23,17 +25,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from feddraw.errors import UserError, positive
-from feddraw.old_names import names_moved_from
 
 Floats = NDArray[np.float64]
 RepeatRow = tuple[str, str, str, float]  # scenario, method, repeat (seed, fold) and value
 
-__getattr__ = names_moved_from(__name__)
-
 _PRINTED_DIGITS = 12  # digits: a number with more was computed, not printed
 
 
-# ---------------------------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------------------- the table
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,9 @@ class Table:
 
 
 def steps_in_one(values: ArrayLike) -> float:
-    """10 for values with one decimal, 100 for two, …; 0 where a value has more digits than a printed table would."""
+    """10 for values with one decimal, 100 for two, …; 0 where a value has more digits than a
+    printed table would.
+    """
     numbers = np.unique(np.asarray(values, dtype=np.float64))
     decimals = 0
     for number in numbers.tolist():
@@ -80,13 +81,17 @@ def rounded(values: Floats, steps: float) -> Floats:
 
 
 def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = None) -> Table:
-    """The table of tidy rows (scenario, method, value), in the order of first appearance; complete, or refused."""
+    """The table of tidy rows (scenario, method, value), in the order of first appearance; complete,
+    or refused.
+    """
     rows = list(rows)
     cells = {(scenario, method): value for scenario, method, value in rows}
     scenarios = tuple(dict.fromkeys(scenario for scenario, _ in cells))
     methods = tuple(dict.fromkeys(method for _, method in cells))
     twice = [cell for cell, times in Counter(row[:2] for row in rows).items() if times > 1]
-    _refuse_statistics_cells("more than one row for", twice, "give one, such as the mean over seeds")
+    _refuse_statistics_cells(
+        "more than one row for", twice, "give one, such as the mean over seeds"
+    )
     missing = [(s, m) for s in scenarios for m in methods if (s, m) not in cells]
     _refuse_statistics_cells("no row for", missing, "complete the table")
     broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
@@ -98,10 +103,17 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
 
 
 def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
-    """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); all have the same repeats."""
+    """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); all have
+    the same repeats.
+    """
     cells = by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
-    missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
+    missing = [
+        (*names, repeat)
+        for names, cell in cells.items()
+        for repeat in repeats
+        if repeat not in cell
+    ]
     _refuse_statistics_cells("no row for", missing, "complete the table")
     steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
     means = [(*names, mean_of_repeats(list(cell.values()), steps)) for names, cell in cells.items()]
@@ -135,12 +147,14 @@ def at_least_two(what: str, names: Sequence[str]) -> None:
         raise UserError(f"{have}: a comparison needs at least two")
 
 
-# ---------------------------------------------------------------------------------------------------- many methods
+# ------------------------------------------------------------------------------------- many methods
 
 
 @dataclass(frozen=True)
 class Friedman:
-    """Friedman's chi-square, corrected for ties, and Iman and Davenport's less conservative F of the same ranks."""
+    """Friedman's chi-square, corrected for ties, and Iman and Davenport's less conservative F of
+    the same ranks.
+    """
 
     statistic: float
     degrees: int
@@ -152,11 +166,16 @@ class Friedman:
 
 def rank(values: Floats, *, lower_is_better: bool = False) -> Floats:
     """Ranks within each row, 1 = best; equal values share their mean rank."""
-    return np.asarray(stats.rankdata(values if lower_is_better else -values, axis=1), dtype=np.float64)
+    return np.asarray(
+        stats.rankdata(values if lower_is_better else -values, axis=1), dtype=np.float64
+    )
 
 
 def friedman(ranks: Floats) -> Friedman:
-    """Whether the methods' ranks differ at all. (scipy's own needs three methods, and fails where all values tie.)"""
+    """Whether the methods' ranks differ at all.
+
+    (scipy's own needs three methods, and fails where all values tie.)
+    """
     scenarios, methods = ranks.shape
     scatter = float(((ranks - (methods + 1) / 2) ** 2).sum())
     between = float(((ranks.sum(axis=0) - scenarios * (methods + 1) / 2) ** 2).sum())
@@ -175,7 +194,9 @@ def nemenyi(ranks: Floats) -> Floats:
     gaps = np.abs(average[:, None] - average) / _rank_gap_unit(methods, scenarios)
     p = np.ones_like(gaps)
     upper = np.triu_indices(methods, 1)
-    p[upper] = np.clip(stats.studentized_range.sf(gaps[upper] * math.sqrt(2), methods, np.inf), 0.0, 1.0)
+    p[upper] = np.clip(
+        stats.studentized_range.sf(gaps[upper] * math.sqrt(2), methods, np.inf), 0.0, 1.0
+    )
     return np.asarray(np.minimum(p, p.T))
 
 
@@ -194,19 +215,25 @@ def _rank_gap_unit(methods: int, scenarios: int) -> float:
 
 
 def groups(average_ranks: Sequence[float], difference: float) -> list[tuple[int, ...]]:
-    """The largest sets of methods that are nowhere further apart than the difference: the bars of the diagram."""
+    """The largest sets of methods that are nowhere further apart than the difference: the bars of
+    the diagram.
+    """
     order = sorted(range(len(average_ranks)), key=lambda method: average_ranks[method])
     found: list[tuple[int, ...]] = []
     end = 0
     for start, best in enumerate(order):
-        reach = sum(average_ranks[method] <= average_ranks[best] + difference + 1e-12 for method in order)
-        if reach > max(end, start + 1):  # a bar joins two or more, and is not part of the one before
+        reach = sum(
+            average_ranks[method] <= average_ranks[best] + difference + 1e-12 for method in order
+        )
+        if reach > max(
+            end, start + 1
+        ):  # a bar joins two or more, and is not part of the one before
             found.append(tuple(order[start:reach]))
             end = reach
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- two methods
+# -------------------------------------------------------------------------------------- two methods
 
 
 @dataclass(frozen=True)
@@ -228,7 +255,10 @@ class Pair:
 
 
 def wilcoxon(first: Floats, second: Floats, steps: float = 0.0) -> float:
-    """p of the signed-rank test, two-sided; 1 where nothing differs. Values may be multiples of 1/steps."""
+    """p of the signed-rank test, two-sided; 1 where nothing differs.
+
+    Values may be multiples of 1/steps.
+    """
     differences = rounded(first - second, steps)
     if len(differences) <= 13:
         return _exact_signed_rank(differences[differences != 0])
@@ -236,8 +266,12 @@ def wilcoxon(first: Floats, second: Floats, steps: float = 0.0) -> float:
 
 
 def _exact_signed_rank(differences: Floats) -> float:
-    """As scipy has it up to 13 pairs, but with ties hundreds of times faster: all signs, counted by their rank sum."""
-    doubled = np.rint(2 * stats.rankdata(np.abs(differences))).astype(np.int64)  # tied ranks can be halves
+    """As scipy has it up to 13 pairs, but with ties hundreds of times faster: all signs, counted by
+    their rank sum.
+    """
+    doubled = np.rint(2 * stats.rankdata(np.abs(differences))).astype(
+        np.int64
+    )  # tied ranks can be halves
     ways = np.ones(1)
     for step in doubled:
         ways = np.pad(ways, (0, step)) + np.pad(ways, (step, 0))
@@ -251,19 +285,23 @@ def holm(p: ArrayLike) -> Floats:
     raw = np.asarray(p, dtype=np.float64)
     order = np.argsort(raw, kind="stable")
     adjusted = np.empty_like(raw)
-    adjusted[order] = np.minimum(np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)), 1.0)
+    adjusted[order] = np.minimum(
+        np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)), 1.0
+    )
     return adjusted
 
 
 def rank_biserial(first: Floats, second: Floats, steps: float = 0.0) -> float:
-    """The matched-pairs effect size: share of ranks for the first minus share for the second, from -1 to 1."""
+    """The matched-pairs effect size: share of ranks for the first minus share for the second, from
+    -1 to 1.
+    """
     differences = rounded(first - second, steps)
     differences = differences[differences != 0]
     ranks = stats.rankdata(np.abs(differences))
     return float((ranks * np.sign(differences)).sum() / ranks.sum()) if len(differences) else 0.0
 
 
-# ---------------------------------------------------------------------------------------------------- all together
+# ------------------------------------------------------------------------------------- all together
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,9 +363,14 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
     signed = [wilcoxon(table.values[:, a], table.values[:, b], table.steps) for a, b in together]
     for (a, b), raw, corrected in zip(together, signed, holm(signed).tolist(), strict=True):
         first, second = table.values[:, a], table.values[:, b]
-        effect = rank_biserial(*((second, first) if lower_is_better else (first, second)), table.steps)
+        effect = rank_biserial(
+            *((second, first) if lower_is_better else (first, second)), table.steps
+        )
         gap = float(average[b] - average[a])
-        better, worse = int((ranks[:, a] < ranks[:, b]).sum()), int((ranks[:, a] > ranks[:, b]).sum())
+        better, worse = (
+            int((ranks[:, a] < ranks[:, b]).sum()),
+            int((ranks[:, a] > ranks[:, b]).sum()),
+        )
         yield Pair(
             first=table.methods[a],
             second=table.methods[b],
@@ -345,7 +388,9 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios agree."""
+    """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios
+    agree.
+    """
     table, test = comparison.table, comparison.friedman
     f_statistic = test.f_statistic if math.isfinite(test.f_statistic) else None
     return {
@@ -358,7 +403,11 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             "statistic": test.statistic,
             "degrees": test.degrees,
             "p": test.p,
-            "iman_davenport": {"statistic": f_statistic, "degrees": list(test.f_degrees), "p": test.f_p},
+            "iman_davenport": {
+                "statistic": f_statistic,
+                "degrees": list(test.f_degrees),
+                "p": test.f_p,
+            },
         },
         "critical_difference": comparison.difference,
         "groups": [list(group) for group in comparison.groups],

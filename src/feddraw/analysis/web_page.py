@@ -1,4 +1,5 @@
-"""What the pages of `feddraw report`, `explore` and `watch` are put together from: their files, and what they may do.
+"""What the pages of `feddraw report`, `explore` and `watch` are put together from: their files, and
+what they may do.
 
 `chart.js` and `chart.css` in this folder are the line charts of `explore` and `watch`.
 """
@@ -23,6 +24,6 @@ def page_policy_digest(text: str) -> str:
 def offline_policy(script: str) -> str:
     """Of a page that runs this script and asks no network for anything."""
     return (
-        f"default-src 'none'; script-src {page_policy_digest(script)}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {page_policy_digest(script)}; style-src 'unsafe-inline';"
+        " img-src data:; base-uri 'none'; form-action 'none'"
     )

@@ -62,8 +62,12 @@ def chosen_parts(only: Sequence[str], quick: bool = False) -> list[str]:
     return [name for name in PARTS if name in (wanted or usual)]
 
 
-def measure_parts(session: TimingSession, names: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
-    """The document of some parts, written as it grows; with a folder, beside those that were measured before."""
+def measure_parts(
+    session: TimingSession, names: Sequence[str], folder: Path | None = None
+) -> dict[str, Any]:
+    """The document of some parts, written as it grows; with a folder, beside those that were
+    measured before.
+    """
     parts = read_measured_parts(folder) if folder else {}
     torch.set_num_threads(1)
     for name in names:
@@ -88,7 +92,11 @@ def bench_document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "speedup_two_workers": small.get("speedup_two_workers"),
         "server_over_floor": {name: floor.get(name) for name in ("fedavg", "feddraw")},
         "flower_over_ours": next(iter(flower.values()), None),
-        "missing": {name: parts[name]["missing"] for name in rivals.RIVALS if "missing" in parts.get(name, {})},
+        "missing": {
+            name: parts[name]["missing"]
+            for name in rivals.RIVALS
+            if "missing" in parts.get(name, {})
+        },
         "parts": {name: parts[name] for name in PARTS if name in parts},
     }
 
@@ -101,15 +109,23 @@ def read_measured_parts(folder: Path) -> dict[str, Any]:
     try:
         parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is not a document of feddraw bench: remove it, or choose another --out") from None
+        raise UserError(
+            f"{path} is not a document of feddraw bench: remove it, or choose another --out"
+        ) from None
     return dict(parts)
 
 
 def write_bench_files(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """bench.json, bench.md and the figure."""
     make_folder(folder)
-    write_whole(folder / BENCH_FILE, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(
+        folder / BENCH_FILE, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
+    )
     write_whole(folder / "bench.md", bench_markdown(found).encode())
     part = found["parts"].get("growth", {})
     drawn = {name: part[name] for name in growth.GROWING if name in part}
-    return [folder / BENCH_FILE, folder / "bench.md", *(growth.draw_growth(drawn, folder) if drawn else [])]
+    return [
+        folder / BENCH_FILE,
+        folder / "bench.md",
+        *(growth.draw_growth(drawn, folder) if drawn else []),
+    ]

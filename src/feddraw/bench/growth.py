@@ -1,6 +1,8 @@
-"""Time and memory as clients, rounds, images and models grow, each point in a process of its own; and the figure.
+"""Time and memory as clients, rounds, images and models grow, each point in a process of its own;
+and the figure.
 
-python -m feddraw.bench.growth '{"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32, "stream": true}'
+python -m feddraw.bench.growth '{"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32, "stream":
+true}'
 """
 
 from __future__ import annotations
@@ -21,24 +23,45 @@ from feddraw.system.machine import peak_memory
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-USUAL_SIZES = {"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32}  # a point that all lines go through, or nearly
-GROWING = {"clients": (10, 100, 1000), "rounds": (1, 4, 16), "pixels": (28, 84, 224), "hidden": (32, 400, 4400)}
-AXIS_LABELS = {"clients": "clients", "rounds": "rounds", "pixels": "pixels across", "hidden": "million parameters"}
+USUAL_SIZES = {
+    "clients": 10,
+    "rounds": 2,
+    "pixels": 28,
+    "hidden": 32,
+}  # a point that all lines go through, or nearly
+GROWING = {
+    "clients": (10, 100, 1000),
+    "rounds": (1, 4, 16),
+    "pixels": (28, 84, 224),
+    "hidden": (32, 400, 4400),
+}
+AXIS_LABELS = {
+    "clients": "clients",
+    "rounds": "rounds",
+    "pixels": "pixels across",
+    "hidden": "million parameters",
+}
 SUMMED = {"all at once": False, "streaming": True}
 
 
 def measure_growth(session: TimingSession) -> dict[str, Any]:
     """Seconds of the run and peak megabytes, by what grows and how updates are summed."""
     kinds = {name: values[:2] if session.quick else values for name, values in GROWING.items()}
-    points = [(name, way, value) for name, values in kinds.items() for way in SUMMED for value in values]
+    points = [
+        (name, way, value) for name, values in kinds.items() for way in SUMMED for value in values
+    ]
     found: dict[str, Any] = {name: {way: [] for way in SUMMED} for name in kinds}
     for name, way, value in session.each("growth: time and memory of the serial engine", points):
         wanted = USUAL_SIZES | {name: value, "stream": SUMMED[way]}
-        found[name][way].append({"value": value} | measured_in_own_process("feddraw.bench.growth", json.dumps(wanted)))
+        found[name][way].append(
+            {"value": value} | measured_in_own_process("feddraw.bench.growth", json.dumps(wanted))
+        )
     return found
 
 
-def run_of_size(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
+def run_of_size(
+    clients: int, rounds: int, pixels: int, hidden: int, stream: bool
+) -> dict[str, float]:
     """A run of the serial engine, one step of twenty images per client and round."""
     from feddraw.bench import peer_task
     from feddraw.engines.serial import Serial
@@ -56,7 +79,9 @@ def run_of_size(clients: int, rounds: int, pixels: int, hidden: int, stream: boo
     model, names = initial_model(build, 0), client_names(clients)
     sizes = [20] * clients if stream else None
     engine = Serial(trainer)
-    next(federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes))  # torch is slow at first
+    next(
+        federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes)
+    )  # torch is slow at first
     loop = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
     seconds = seconds_of(lambda: [None for _ in loop])
     return {"seconds": seconds, "megabytes": peak_memory() / 2**20, "parameters": len(model.params)}
@@ -73,7 +98,9 @@ def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         grid = figure.subplots(2, len(found), squeeze=False)
         for column, (name, ways) in enumerate(found.items()):
-            for row, (key, label) in enumerate({"seconds": "seconds", "megabytes": "peak MB"}.items()):
+            for row, (key, label) in enumerate(
+                {"seconds": "seconds", "megabytes": "peak MB"}.items()
+            ):
                 _growth_panel(grid[row][column], name, ways, key, label if column == 0 else "")
         draw_legend(grid[0][0])
         for path in paths:
@@ -87,8 +114,12 @@ def _growth_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, labe
     from feddraw.analysis.plots import line_look
 
     for place, (way, points) in enumerate(ways.items()):
-        values = [point["parameters"] / 1e6 if name == "hidden" else point["value"] for point in points]
-        axes.plot(values, [point[key] for point in points], label=way, markersize=4, **line_look(place))
+        values = [
+            point["parameters"] / 1e6 if name == "hidden" else point["value"] for point in points
+        ]
+        axes.plot(
+            values, [point[key] for point in points], label=way, markersize=4, **line_look(place)
+        )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(values))
     if key == "seconds":
@@ -96,7 +127,10 @@ def _growth_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, labe
     else:
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.set_xlabel(AXIS_LABELS[name])
-    for axis, form in ((axes.xaxis, "{x:.2g}" if name == "hidden" else "{x:g}"), (axes.yaxis, "{x:g}")):
+    for axis, form in (
+        (axes.xaxis, "{x:.2g}" if name == "hidden" else "{x:g}"),
+        (axes.yaxis, "{x:g}"),
+    ):
         axis.set_major_formatter(StrMethodFormatter(form))  # powers of ten would be markup
         axis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(label)

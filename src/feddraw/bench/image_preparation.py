@@ -1,4 +1,6 @@
-"""How many images per second are decoded, resized and equalised: phantoms, saved as JPEG files larger than wanted."""
+"""How many images per second are decoded, resized and equalised: phantoms, saved as JPEG files
+larger than wanted.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,31 @@ import numpy as np
 from PIL import Image
 
 from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
+from feddraw.data.datasets.phantom import phantom
 from feddraw.data.image_cache import FilesToCache, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
-from feddraw.datasets.phantom import phantom
 
 PIXELS, PHANTOMS = 224, 48
 
 
 def measure_image_preparation(session: TimingSession) -> dict[str, Any]:
-    """Images a second with one worker and with two, starting the workers included, and the ratio."""
+    """Images a second with one worker and with two, starting the workers included, and the
+    ratio.
+    """
     images = 240 if session.quick else 1600
     with tempfile.TemporaryDirectory() as folder:
         files = _save_jpegs(Path(folder), images)
-        works = {"one": partial(_seconds_of_preparation, files, 1), "two": partial(_seconds_of_preparation, files, 2)}
+        works = {
+            "one": partial(_seconds_of_preparation, files, 1),
+            "two": partial(_seconds_of_preparation, files, 2),
+        }
         what = f"preparation: {images:,} images at {PIXELS} px with CLAHE"
         samples = session.interleave(what, works, max(1, session.blocks // 3))
     return {
         "title": what.partition(": ")[2],
-        "images_per_second": {name: images / float(np.median(seconds)) for name, seconds in samples.items()},
+        "images_per_second": {
+            name: images / float(np.median(seconds)) for name, seconds in samples.items()
+        },
         "speedup_two_workers": ratio_of_times(samples["one"], samples["two"]),
     }
 
@@ -40,10 +49,14 @@ def _save_jpegs(folder: Path, images: int) -> FilesToCache:
     names = tuple(f"{number}.jpg" for number in range(images))
     for number, name in enumerate(names):
         Image.fromarray(drawn[number % PHANTOMS]).resize((390, 320)).save(folder / name, quality=90)
-    return FilesToCache(folder, names, tuple(found for name in names if (found := file_stamp(folder / name))))
+    return FilesToCache(
+        folder, names, tuple(found for name in names if (found := file_stamp(folder / name)))
+    )
 
 
 def _seconds_of_preparation(files: FilesToCache, workers: int) -> float:
     """Into a cache that is thrown away."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, FEDDRAW_CACHE=cache):
-        return seconds_of(lambda: prepare_images(files, Recipe(PIXELS, clahe=True), "bench", workers))
+        return seconds_of(
+            lambda: prepare_images(files, Recipe(PIXELS, clahe=True), "bench", workers)
+        )

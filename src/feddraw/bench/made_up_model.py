@@ -1,4 +1,7 @@
-"""A model of made-up numbers, about as large as DenseNet121, and clients' updates of it. numpy only: no torch."""
+"""A model of made-up numbers, about as large as DenseNet121, and clients' updates of it.
+
+numpy only: no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,12 @@ import numpy as np
 from feddraw.core import Entry, Layout, Model, Update
 
 CLIENTS = 10
-WIDE_PARAMETERS, LAYERS, FEATURES, MADE_UP_CLASSES = 6_900_000, 364, 1024, 5  # about DenseNet121: seven million numbers
+WIDE_PARAMETERS, LAYERS, FEATURES, MADE_UP_CLASSES = (
+    6_900_000,
+    364,
+    1024,
+    5,
+)  # about DenseNet121: seven million numbers
 
 
 def client_names(clients: int) -> list[str]:
@@ -17,13 +25,26 @@ def client_names(clients: int) -> list[str]:
 
 
 def made_up_model(parameters: int = WIDE_PARAMETERS) -> Model:
-    """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are the classifier's."""
+    """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are
+    the classifier's.
+    """
     length = parameters // LAYERS
     entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
-    entries.append(Entry("classifier.weight", "param", (MADE_UP_CLASSES, FEATURES), LAYERS * length))
-    entries.append(Entry("classifier.bias", "param", (MADE_UP_CLASSES,), LAYERS * length + MADE_UP_CLASSES * FEATURES))
+    entries.append(
+        Entry("classifier.weight", "param", (MADE_UP_CLASSES, FEATURES), LAYERS * length)
+    )
+    entries.append(
+        Entry(
+            "classifier.bias",
+            "param",
+            (MADE_UP_CLASSES,),
+            LAYERS * length + MADE_UP_CLASSES * FEATURES,
+        )
+    )
     params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
-    return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier"))
+    return Model(
+        params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier")
+    )
 
 
 def made_up_updates(sent: Model, clients: int) -> list[Update]:

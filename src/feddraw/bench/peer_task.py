@@ -1,8 +1,9 @@
-"""What every peer does in a round: the same data, the same network, the same number of SGD steps, one thread a process.
+"""What every peer does in a round: the same data, the same network, the same number of SGD steps,
+one thread a process.
 
-Peers' scripts (`benchmarks/peers` of a source checkout) find a copy of this file beside them, as their environment need
-not have feddraw. They talk to the bench through a socket: it says when to begin a round, they say how many seconds it
-took.
+Peers' scripts (`benchmarks/peers` of a source checkout) find a copy of this file beside them, as
+their environment need not have feddraw. They talk to the bench through a socket: it says when to
+begin a round, they say how many seconds it took.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SOCKET, TASK = "FEDDRAW_BENCH_SOCKET", "FEDDRAW_BENCH_TASK"
 
 @dataclass(frozen=True)
 class PeerTask:
-    hidden: int  # width of the layer before the classifier: 32 makes 55,470 parameters, 4,400 make 6.97 million
+    # width of the layer before the classifier: 32 makes 55,470 parameters, 4,400 make 6.97 million
+    hidden: int
     clients: int
     steps: int
 
@@ -67,7 +69,9 @@ class Net(nn.Module):
         return logits
 
 
-def random_pictures(images: int, side: int = PIXELS, labels: int = LABELS) -> tuple[np.ndarray, np.ndarray]:
+def random_pictures(
+    images: int, side: int = PIXELS, labels: int = LABELS
+) -> tuple[np.ndarray, np.ndarray]:
     """Random ones, as they would lie on a disk."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (images, side, side), dtype=np.uint8)
@@ -93,7 +97,9 @@ def train(net: nn.Module, x: Tensor, y: Tensor) -> float:
     net.train()
     for start in range(0, len(x), BATCH):
         optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(net(x[start : start + BATCH]), y[start : start + BATCH])
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            net(x[start : start + BATCH]), y[start : start + BATCH]
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return loss.item()

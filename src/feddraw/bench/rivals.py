@@ -1,7 +1,8 @@
-"""The same round in other systems, each in a process of its own that begins a round when it is told to.
+"""The same round in other systems, each in a process of its own that begins a round when it is told
+to.
 
-Peers that use two cores stand beside our two workers, those that use one beside our serial engine. All their rounds
-begin in a system that is up and warm; what they need to start is not counted.
+Peers that use two cores stand beside our two workers, those that use one beside our serial engine.
+All their rounds begin in a system that is up and warm; what they need to start is not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.settings import Training
 
-RIVAL_SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"  # only a source checkout has them
+RIVAL_SCRIPTS = (
+    Path(__file__).parents[3] / "benchmarks" / "peers"
+)  # only a source checkout has them
 RIVAL_PATIENCE = 240.0  # seconds for a peer to start, or to do a round
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -62,7 +65,9 @@ class Rival:
 RIVALS = {
     "flower": Rival("Flower on Ray, two CPUs", "flower", "with_flower.py", "flwr", 2),
     "pfl": Rival("pfl-research, one process", "pfl", "with_pfl.py", "pfl", 1),
-    "pfl_two": Rival("pfl-research, two processes", "pfl", "with_pfl.py", "pfl", 2, arguments=("two",)),
+    "pfl_two": Rival(
+        "pfl-research, two processes", "pfl", "with_pfl.py", "pfl", 2, arguments=("two",)
+    ),
     "fedlab": Rival("FedLab, one process", "fedlab", "with_fedlab.py", "fedlab", 1),
     "nvflare": Rival(
         "NVIDIA FLARE's simulator, ten threads",
@@ -88,7 +93,9 @@ def trainer_beside_rivals(task: peer_task.PeerTask) -> Trainer:
 def our_round_beside_rivals(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
     trainer = trainer_beside_rivals(task)
-    engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, client_names(task.clients))
+    engine: Engine = (
+        Serial(trainer) if cores == 1 else Processes(trainer, cores, client_names(task.clients))
+    )
     with closing(engine):
         yield partial(timed_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
 
@@ -101,16 +108,29 @@ class RivalProcess:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "socket"))
         listening.listen()
-        variables = {peer_task.SOCKET: str(folder / "socket"), peer_task.TASK: json.dumps(asdict(task))}
+        variables = {
+            peer_task.SOCKET: str(folder / "socket"),
+            peer_task.TASK: json.dumps(asdict(task)),
+        }
         scripts = folder / "scripts"
         shutil.copytree(RIVAL_SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(peer_task.__file__, scripts)
         command = [python, str(scripts / rival.script), *rival.arguments]
-        inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("PYTHONPATH", "PYTHONSAFEPATH")
+        }
         environment = inherited | ONE_THREAD | variables
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                command, env=environment, cwd=folder, stdin=DEVNULL, stdout=log, stderr=STDOUT, start_new_session=True
+                command,
+                env=environment,
+                cwd=folder,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                start_new_session=True,
             )
         try:
             self._lines = self._accept(listening)
@@ -135,7 +155,10 @@ class RivalProcess:
         raise RunFailed(self._last_output())
 
     def round(self) -> float:
-        """Ask for one, and hear how long it took. In between its processes stand still: some are busy when idle."""
+        """Ask for one, and hear how long it took.
+
+        In between its processes stand still: some are busy when idle.
+        """
         self._signal(signal.SIGCONT)
         print("round", file=self._lines, flush=True)
         try:
@@ -152,7 +175,11 @@ class RivalProcess:
 
     def _last_output(self) -> str:
         """What went wrong, from what it printed: the last line that names an error."""
-        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in self._log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
         errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
         return (errors or lines or ["it ended without a message"])[-1][:200]
 
@@ -196,8 +223,14 @@ def measure_rival(session: TimingSession, name: str) -> dict[str, Any]:
             raise RunFailed(f"its script comes with the source only: {where}")
         found["version"] = _rival_version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
-        found["left_out"] = {key: rival.note for key in peer_task.TASKS if key not in rival.settings}
-        return found | {"theirs_over_ours": {key: _rival_over_ours(session, rival, python, key) for key in settings}}
+        found["left_out"] = {
+            key: rival.note for key in peer_task.TASKS if key not in rival.settings
+        }
+        return found | {
+            "theirs_over_ours": {
+                key: _rival_over_ours(session, rival, python, key) for key in settings
+            }
+        }
     except RunFailed as failure:
         return found | {"missing": str(failure)}
 
@@ -205,7 +238,10 @@ def measure_rival(session: TimingSession, name: str) -> dict[str, Any]:
 def _rival_over_ours(session: TimingSession, rival: Rival, python: str, key: str) -> Ratio:
     task = peer_task.TASKS[key]
     session.progress(f"{rival.title}: starting for {key}", 0, 1)
-    with running_rival(rival, python, task) as peer, our_round_beside_rivals(task, rival.cores) as own:
+    with (
+        running_rival(rival, python, task) as peer,
+        our_round_beside_rivals(task, rival.cores) as own,
+    ):
         samples = session.interleave(f"{rival.title}, {key}", {"theirs": peer.round, "ours": own})
     return ratio_of_times(samples["theirs"], samples["ours"])
 
@@ -213,7 +249,9 @@ def _rival_over_ours(session: TimingSession, rival: Rival, python: str, key: str
 def _rival_version(python: str, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     try:
-        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        asked = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
     except OSError as error:
         raise RunFailed(f"{python}: {error.strerror}") from None
     if asked.returncode:

@@ -1,4 +1,5 @@
-"""How much a federated round takes beyond its training: beside bare loops, serial and with two workers.
+"""How much a federated round takes beyond its training: beside bare loops, serial and with two
+workers.
 
 The bare loops are those of a script, on random images; no client's data comes here.
 """
@@ -32,8 +33,13 @@ from feddraw.training.reproducibility import one_thread
 
 
 def measure_round_overhead(session: TimingSession) -> dict[str, Any]:
-    """By workload: serial ÷ a bare loop, serial ÷ two workers, and two bare processes ÷ two workers."""
-    return {name: _round_ratios(session, workload) for name, workload in workloads(session.quick).items()}
+    """By workload: serial ÷ a bare loop, serial ÷ two workers, and two bare processes ÷ two
+    workers.
+    """
+    return {
+        name: _round_ratios(session, workload)
+        for name, workload in workloads(session.quick).items()
+    }
 
 
 def _round_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
@@ -61,11 +67,15 @@ def _round_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
 
 def timed_round(engine: Engine, model: Model, method: Method, clients: int) -> float:
     """Seconds of a federated round."""
-    return seconds_of(lambda: next(federate(model, method, engine, client_names(clients), rounds=15, seed=0)))
+    return seconds_of(
+        lambda: next(federate(model, method, engine, client_names(clients), rounds=15, seed=0))
+    )
 
 
 def bare_loop(trainer: Trainer, model: Model) -> float:
-    """Seconds of the same steps as a careful script would write them: channels last, fused Adam, gathered batches."""
+    """Seconds of the same steps as a careful script would write them: channels last, fused Adam,
+    gathered batches.
+    """
     module = trainer.build()[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     state = {name: torch.from_numpy(array) for name, array in model.arrays().items()}
     with one_thread():
@@ -84,7 +94,9 @@ def bare_loop(trainer: Trainer, model: Model) -> float:
 
 
 class BareProcesses:
-    """Two processes of a script, each with its half of the clients: what two cores can do without a federation."""
+    """Two processes of a script, each with its half of the clients: what two cores can do without a
+    federation.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self._started = [start_worker(_bare_process, workload, half) for half in range(CORES)]

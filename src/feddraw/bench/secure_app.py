@@ -1,6 +1,8 @@
-"""A federation whose clients do nothing but answer, in clear or under masks: what messages and sums take, no training.
+"""A federation whose clients do nothing but answer, in clear or under masks: what messages and sums
+take, no training.
 
-For the in-process grid, and as a Flower app for a real SuperLink (settings `rounds`, `secure`, `out`).
+For the in-process grid, and as a Flower app for a real SuperLink (settings `rounds`, `secure`,
+`out`).
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ def answer_untrained(message: Message, context: Context) -> Message:
     number, sent = int(context.node_config["partition-id"]), message.content.array_records["arrays"]
     times = np.float32(1 + 1e-4 * (number + 1))
     arrays = ArrayRecord({name: Array(array.numpy() * times) for name, array in sent.items()})
-    metrics = MetricRecord({"num-examples": 100 + number, "num-steps": 10, "loss": 0.5, "partition-id": number})
+    metrics = MetricRecord(
+        {"num-examples": 100 + number, "num-steps": 10, "loss": 0.5, "partition-id": number}
+    )
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def seconds_of_secure_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool) -> list[float]:
+def seconds_of_secure_rounds(
+    grid: Grid, rounds: int, parameters: int, *, secure: bool
+) -> list[float]:
     """Of each round, from the first message to the new model."""
     ends = [time.perf_counter()]
     strategy = FedDRAW(
@@ -52,7 +58,9 @@ def seconds_of_secure_rounds(grid: Grid, rounds: int, parameters: int, *, secure
 
 def bytes_in_message(message: Message) -> int:
     """Of tensors, keys, shares, signatures and orders, without Flower's own envelope."""
-    return sum(_bytes_of_value(value) for record in message.content.values() for value in record.values())
+    return sum(
+        _bytes_of_value(value) for record in message.content.values() for value in record.values()
+    )
 
 
 def _bytes_of_value(value: Any) -> int:

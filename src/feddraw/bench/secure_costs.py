@@ -1,6 +1,8 @@
-"""What secure sums cost: masks beside their bare key streams, a round beside a plain one, bytes, and server memory.
+"""What secure sums cost: masks beside their bare key streams, a round beside a plain one, bytes,
+and server memory.
 
-python -m feddraw.bench.secure_costs CLIENTS [PARAMETERS]     peak memory of a server that adds masked updates up
+python -m feddraw.bench.secure_costs CLIENTS [PARAMETERS]     peak memory of a server that adds
+masked updates up
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from feddraw.bench.made_up_model import CLIENTS, WIDE_PARAMETERS, client_names
-from feddraw.bench.timing import TimingSession, measured_in_own_process, median_interval, ratio_of_times
+from feddraw.bench.timing import (
+    TimingSession,
+    measured_in_own_process,
+    median_interval,
+    ratio_of_times,
+)
 from feddraw.errors import RunFailed
-from feddraw.secure_sums import masks
-from feddraw.secure_sums.client import SecureSumClient
-from feddraw.secure_sums.fixed_point import to_fixed_point
-from feddraw.secure_sums.server import SecureSumServer
-from feddraw.secure_sums.session import Session as Sum
-from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
+from feddraw.secure.sums import masks
+from feddraw.secure.sums.client import SecureSumClient
+from feddraw.secure.sums.fixed_point import to_fixed_point
+from feddraw.secure.sums.server import SecureSumServer
+from feddraw.secure.sums.session import Session as Sum
+from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.machine import installed, peak_memory
 
 if TYPE_CHECKING:
@@ -44,13 +51,19 @@ SUPERLINK_ROUNDS = 3  # over a SuperLink
 
 
 def measure_secure_costs(
-    session: TimingSession, parameters: int = WIDE_PARAMETERS, counts: Sequence[int] = MEMORY_CLIENTS
+    session: TimingSession,
+    parameters: int = WIDE_PARAMETERS,
+    counts: Sequence[int] = MEMORY_CLIENTS,
 ) -> dict[str, Any]:
     """Masks, a round in this process, a round over a SuperLink, and the server's memory."""
-    found: dict[str, Any] = {"title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters"}
+    found: dict[str, Any] = {
+        "title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters"
+    }
     found["masking"] = measure_masking(session, parameters)
     found["memory"] = {
-        str(clients): measured_in_own_process("feddraw.bench.secure_costs", str(clients), str(parameters))
+        str(clients): measured_in_own_process(
+            "feddraw.bench.secure_costs", str(clients), str(parameters)
+        )
         for clients in counts
     }
     if not installed("flwr"):
@@ -61,17 +74,21 @@ def measure_secure_costs(
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- masks
+# -------------------------------------------------------------------------------------------- masks
 
 
 def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
-    """A client's words, its masks and its seal ÷ the bare time of making as many key streams and adding them."""
+    """A client's words, its masks and its seal ÷ the bare time of making as many key streams and
+    adding them.
+    """
     moves = np.random.default_rng(0).normal(0, 1e-3, parameters).astype(np.float32)
     words, added = np.empty(parameters, np.uint64), np.zeros(parameters, np.uint64)
     ready = iter(_members_ready_to_mask())
 
     def client() -> float:
-        """In the words' own memory: new memory is slow at its first use, and is no part of masking."""
+        """In the words' own memory: new memory is slow at its first use, and is no part of
+        masking.
+        """
         member, shares = next(ready)
         return _seconds_of_mask_thread(lambda: member.mask(shares, words, in_place=True))
 
@@ -103,11 +120,16 @@ def _seconds_of_mask_thread(work: Callable[[], object]) -> float:
 
 
 def add_bare_streams(words: NDArray[np.uint64]) -> None:
-    """As many AES-CTR streams as a client has masks, each added to the words, block by block, and nothing else."""
+    """As many AES-CTR streams as a client has masks, each added to the words, block by block, and
+    nothing else.
+    """
     block = masks.BLOCK
     zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + 15)
     drawn = np.frombuffer(stream, "<u8", block)
-    ciphers = [Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(CLIENTS)]
+    ciphers = [
+        Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        for _ in range(CLIENTS)
+    ]
     for start in range(0, len(words), block):
         part = words[start : start + block]
         for cipher in ciphers:
@@ -146,27 +168,33 @@ class ReadySum:
         return ReadySum(members, collector)
 
 
-# ---------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
-    """Peak megabytes of a process that adds so many masked updates up, and of it before the first."""
+    """Peak megabytes of a process that adds so many masked updates up, and of it before the
+    first.
+    """
     made, before = ReadySum.of(clients), peak_memory()
     words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
     for name, member in made.members.items():
         words[:] = 1
-        made.collector.take_masked(name, member.mask(made.collector.shares_for(name), words, in_place=True))
+        made.collector.take_masked(
+            name, member.mask(made.collector.shares_for(name), words, in_place=True)
+        )
     for name in made.collector.survivors:
         made.collector.take_signature(name, made.members[name].sign(made.collector.survivors))
     signatures = made.collector.signatures
     for name in signatures:
-        made.collector.take_revealed(name, made.members[name].reveal(made.collector.survivors, signatures))
+        made.collector.take_revealed(
+            name, made.members[name].reveal(made.collector.survivors, signatures)
+        )
     if not (made.collector.total() == clients).all():
         raise RunFailed("the sum is wrong")
     return {"megabytes": peak_memory() / 2**20, "megabytes_before": before / 2**20}
 
 
-# ---------------------------------------------------------------------------------------------------- rounds
+# ------------------------------------------------------------------------------------------- rounds
 
 
 @contextmanager
@@ -183,7 +211,10 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
     """A round on the in-process grid, and the bytes that go up and down."""
     from feddraw.bench.secure_app import seconds_of_secure_rounds
 
-    with tempfile.TemporaryDirectory() as folder, _log_secure_errors_only(logging.getLogger("flwr")):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _log_secure_errors_only(logging.getLogger("flwr")),
+    ):
         grids = {"plain": _byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)])}
         grids["secure"] = _byte_counting_grid(nodes_with_keys(Path(folder)))
 
@@ -191,18 +222,27 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
 
         def one(name: str) -> float:
             start = time.process_time()
-            (seconds,) = seconds_of_secure_rounds(grids[name], 1, parameters, secure=name == "secure")
+            (seconds,) = seconds_of_secure_rounds(
+                grids[name], 1, parameters, secure=name == "secure"
+            )
             processor[name].append(time.process_time() - start)
             return seconds
 
         works = {name: lambda name=name: one(name) for name in grids}
-        samples = session.interleave("secure: a round on the in-process grid", works, min(5, session.blocks))
+        samples = session.interleave(
+            "secure: a round on the in-process grid", works, min(5, session.blocks)
+        )
     rounds = len(samples["plain"]) + 1
-    megabytes = {name: {"up": grid.up / rounds / 1e6, "down": grid.down / rounds / 1e6} for name, grid in grids.items()}
+    megabytes = {
+        name: {"up": grid.up / rounds / 1e6, "down": grid.down / rounds / 1e6}
+        for name, grid in grids.items()
+    }
     whole = {name: sum(both.values()) for name, both in megabytes.items()}
     return {
         "seconds": {name: median_interval(taken) for name, taken in samples.items()},
-        "processor_seconds": {name: median_interval(taken[1:]) for name, taken in processor.items()},
+        "processor_seconds": {
+            name: median_interval(taken[1:]) for name, taken in processor.items()
+        },
         "secure_over_plain": ratio_of_times(samples["secure"], samples["plain"]),
         "processor_over_plain": ratio_of_times(processor["secure"][1:], processor["plain"][1:]),
         "megabytes": megabytes,
@@ -233,10 +273,16 @@ def _byte_counting_grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
 def nodes_with_keys(folder: Path) -> list[dict[str, Any]]:
     """Settings of nodes with keys, the file of all their public keys, and a memory."""
     names = [f"partition {number}" for number in range(CLIENTS)]
-    lines = [site_directory_line(name, new_signing_key(folder / f"{number}.key")) for number, name in enumerate(names)]
+    lines = [
+        site_directory_line(name, new_signing_key(folder / f"{number}.key"))
+        for number, name in enumerate(names)
+    ]
     (folder / "sites.toml").write_text("\n".join(lines))
     common = {"sites": str(folder / "sites.toml"), "memory": str(folder / "memory")}
-    return [{"partition-id": number, "key": str(folder / f"{number}.key")} | common for number in range(CLIENTS)]
+    return [
+        {"partition-id": number, "key": str(folder / f"{number}.key")} | common
+        for number in range(CLIENTS)
+    ]
 
 
 FLOWER_PROJECT = """
@@ -292,10 +338,17 @@ def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[st
         for way, kept in session.each("secure: rounds over a SuperLink", ways):
             with local.federation(folder / way, secure=False) as made:
                 for number, node in enumerate(nodes):
-                    made.supernode(f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept))
-                said = f"rounds={SUPERLINK_ROUNDS} secure={json.dumps(way == 'secure')} parameters={parameters}"
+                    made.supernode(
+                        f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept)
+                    )
+                said = (
+                    f"rounds={SUPERLINK_ROUNDS} secure={json.dumps(way == 'secure')}"
+                    f" parameters={parameters}"
+                )
                 made.run(f'{said} out="{folder / way}.json"', timeout=3600, app=folder / "app")
-            seconds[way] = json.loads((folder / f"{way}.json").read_text())[1:]  # the first waits for nodes
+            seconds[way] = json.loads((folder / f"{way}.json").read_text())[
+                1:
+            ]  # the first waits for nodes
 
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
     ratio = medians["secure"] / medians["plain"]

@@ -1,9 +1,11 @@
-"""What a server holds at its peak while updates stream in, each number of clients in a process of its own.
+"""What a server holds at its peak while updates stream in, each number of clients in a process of
+its own.
 
     python -m feddraw.bench.server_memory CLIENTS [ROWS]
 
-ROWS are those of the engine's inbox: one, as for the serial engine, or three for two workers. The clients are made of
-nothing but their answers, so that the process is a server's alone; it does not import torch.
+ROWS are those of the engine's inbox: one, as for the serial engine, or three for two workers. The
+clients are made of nothing but their answers, so that the process is a server's alone; it does not
+import torch.
 """
 
 from __future__ import annotations
@@ -28,20 +30,28 @@ CLIENT_COUNTS = (10, 100, 1000)
 INBOXES = {"serial": 1, "two workers": 3}  # updates that there is room for
 
 
-def measure_server_memory(session: TimingSession, counts: Sequence[int] = CLIENT_COUNTS) -> dict[str, Any]:
-    """Peak megabytes and seconds of the server's part of a round, by engine and number of clients."""
+def measure_server_memory(
+    session: TimingSession, counts: Sequence[int] = CLIENT_COUNTS
+) -> dict[str, Any]:
+    """Peak megabytes and seconds of the server's part of a round, by engine and number of
+    clients.
+    """
     found: dict[str, Any] = {}
     for engine, rows in INBOXES.items():
         what, peaks = f"memory: a server of 7 million parameters, streaming, {engine}", {}
         for clients in session.each(what, counts):
-            peaks[str(clients)] = measured_in_own_process("feddraw.bench.server_memory", str(clients), str(rows))
+            peaks[str(clients)] = measured_in_own_process(
+                "feddraw.bench.server_memory", str(clients), str(rows)
+            )
         most, fewest = (peaks[str(clients)]["megabytes"] for clients in (counts[-1], counts[0]))
         found[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
     return found
 
 
 class InstantClients:
-    """An engine whose clients answer at once: each moves the sent model a little, in a row of the inbox."""
+    """An engine whose clients answer at once: each moves the sent model a little, in a row of the
+    inbox.
+    """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -67,7 +77,9 @@ class InstantClients:
 def server_memory_of_round(clients: int, rows: int, model: Model) -> dict[str, float]:
     """One round of FedDRAW over so many clients."""
     engine, sizes = InstantClients(rows), [100] * clients
-    rounds = federate(model, feddraw(), engine, client_names(clients), rounds=15, seed=0, sizes=sizes)
+    rounds = federate(
+        model, feddraw(), engine, client_names(clients), rounds=15, seed=0, sizes=sizes
+    )
     seconds = seconds_of(lambda: next(rounds))
     return {"megabytes": peak_memory() / 2**20, "seconds": seconds}
 

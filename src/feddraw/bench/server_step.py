@@ -1,4 +1,6 @@
-"""The server's step beside the time that reading the updates once takes, Flower's sum and the usual loop."""
+"""The server's step beside the time that reading the updates once takes, Flower's sum and the usual
+loop.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.bench.made_up_model import CLIENTS, LAYERS, WIDE_PARAMETERS, client_names, made_up_model, made_up_updates
+from feddraw.bench.made_up_model import (
+    CLIENTS,
+    LAYERS,
+    WIDE_PARAMETERS,
+    client_names,
+    made_up_model,
+    made_up_updates,
+)
 from feddraw.bench.timing import Timed, TimingSession, ratio_of_times, seconds_of
 from feddraw.core import Cohort, Method, Model, Update
 from feddraw.methods.fedavg import fedavg
@@ -18,8 +27,12 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.server.round import aggregate_round
 
 
-def measure_server_step(session: TimingSession, parameters: int = WIDE_PARAMETERS) -> dict[str, Any]:
-    """Gate, weights and sum of ten updates ÷ reading them once; Flower's sum and a state-dict loop ÷ ours."""
+def measure_server_step(
+    session: TimingSession, parameters: int = WIDE_PARAMETERS
+) -> dict[str, Any]:
+    """Gate, weights and sum of ten updates ÷ reading them once; Flower's sum and a state-dict loop
+    ÷ ours.
+    """
     sent = made_up_model(parameters)
     updates = made_up_updates(sent, CLIENTS)
     works: dict[str, Timed] = {
@@ -34,27 +47,47 @@ def measure_server_step(session: TimingSession, parameters: int = WIDE_PARAMETER
         works["flower"] = flower_sum(updates)
     except ImportError as error:
         missing = {"missing": {"flower": str(error)}}
-    samples = session.interleave(f"server: {CLIENTS} updates of {len(sent.params):,} parameters", works)
-    beside = {"flower_sum_over_ours": ratio_of_times(samples["flower"], samples["sum"])} if "flower" in works else {}
+    samples = session.interleave(
+        f"server: {CLIENTS} updates of {len(sent.params):,} parameters", works
+    )
+    beside = (
+        {"flower_sum_over_ours": ratio_of_times(samples["flower"], samples["sum"])}
+        if "flower" in works
+        else {}
+    )
     return {
-        "title": f"{CLIENTS} updates of {len(sent.params) / 1e6:.1f} million parameters in {LAYERS + 2} tensors",
-        "over_floor": {name: ratio_of_times(samples[name], samples["floor"]) for name in ("fedavg", "feddraw", "sum")},
+        "title": (
+            f"{CLIENTS} updates of {len(sent.params) / 1e6:.1f} million parameters in {LAYERS + 2}"
+            " tensors"
+        ),
+        "over_floor": {
+            name: ratio_of_times(samples[name], samples["floor"])
+            for name in ("fedavg", "feddraw", "sum")
+        },
         **beside,
         **missing,
         "naive_sum_over_ours": ratio_of_times(samples["naive"], samples["sum"]),
-        "gigabytes_per_second": len(updates) * sent.params.nbytes / 1e9 / float(np.median(samples["floor"])),
-        "milliseconds": {name: 1e3 * float(np.median(seconds)) for name, seconds in samples.items()},
+        "gigabytes_per_second": (
+            len(updates) * sent.params.nbytes / 1e9 / float(np.median(samples["floor"]))
+        ),
+        "milliseconds": {
+            name: 1e3 * float(np.median(seconds)) for name, seconds in samples.items()
+        },
     }
 
 
 def reading_once(updates: Sequence[Update]) -> Timed:
     """Reading the updates once and doing next to nothing, with as many threads as our sums take.
 
-    In few long calls: threads that return to Python often wait for one another, and the floor would be no floor.
+    In few long calls: threads that return to Python often wait for one another, and the floor would
+    be no floor.
     """
     count = min(8, os.cpu_count() or 1)
     rows = [update.model.params.view(np.int32) for update in updates]
-    pieces, threads = [piece for row in rows for piece in np.array_split(row, count)], ThreadPoolExecutor(count)
+    pieces, threads = (
+        [piece for row in rows for piece in np.array_split(row, count)],
+        ThreadPoolExecutor(count),
+    )
     return lambda: seconds_of(lambda: list(threads.map(np.bitwise_or.reduce, pieces)))
 
 
@@ -90,5 +123,7 @@ def flower_sum(updates: Sequence[Update]) -> Timed:
     records = []
     for update in updates:
         arrays = ArrayRecord({name: Array(array) for name, array in update.model.arrays().items()})
-        records.append(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": update.size})}))
+        records.append(
+            RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": update.size})})
+        )
     return lambda: seconds_of(lambda: aggregate_arrayrecords(records, "num-examples"))

@@ -1,4 +1,6 @@
-"""A study of many short runs beside two scripts that carry out half of them each, start-up included on both sides."""
+"""A study of many short runs beside two scripts that carry out half of them each, start-up included
+on both sides.
+"""
 
 from __future__ import annotations
 

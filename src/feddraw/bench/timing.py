@@ -1,4 +1,6 @@
-"""Times measured side by side, their ratios, and an interval of the median that assumes nothing about the noise."""
+"""Times measured side by side, their ratios, and an interval of the median that assumes nothing
+about the noise.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class TimingSession:
     blocks: int = 20
     quick: bool = False
     progress: TimingProgress = _say_nothing
-    pythons: Mapping[str, str] = field(default_factory=dict)  # a peer's own interpreter, by its name
+    pythons: Mapping[str, str] = field(
+        default_factory=dict
+    )  # a peer's own interpreter, by its name
 
     def interleave(self, what: str, works: Mapping[str, Timed], blocks: int = 0) -> Samples:
         """Seconds of each work in every block, after one of each to warm up; the order rotates."""
@@ -64,15 +68,25 @@ def ratio_of_times(above: Sequence[float], below: Sequence[float]) -> Ratio:
     return median_interval(np.asarray(above) / np.asarray(below))
 
 
-def median_interval(values: Sequence[float] | np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Ratio:
-    """Median and the order statistics that hold it between them in 95 of 100 cases; fewer than six values: all."""
+def median_interval(
+    values: Sequence[float] | np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> Ratio:
+    """Median and the order statistics that hold it between them in 95 of 100 cases; fewer than six
+    values: all.
+    """
     ordered = np.sort(np.asarray(values, np.float64))
     aside = _values_beyond_interval(len(ordered))
-    return {"median": float(np.median(ordered)), "low": float(ordered[aside]), "high": float(ordered[-1 - aside])}
+    return {
+        "median": float(np.median(ordered)),
+        "low": float(ordered[aside]),
+        "high": float(ordered[-1 - aside]),
+    }
 
 
 def _values_beyond_interval(blocks: int) -> int:
-    """How many values may be left out at either end: half of them lie below the median, by the binomial law."""
+    """How many values may be left out at either end: half of them lie below the median, by the
+    binomial law.
+    """
     below = np.cumsum([math.comb(blocks, k) for k in range(blocks)]) / 2**blocks
     return max(0, int(np.searchsorted(below, 0.025, side="right")) - 1)
 
@@ -85,7 +99,11 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def measured_in_own_process(module: str, *arguments: str) -> Any:
     """What a module of ours prints as JSON when it is run by itself."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise RunFailed(f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
+        raise RunFailed(
+            f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}"
+        )
     return json.loads(done.stdout)

@@ -29,26 +29,48 @@ PAPER_STEP = Workload("DenseNet121, 224 px", "densenet121", 224, 1, 1, 16, (("we
 
 
 def measure_paper_step(session: TimingSession, step: Workload = PAPER_STEP) -> dict[str, Any]:
-    """Images a second of DenseNet121 at 224 px, trained with augmentation, smoothing and clipping, and tested."""
+    """Images a second of DenseNet121 at 224 px, trained with augmentation, smoothing and clipping,
+    and tested.
+    """
     if step.model == "densenet121" and not installed("monai"):
         return {"missing": "MONAI is not installed"}
     trainer = step.trainer(feddraw().local)
     network, rows = trainer.network, np.arange(step.batch)
     training = replace(trainer.training, **PAPER_TRAINING)
-    arguments = (training, Correction(), 0, trainer.smoothed_loss, make_optimizer(network, training))
+    arguments = (
+        training,
+        Correction(),
+        0,
+        trainer.smoothed_loss,
+        make_optimizer(network, training),
+    )
     with one_thread():
         works = {
-            "training": lambda: seconds_of(lambda: fit(network, trainer.examples, rows, *arguments)),
+            "training": lambda: seconds_of(
+                lambda: fit(network, trainer.examples, rows, *arguments)
+            ),
             "testing": lambda: seconds_of(lambda: predict(network, trainer.examples, rows)),
         }
-        samples = session.interleave(f"the paper's step: {step.title}", works, max(1, session.blocks // 3))
-    speeds = {name: median_interval(step.batch / np.array(seconds)) for name, seconds in samples.items()}
-    return {"title": f"{step.title}, batches of {step.batch}, one core", "images_per_second": speeds}
+        samples = session.interleave(
+            f"the paper's step: {step.title}", works, max(1, session.blocks // 3)
+        )
+    speeds = {
+        name: median_interval(step.batch / np.array(seconds)) for name, seconds in samples.items()
+    }
+    return {
+        "title": f"{step.title}, batches of {step.batch}, one core",
+        "images_per_second": speeds,
+    }
 
 
 def measure_training_steps(session: TimingSession) -> dict[str, Any]:
-    """By workload: a step as peers' examples write it ÷ ours; what augmentation and reading add to ours."""
-    return {name: _training_step_ratios(session, workload) for name, workload in workloads(session.quick).items()}
+    """By workload: a step as peers' examples write it ÷ ours; what augmentation and reading add to
+    ours.
+    """
+    return {
+        name: _training_step_ratios(session, workload)
+        for name, workload in workloads(session.quick).items()
+    }
 
 
 def _training_step_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
@@ -77,14 +99,23 @@ def _training_step_ratios(session: TimingSession, workload: Workload) -> dict[st
 def _our_training_step(trainer: Trainer, rows: Rows) -> Timed:
     """Our loop, one step at a time, with the same clipping."""
     network, training = Network(*trainer.build()), replace(trainer.training, clip=5.0)
-    arguments = (training, Correction(), 0, trainer.smoothed_loss, make_optimizer(network, trainer.training))
+    arguments = (
+        training,
+        Correction(),
+        0,
+        trainer.smoothed_loss,
+        make_optimizer(network, trainer.training),
+    )
     return partial(_timed_on_one_thread, lambda: fit(network, trainer.examples, rows, *arguments))
 
 
 def _batch_reader(examples: Examples, batch: int, folder: Path) -> Timed:
     """A batch of random rows from a file that is mapped to memory, as prepared images are."""
     np.save(folder / "images.npy", np.resize(examples.images, (5000, *examples.images.shape[1:])))
-    images, rng = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False), np.random.default_rng(0)
+    images, rng = (
+        np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False),
+        np.random.default_rng(0),
+    )
 
     def read() -> float:
         rows = rng.choice(len(images), batch, replace=False)
@@ -99,8 +130,8 @@ def _timed_on_one_thread(work: Callable[[], object]) -> float:
 
 
 def usual_training_step(trainer: Trainer, rows: Rows) -> Callable[[], None]:
-    """A training step as peers' examples write it: plain layout, an optimiser that goes through the layers one by one,
-    gradients clipped likewise."""
+    """A training step as peers' examples write it: plain layout, an optimiser that goes through the
+    layers one by one, gradients clipped likewise."""
     module = trainer.build()[0]
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False, fused=False)
 

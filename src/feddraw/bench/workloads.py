@@ -43,12 +43,20 @@ WORKLOADS = {
     "small": Workload("compact, 32 px, 10 clients × 3 steps of 64", "compact", 32, 10, 3, 64),
     "medium": Workload("compact, 64 px, 10 clients × 2 steps of 64", "compact", 64, 10, 2, 64),
     "densenet121": Workload(
-        "DenseNet121, 64 px, 4 clients × 1 step of 32", "densenet121", 64, 4, 1, 32, (("weights", "none"),)
+        "DenseNet121, 64 px, 4 clients × 1 step of 32",
+        "densenet121",
+        64,
+        4,
+        1,
+        32,
+        (("weights", "none"),),
     ),
 }
 # How the paper trains, whatever the network.
 PAPER_TRAINING = {
-    name.removeprefix("training."): value for name, value in PRESETS["paper"].items() if name.startswith("training.")
+    name.removeprefix("training."): value
+    for name, value in PRESETS["paper"].items()
+    if name.startswith("training.")
 }
 
 

@@ -1,4 +1,7 @@
-"""The command line: parse, call, show. One file per command, which imports what is slow only when it runs."""
+"""The command line: parse, call, show.
+
+One file per command, which imports what is slow only when it runs.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,67 @@ import typer
 from feddraw import naming
 
 from feddraw.cli import (  # isort: skip
-    bench, compare, data, demo, doctor, explain, explore, export, heterogeneity, init, listing, operator, paper,
-    predict, report, run, scenario, site, stats, study, verify, watch, weights,
-)  # fmt: skip
+    bench,
+    compare,
+    data,
+    demo,
+    doctor,
+    explain,
+    explore,
+    export,
+    heterogeneity,
+    init,
+    listing,
+    operator,
+    paper,
+    predict,
+    report,
+    run,
+    scenario,
+    site,
+    stats,
+    study,
+    verify,
+    watch,
+    weights,
+)
 from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
     name="feddraw",
-    help="Federated learning with FedDRAW and other aggregation methods for chest radiographs.\n\n"
-    "Research software, not a medical device.",
+    help=(
+        "Federated learning with FedDRAW and other aggregation methods for chest radiographs.\n\n"
+        "Research software, not a medical device."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (  # in the order of --help; a group has an app of its own
-    demo.demo, run.run, compare.compare, study.study, init.init, weights.weights, heterogeneity.heterogeneity,
-    explore.explore, scenario.app, data.app, report.report, watch.watch, explain.explain, predict.predict,
-    export.export, stats.stats, paper.paper, verify.verify, listing.list_, bench.bench, doctor.doctor,
-    operator.app, site.app,
-)  # fmt: skip
+    demo.demo,
+    run.run,
+    compare.compare,
+    study.study,
+    init.init,
+    weights.weights,
+    heterogeneity.heterogeneity,
+    explore.explore,
+    scenario.app,
+    data.app,
+    report.report,
+    watch.watch,
+    explain.explain,
+    predict.predict,
+    export.export,
+    stats.stats,
+    paper.paper,
+    verify.verify,
+    listing.list_,
+    bench.bench,
+    doctor.doctor,
+    operator.app,
+    site.app,
+)
 for command in COMMANDS:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=command.info.name)
@@ -53,7 +98,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def command_line_itself(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Options of `feddraw` itself."""
@@ -62,7 +110,9 @@ def command_line_itself(
 INTERRUPTED = 130
 # For the commands that keep what was done.
 AFTER_CTRL_C = dict.fromkeys(("run", "demo"), "; finished rounds are kept: continue with --resume")
-AFTER_CTRL_C |= dict.fromkeys(("compare", "study", "data prepare"), "; finished work is kept: start again to continue")
+AFTER_CTRL_C |= dict.fromkeys(
+    ("compare", "study", "data prepare"), "; finished work is kept: start again to continue"
+)
 
 
 def main() -> None:
@@ -70,7 +120,9 @@ def main() -> None:
     warnings.showwarning = _one_line_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers do not look for Python's own modules in the current folder
+    os.environ.setdefault(
+        "PYTHONSAFEPATH", "1"
+    )  # workers do not look for Python's own modules in the current folder
     try:
         code = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_wanted:
@@ -91,11 +143,17 @@ def main() -> None:
         file, reason = _file_behind_error(trouble), trouble.strerror or trouble
         code = _print_error(f"cannot use {file}: {reason}", 1 if full else 2)
     except UnicodeEncodeError as trouble:
-        code = _print_error(f"{trouble.object!r} is not text in UTF-8: rename the file or folder"[:300], 2)
+        code = _print_error(
+            f"{trouble.object!r} is not text in UTF-8: rename the file or folder"[:300], 2
+        )
     except (MemoryError, RuntimeError) as trouble:
         if not isinstance(trouble, MemoryError) and "can't allocate memory" not in str(trouble):
             raise
-        code = _print_error("out of memory: use fewer workers, a smaller training.batch_size or a smaller data.size", 1)
+        code = _print_error(
+            "out of memory: use fewer workers, a smaller training.batch_size or a smaller"
+            " data.size",
+            1,
+        )
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
         _print_error(f"stopped{AFTER_CTRL_C.get(_typed_command(sys.argv[1:]), '')}", INTERRUPTED)
     sys.exit(_exit_code_when_flushed(code if isinstance(code, int) else 0))
@@ -109,7 +167,9 @@ def _typed_command(words: Sequence[str]) -> str:
 
 
 def _file_behind_error(trouble: OSError) -> str:
-    """The file behind an error, with a long name shortened; without a name it is standard output."""
+    """The file behind an error, with a long name shortened; without a name it is standard
+    output.
+    """
     name = "the output" if trouble.filename is None else str(trouble.filename)
     return name if len(name) <= 100 else f"{name[:50]}…{name[-20:]}"
 
@@ -127,7 +187,9 @@ def _exit_code_when_flushed(code: int) -> int:
 
 
 def _drop_standard_output() -> int:
-    """What is still to be written leads nowhere, or Python would complain about it at the very end."""
+    """What is still to be written leads nowhere, or Python would complain about it at the
+    very end.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -1,4 +1,6 @@
-"""`feddraw bench`: speed and memory compared with a bare training loop and with other systems that are installed."""
+"""`feddraw bench`: speed and memory compared with a bare training loop and with other systems that
+are installed.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,43 @@ PEERS = ("flower", "pfl", "fedlab", "nvflare")
 
 def bench(
     quick: Annotated[
-        bool, Option("--quick", help="Fewer repetitions, one task per system, no figure: within five minutes.")
+        bool,
+        Option(
+            "--quick",
+            help="Fewer repetitions, one task per system, no figure: within five minutes.",
+        ),
     ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
-    out: Annotated[Path | None, Option(help="Folder for bench.json, bench.md and the figure.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for bench.json, bench.md and the figure.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         Option(
-            help="Only these measurements (repeatable): rounds, steps, study, server, memory, preparation, growth, "
-            "paper, secure, rivals, flower, pfl, pfl_two, fedlab, nvflare. With --out, the others stay as they are in "
-            "the folder."
+            help=(
+                "Only these measurements (repeatable): rounds, steps, study, server, memory,"
+                " preparation, growth, "
+                "paper, secure, rivals, flower, pfl, pfl_two, fedlab, nvflare. With --out, the"
+                " others stay as they are in "
+                "the folder."
+            )
         ),
     ] = None,
     python_of: Annotated[
         list[str] | None,
         Option(
-            help="SYSTEM=PATH (repeatable): the Python in which flower, pfl, fedlab or nvflare is installed. "
-            "Needs a source checkout."
+            help=(
+                "SYSTEM=PATH (repeatable): the Python in which flower, pfl, fedlab or nvflare is"
+                " installed. "
+                "Needs a source checkout."
+            )
         ),
     ] = None,
     blocks: Annotated[int, Option(help="Repetitions per ratio; 0: 20, or 6 with --quick.")] = 0,
 ) -> None:
-    """Measure the speed and memory of rounds, training steps and the server, compared with other systems."""
+    """Measure the speed and memory of rounds, training steps and the server, compared with other
+    systems.
+    """
     from feddraw.bench import document
     from feddraw.bench.timing import TimingSession
 
@@ -66,7 +83,11 @@ def _stop_bench(_number: int, _frame: Any) -> None:
 
 def pythons_of_rivals_option(given: Sequence[str]) -> dict[str, str]:
     """Peer to interpreter, from PEER=PATH; for others FEDDRAW_PYTHON_OF_FLOWER and the like."""
-    named = {peer: path for peer in PEERS if (path := os.environ.get(f"FEDDRAW_PYTHON_OF_{peer.upper()}"))}
+    named = {
+        peer: path
+        for peer in PEERS
+        if (path := os.environ.get(f"FEDDRAW_PYTHON_OF_{peer.upper()}"))
+    }
     for text in given:
         peer, equals, path = text.partition("=")
         if peer not in PEERS:
@@ -84,6 +105,8 @@ def _show_bench_table(found: dict[str, Any], out: Path | None) -> None:
     rows = [list(line) for line in printed_rows(found["parts"])]
     say.print(table(["what", "median", "95 % interval", "bar"], rows))
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    say.print(f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}")
+    say.print(
+        f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}"
+    )
     if out:
         say.print(f"written to {out}")

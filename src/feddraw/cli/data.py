@@ -12,25 +12,38 @@ from typer import Argument, Option
 from feddraw.cli.progress_bars import open_dataset_with_bar
 from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import one_of
-from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
+app = typer.Typer(
+    name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them."
+)
 
 DatasetName = Annotated[
-    str, Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
+    str,
+    Argument(
+        help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV."
+    ),
 ]
 DatasetPath = Annotated[
-    str | None, Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False)
+    str | None,
+    Argument(
+        help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False
+    ),
 ]
 ImageSize = Annotated[int, Option(help="Height and width in pixels.")]
-Clahe = Annotated[bool, Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]
-SkipBad = Annotated[bool, Option("--skip-bad", help="Leave out images that cannot be used, and list them in a file.")]
+Clahe = Annotated[
+    bool, Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")
+]
+SkipBad = Annotated[
+    bool,
+    Option("--skip-bad", help="Leave out images that cannot be used, and list them in a file."),
+]
 Workers = Annotated[int, Option(help="Processes that prepare images; 0: one per core.")]
 DatasetSettings = Annotated[
-    list[str] | None, Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable).")
+    list[str] | None,
+    Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable)."),
 ]
 
 
@@ -47,11 +60,13 @@ def prepare_images(
 ) -> None:
     """Decode, resize and equalise every image once, into the cache that runs read from.
 
-    The defaults are those of the paper preset: for other runs give their --size, and --no-clahe. A stopped preparation
-    continues where it stopped.
+    The defaults are those of the paper preset: for other runs give their --size, and --no-clahe. A
+    stopped preparation continues where it stopped.
     """
     begun = time.perf_counter()
-    dataset = open_dataset_with_bar(name, path, size, settings, clahe=clahe, skip_bad=skip_bad, workers=workers)
+    dataset = open_dataset_with_bar(
+        name, path, size, settings, clahe=clahe, skip_bad=skip_bad, workers=workers
+    )
     rows = []
     for split, of_split in dataset.rows.items():
         truth = dataset.labels.truth(of_split)
@@ -75,22 +90,22 @@ def show_contact_sheet(
     workers: Workers = 0,
     settings: DatasetSettings = None,
     split: Annotated[str, Option(help="Split to show: train, validation or test.")] = "train",
-    part: Annotated[str | None, Option(hidden=True)] = None,
     rows: Annotated[int, Option(help="Rows of images.")] = 4,
     columns: Annotated[int, Option(help="Images per row.")] = 8,
-    out: Annotated[Path, Option(help="Picture to write (.png, .pdf or .svg).")] = Path("contact-sheet.png"),
+    out: Annotated[Path, Option(help="Picture to write (.png, .pdf or .svg).")] = Path(
+        "contact-sheet.png"
+    ),
 ) -> None:
     """Draw a contact sheet: images as training sees them, with their findings."""
     from dataclasses import replace
 
     from feddraw.data.dataset import SPLITS
 
-    if part is not None:
-        warn_renamed("--part", "--split")
-        split = part
     one_of("--split", split, SPLITS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
-    dataset = open_dataset_with_bar(name, path, size, settings, clahe=clahe, skip_bad=skip_bad, workers=workers)
+    dataset = open_dataset_with_bar(
+        name, path, size, settings, clahe=clahe, skip_bad=skip_bad, workers=workers
+    )
     from feddraw.analysis.plots import save_figure
     from feddraw.data.contact_sheet import contact_sheet, varied_examples
 

@@ -1,4 +1,6 @@
-"""`feddraw demo`: FedDRAW, FedAvg and uniform averaging on built-in phantoms, in under two minutes."""
+"""`feddraw demo`: FedDRAW, FedAvg and uniform averaging on built-in phantoms, in under two
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def demo(
 ) -> None:
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
-        raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
+        raise UserError(
+            f"{out} is already used: choose another folder with --out, or continue with --resume"
+        )
     from feddraw.cli.run import run_and_show
     from feddraw.experiment.run_preparation import open_experiment_data
     from feddraw.experiment.settings import Experiment
@@ -30,7 +34,10 @@ def demo(
     from feddraw.results.recorded_run import METRICS
 
     say = console()
-    say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")
+    say.print(
+        "Phantom radiographs are synthetic: they show how the methods behave, not how well they"
+        " diagnose."
+    )
     base = Experiment().with_settings({**DEMO_SETTINGS, "seed": seed})
     with counting_bar(say) as report_progress:
         dataset = open_experiment_data(base, report_progress)
@@ -40,11 +47,19 @@ def demo(
     title = "FedDRAW, FedAvg and uniform averaging on phantoms"
     say.print("writing the report")
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")
-    found = {run.method: [run.test(metric) for metric in METRICS] for run in written.report.collection.runs}
+    found = {
+        run.method: [run.test(metric) for metric in METRICS]
+        for run in written.report.collection.runs
+    }
     best = [max(column) for column in zip(*found.values(), strict=True)]
     rows = []
     for method, values in found.items():
-        rows.append([method, *(f"{one:.4f}{'*' * (one == top)}" for one, top in zip(values, best, strict=True))])
+        rows.append(
+            [
+                method,
+                *(f"{one:.4f}{'*' * (one == top)}" for one, top in zip(values, best, strict=True)),
+            ]
+        )
     say.print("\nTest metrics after the last round")
     say.print(table(["method", *METRICS.values()], rows))
     say.print("* best in this column; one run per method, so small differences mean nothing")

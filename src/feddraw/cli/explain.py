@@ -42,8 +42,13 @@ def show_explanation(found: WeightExplanation) -> None:
     from feddraw.analysis import explain_weights
 
     settings, rounds = found.run.settings, len(found.shares)
-    facts = f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed {settings['seed']}"
-    state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + ("" if found.run.finished else ", not finished")
+    facts = (
+        f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed"
+        f" {settings['seed']}"
+    )
+    state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + (
+        "" if found.run.finished else ", not finished"
+    )
     out = console()
     out.print(naming.safe_line(f"{facts}; {state}"), "", sep="\n")
     for sentence in explain_weights.weights_in_sentences(found):
@@ -52,8 +57,12 @@ def show_explanation(found: WeightExplanation) -> None:
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
     out.print(table(columns, [_explained_client(client) for client in clients]))
-    out.print("Share: part of all images. First, mean, last, largest: aggregation weight over the rounds.")
-    out.print("Influence: client's part of the total length of the weighted updates, mean over rounds.\n")
+    out.print(
+        "Share: part of all images. First, mean, last, largest: aggregation weight over the rounds."
+    )
+    out.print(
+        "Influence: client's part of the total length of the weighted updates, mean over rounds.\n"
+    )
     if found.from_size is None:
         out.print(explain_weights.WHY_NO_SPLIT)
         return

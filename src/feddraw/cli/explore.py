@@ -11,7 +11,9 @@ from feddraw.cli.terminal import print_line
 
 
 def explore(
-    out: Annotated[Path, Option(help="HTML page to write.", metavar="FILE.html")] = Path("feddraw-explorer.html"),
+    out: Annotated[Path, Option(help="HTML page to write.", metavar="FILE.html")] = Path(
+        "feddraw-explorer.html"
+    ),
 ) -> None:
     """Write an interactive page of the weight schedule. It needs a browser and no network."""
     from feddraw.explorer import write_explorer

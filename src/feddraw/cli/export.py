@@ -15,18 +15,27 @@ from feddraw.cli.terminal import console, table
 def export(
     run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
     out: Annotated[
-        Path | None, Option(help="The folder to write (default: export in RUN).", show_default=False)
+        Path | None,
+        Option(help="The folder to write (default: export in RUN).", show_default=False),
     ] = None,
-    formats: Annotated[str, Option(help="Formats, separated by commas.")] = "onnx,monai,safetensors",
+    formats: Annotated[
+        str, Option(help="Formats, separated by commas.")
+    ] = "onnx,monai,safetensors",
     model: Annotated[str, KeptModelOption] = "last",
-    names: Annotated[bool, Option("--names", help="Show site names in the model card (default: numbers).")] = False,
-    licence: Annotated[str, Option("--licence", "--license", help="The model's licence, for the model card.")] = "",
-    trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
+    names: Annotated[
+        bool, Option("--names", help="Show site names in the model card (default: numbers).")
+    ] = False,
+    licence: Annotated[
+        str, Option("--licence", "--license", help="The model's licence, for the model card.")
+    ] = "",
+    trust: Annotated[
+        bool, Option("--trust", help="Allow code that the run's experiment.toml names.")
+    ] = False,
 ) -> None:
     """Write a run's model as ONNX, MONAI bundle and safetensors, with a model card.
 
-    Each format is applied to every test image of the run. If a probability differs by more than 1e-5 from the run's own
-    model, the export fails.
+    Each format is applied to every test image of the run. If a probability differs by more than
+    1e-5 from the run's own model, the export fails.
 
     Research software, not a medical device.
     """
@@ -34,9 +43,18 @@ def export(
 
     say = console()
     wanted = [word.strip() for word in formats.split(",") if word.strip()]
-    about = {"formats": wanted, "model": model, "names": names, "licence": licence, "trust": trust}
+    folder = run / "export" if out is None else out
     with counting_bar(console(stderr=True), prefix="") as report_progress:
-        done = export_run(run, run / "export" if out is None else out, progress=report_progress, **about)  # type: ignore[arg-type]
+        done = export_run(
+            run,
+            folder,
+            formats=wanted,
+            model=model,
+            names=names,
+            licence=licence,
+            trust=trust,
+            progress=report_progress,
+        )
     kind = "test images" if not done.note else "random images"
     rows = [[one.format, f"{one.images:,}", f"{one.difference:.1e}"] for one in done.checks]
     say.print(table(["format", kind, "largest difference of a probability"], rows))

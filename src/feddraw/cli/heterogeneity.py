@@ -25,46 +25,84 @@ if TYPE_CHECKING:
 
 def heterogeneity(
     source: Annotated[
-        Path | None, Argument(help="Experiment file, or folder of a run of method random_effects.", show_default=False)
+        Path | None,
+        Argument(
+            help="Experiment file, or folder of a run of method random_effects.", show_default=False
+        ),
     ] = None,
     data: Annotated[str | None, DataOption] = None,
     scenario: Annotated[str | None, ScenarioOption] = None,
-    model: Annotated[str | None, Option(help="compact, densenet121, or package.module:function.")] = None,
+    model: Annotated[
+        str | None, Option(help="compact, densenet121, or package.module:function.")
+    ] = None,
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
-    scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of the initial model, the partition and the batches.")] = None,
+    scale: Annotated[
+        float | None, Option(help="Size of the scenario, 1 = as in the paper.")
+    ] = None,
+    seed: Annotated[
+        int | None, Option(help="Seed of the initial model, the partition and the batches.")
+    ] = None,
     rounds: Annotated[int, Option(help="Measure again after this many rounds of FedAvg.")] = 0,
     batches: Annotated[int, Option(help="Maximum number of batches per site.")] = 16,
     batch_size: Annotated[int, Option(help="Images in a batch; a site needs two batches.")] = 16,
-    layer: Annotated[str, Option(help="Gradients to use: of the classifier, or of all layers.")] = "classifier",
-    mode: Annotated[str, Option(help="Batch normalisation: train, or eval as a sensitivity check.")] = "train",
-    permutations: Annotated[int, Option(help="Permutations of batches between sites, for p; 0 for none.")] = 999,
-    replicates: Annotated[int, Option(help="Bootstrap replicates for intervals; 0 for none.")] = 1000,
+    layer: Annotated[
+        str, Option(help="Gradients to use: of the classifier, or of all layers.")
+    ] = "classifier",
+    mode: Annotated[
+        str, Option(help="Batch normalisation: train, or eval as a sensitivity check.")
+    ] = "train",
+    permutations: Annotated[
+        int, Option(help="Permutations of batches between sites, for p; 0 for none.")
+    ] = 999,
+    replicates: Annotated[
+        int, Option(help="Bootstrap replicates for intervals; 0 for none.")
+    ] = 1000,
     out: Annotated[
-        Path | None, Option(help="Folder (default: runs/heterogeneity-SCENARIO-SEED; none with --json).")
+        Path | None,
+        Option(help="Folder (default: runs/heterogeneity-SCENARIO-SEED; none with --json)."),
     ] = None,
-    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE: change any setting (repeatable).")] = None,
-    trust: Annotated[bool, Option("--trust", help="Allow code that the experiment file names.")] = False,
+    set_: Annotated[
+        list[str] | None, Option("--set", help="KEY=VALUE: change any setting (repeatable).")
+    ] = None,
+    trust: Annotated[
+        bool, Option("--trust", help="Allow code that the experiment file names.")
+    ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that follow."""
+    """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that
+    follow.
+    """
     from feddraw.experiment.settings import complete, parse_settings
 
     typed = {
-        "data": data, "scenario": scenario, "model": model, "data.size": size, "scenario.scale": scale, "seed": seed,
-    }  # fmt: skip
-    changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
+        "data": data,
+        "scenario": scenario,
+        "model": model,
+        "data.size": size,
+        "scenario.scale": scale,
+        "seed": seed,
+    }
+    changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(
+        set_ or []
+    )
     if source is not None and source.is_dir():
         if changes:
-            raise UserError(f"{source} is a run that was carried out: its settings cannot be changed here")
+            raise UserError(
+                f"{source} is a run that was carried out: its settings cannot be changed here"
+            )
         found, about = _measured_in_run(source)
         folder = out
     else:
         if source is None and data is not None and scenario is None and Path(data).exists():
-            changes = {"data": data, "scenario": "by_site"} | changes  # a table of one's own: the sites are in it
+            changes = {
+                "data": data,
+                "scenario": "by_site",
+            } | changes  # a table of one's own: the sites are in it
         experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
         how = (batches, batch_size, layer, mode)
-        found, about = _heterogeneity_of_experiment(experiment, rounds, how, permutations, replicates)
+        found, about = _heterogeneity_of_experiment(
+            experiment, rounds, how, permutations, replicates
+        )
         name = f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
         folder = out or (None if json else Path("runs") / naming.folder_name(name))
     document = about | {"measured": [asdict(one) for one in found]}
@@ -78,18 +116,29 @@ def heterogeneity(
 
 
 def _heterogeneity_of_experiment(
-    experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
+    experiment: Experiment,
+    rounds: int,
+    how: tuple[int, int, str, str],
+    permutations: int,
+    replicates: int,
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.core import Measurement
     from feddraw.experiment.heterogeneity import HeterogeneityOptions, measure_heterogeneity
 
     batches, batch_size, layer, mode = how
-    measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
+    measurement = Measurement(
+        batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval"
+    )
     wanted = HeterogeneityOptions(measurement, layer, rounds, permutations, replicates)
     with counting_bar(console(stderr=True), prefix="", announced=False) as report_progress:
         found = list(measure_heterogeneity(experiment, wanted, progress=report_progress))
     names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
-    about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}
+    about = names | {
+        "seed": experiment.seed,
+        "rounds": experiment.rounds,
+        "layer": layer,
+        "mode": mode,
+    }
     return found, about | {"batches": batches, "batch_size": batch_size}
 
 
@@ -100,19 +149,29 @@ def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]
 
     files = RunFolder(folder)
     if not files.ledger.is_file():
-        raise UserError(f"{folder} has no weights.csv: give an experiment file, or the folder of a run")
+        raise UserError(
+            f"{folder} has no weights.csv: give an experiment file, or the folder of a run"
+        )
     with damage_told(files.ledger):
         ledger = LedgerTable.of(read_csv(files.ledger))
     settings = read_toml(files.settings) if files.settings.is_file() else {}
-    named = {part: settings[part].get("name") for part in ("data", "scenario", "model", "method") if part in settings}
+    named = {
+        part: settings[part].get("name")
+        for part in ("data", "scenario", "model", "method")
+        if part in settings
+    }
     rounds = int(settings.get("rounds", len(ledger.status)))
     found = site_distances_in_ledger(ledger, rounds)
     if not found:
-        raise UserError(f"no round of {folder} has a measurement: run it with the method random_effects")
+        raise UserError(
+            f"no round of {folder} has a measurement: run it with the method random_effects"
+        )
     return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
 
 
-def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]) -> list[Path]:
+def _write_heterogeneity(
+    folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]
+) -> list[Path]:
     from json import dumps
 
     from feddraw.analysis.forest_plot import forest_figure
@@ -130,39 +189,61 @@ def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence
 
 
 def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
-    """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
+    """Q in words, the sites, the groups of parameters; of a run only the first and the last round
+    in full.
+    """
     from feddraw.analysis.forest_plot import after_rounds
     from feddraw.analysis.site_heterogeneity import site_distances_in_words
 
     out = console()
     note = " (synthetic)" if about.get("data") == "phantom" else ""
-    source = ", ".join(str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None)
-    out.print(naming.safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
+    source = ", ".join(
+        str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None
+    )
+    out.print(
+        naming.safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites")
+    )
     if len(found) > 2:
         rows = [[str(one.round), *_heterogeneity_numbers(one.overall)[:-1]] for one in found]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
     for one in [found[0], *found[1:][-1:]]:
-        out.print("", naming.safe_line(f"{after_rounds(one.round)}: {site_distances_in_words(one.overall)}"), sep="\n")
+        out.print(
+            "",
+            naming.safe_line(f"{after_rounds(one.round)}: {site_distances_in_words(one.overall)}"),
+            sep="\n",
+        )
         columns = ["site", "images", "measured", "distance", "95 % interval"]
         rows = [_site_distance_row(site) for site in one.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
         if one.layers or one.findings:
-            groups = [[group.name, *_heterogeneity_numbers(group)] for group in (*one.layers, *one.findings)]
+            groups = [
+                [group.name, *_heterogeneity_numbers(group)]
+                for group in (*one.layers, *one.findings)
+            ]
             out.print(table(["parameters", "Q", "expected", "I²", "rho", "p"], groups))
     out.print(
-        "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no farther than chance), "
-        "in variances of one image's gradient. FedDRAW: mean over its rounds if all sites are equally similar."
+        "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no"
+        " farther than chance), in variances of one image's gradient. FedDRAW: mean over its rounds"
+        " if all sites are equally similar."
     )
 
 
 def _heterogeneity_numbers(group: GroupHeterogeneity) -> list[str]:
     p = "" if group.p is None else f"{group.p:.3g}"
-    return [f"{group.q:.1f}", f"{group.expected:.1f}", f"{100 * group.i_squared:.0f} %", f"{group.rho:.3g}", p]
+    return [
+        f"{group.q:.1f}",
+        f"{group.expected:.1f}",
+        f"{100 * group.i_squared:.0f} %",
+        f"{group.rho:.3g}",
+        p,
+    ]
 
 
 def _site_distance_row(site: SiteDistance) -> list[str]:
     distance = "" if site.distance is None else f"{site.distance:.4f}"
     interval = "" if site.low is None or site.high is None else f"{site.low:.4f} to {site.high:.4f}"
     images = [f"{site.images:,}", f"{site.measured:,}" if site.measured else "none"]
-    weights = [f"{site.weights[rule]:.3f}" for rule in ("fedavg", "random_effects", "feddraw", "uniform")]
+    weights = [
+        f"{site.weights[rule]:.3f}" for rule in ("fedavg", "random_effects", "feddraw", "uniform")
+    ]
     return [site.site, *images, distance, interval, *weights]

@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from feddraw.experiment.inspect_own_data import InspectedData
 
 SurveyedPaths = Annotated[
-    list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")
+    list[Path],
+    Argument(help="One or more CSVs with image paths and labels, or a folder of images."),
 ]
-ImagesFolder = Annotated[str, Option(help="Folder that the paths in the table start from.", show_default=False)]
-ExperimentFile = Annotated[Path | None, Option(help="Experiment file to write (default: NAME.toml in this folder).")]
+ImagesFolder = Annotated[
+    str, Option(help="Folder that the paths in the table start from.", show_default=False)
+]
+ExperimentFile = Annotated[
+    Path | None, Option(help="Experiment file to write (default: NAME.toml in this folder).")
+]
 
 
 def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = None) -> None:
@@ -28,7 +33,11 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     from feddraw.experiment.inspect_own_data import inspect_data
     from feddraw.system.file_writing import write_whole
 
-    name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
+    name = (
+        paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv")
+        if len(paths) == 1
+        else "sites"
+    )
     target = out or Path(f"{name}.toml")
     if target.suffix != ".toml":
         raise UserError(f"an experiment file ends with .toml: --out {target.with_suffix('.toml')}")
@@ -47,7 +56,9 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
     write_whole(target, experiment_file_text(found, chosen, command, shown).encode())
-    print_line(f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}")
+    print_line(
+        f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}"
+    )
 
 
 def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
@@ -57,25 +68,49 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     from feddraw.experiment.inspect_own_data import inspected_findings_without_auc, unusable_rows
 
     out = console()
-    out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
-    header = ["finding", "positive", "negative", "unknown: blank", "unknown: uncertain", "unknown: no column"]
+    out.print(
+        table(
+            ["what", "column"],
+            [[kind, name or "none found"] for kind, name in found.columns.items()],
+            left=2,
+        )
+    )
+    header = [
+        "finding",
+        "positive",
+        "negative",
+        "unknown: blank",
+        "unknown: uncertain",
+        "unknown: no column",
+    ]
     shown = len(header) - (len(found.sheets) == 1)
-    rows = [[name, *(f"{count:,}" for count in counts.values())] for name, counts in found.marks().items()]
+    rows = [
+        [name, *(f"{count:,}" for count in counts.values())]
+        for name, counts in found.marks().items()
+    ]
     out.print(table(header[:shown], [row[:shown] for row in rows]))
     if found.images is not None:
         out.print(f"images: {found.images}")
     for guess in found.guesses:
         out.print(f"note: {guess}")
     if any(counts[code] for counts in found.marks().values() for code in (-2, -1)):
-        out.print("note: blank and uncertain labels count as unknown; data.blank and data.uncertain change this")
+        out.print(
+            "note: blank and uncertain labels count as unknown; data.blank and data.uncertain"
+            " change this"
+        )
     rows = [["all images", *(f"{count:,}" for count in found.sizes())]]
-    rows += [[name, *(f"{count:,}" for count in counts)] for name, counts in found.positives().items()]
+    rows += [
+        [name, *(f"{count:,}" for count in counts)] for name, counts in found.positives().items()
+    ]
     out.print(table(["images with", "train", "validation", "test"], rows))
     out.print(f"clients: {clients_in_words(found, chosen)}")
     if unlabelled := list(found.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
     if names := inspected_findings_without_auc(found):
-        out.print(f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for it there")
+        out.print(
+            f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for"
+            " it there"
+        )
     for note in found.table.notes:
         out.print(f"note: {note}")
     if problems := unusable_rows(found):

@@ -15,7 +15,12 @@ def list_(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the methods, models, data sets or scenarios."""
-    lists = {"methods": listed_methods, "models": listed_models, "data": listed_datasets, "scenarios": listed_scenarios}
+    lists = {
+        "methods": listed_methods,
+        "models": listed_models,
+        "data": listed_datasets,
+        "scenarios": listed_scenarios,
+    }
     if kind not in lists:
         raise unknown("lists", kind, lists)
     rows = lists[kind]()
@@ -37,7 +42,12 @@ def _listed_cell(value: Any) -> str:
 
 def listed_methods() -> list[dict[str, Any]]:
     from feddraw import catalog
-    from feddraw.experiment.method_by_name import method_defaults, needs_of_method, place_in_mixture, without_required
+    from feddraw.experiment.method_by_name import (
+        method_defaults,
+        needs_of_method,
+        place_in_mixture,
+        without_required,
+    )
 
     rows = []
     for name in catalog.names("methods"):
@@ -67,7 +77,9 @@ def listed_models() -> list[dict[str, Any]]:
     rows = []
     for name, function in catalog.functions_of_kind("models").items():
         settings = without_required(method_defaults(function))
-        rows.append({"name": name, "what": catalog.first_doc_line("models", name), "settings": settings})
+        rows.append(
+            {"name": name, "what": catalog.first_doc_line("models", name), "settings": settings}
+        )
     return rows
 
 
@@ -78,7 +90,14 @@ def listed_datasets() -> list[dict[str, Any]]:
 
 
 def listed_scenarios() -> list[dict[str, Any]]:
-    from feddraw.scenarios.scenario_by_name import describe_scenario, scenario_names, scenario_options
+    from feddraw.data.scenarios.scenario_by_name import (
+        describe_scenario,
+        scenario_names,
+        scenario_options,
+    )
 
     names = scenario_names()
-    return [{"name": name, "what": describe_scenario(name), "settings": scenario_options(name)} for name in names]
+    return [
+        {"name": name, "what": describe_scenario(name), "settings": scenario_options(name)}
+        for name in names
+    ]

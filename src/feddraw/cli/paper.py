@@ -1,4 +1,6 @@
-"""`feddraw paper`: the published tables, what follows from them beside what is printed, and what they show."""
+"""`feddraw paper`: the published tables, what follows from them beside what is printed, and what
+they show.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,22 @@ from feddraw.errors import UserError
 from feddraw.grouping import grouped
 
 if TYPE_CHECKING:
+    from feddraw.core.schedules import Reading
     from feddraw.paper.published_tables import Comparisons
     from feddraw.paper.recomputed_statistics import PrintedCheck
     from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim
-    from feddraw.schedules import Reading
 
 PAPER_SOURCE = (
-    "M. Moradpour and A.-C. Hauschild, FedDRAW: Federated Dual Reputation Annealing Weighting for Heterogeneous "
-    "Multi-Institutional Chest Radiograph Classification (preprint)"
+    "M. Moradpour and A.-C. Hauschild, FedDRAW: Federated Dual Reputation Annealing Weighting for"
+    " Heterogeneous Multi-Institutional Chest Radiograph Classification (preprint)"
 )
 
 
 def paper(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
-    plot: Annotated[Path | None, Option(help="Draw both diagrams into this folder (.png and .svg).")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Draw both diagrams into this folder (.png and .svg).")
+    ] = None,
 ) -> None:
     """Recompute the paper's statistics from its published tables, and say what they show."""
     from feddraw.paper.published_tables import published_comparisons
@@ -52,7 +56,11 @@ def draw_paper_diagrams(found: Comparisons, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
-    paths = {folder / f"critical-difference-{metric}.{ending}": metric for metric in found for ending in ("png", "svg")}
+    paths = {
+        folder / f"critical-difference-{metric}.{ending}": metric
+        for metric in found
+        for ending in ("png", "svg")
+    }
     for path, metric in paths.items():
         save_figure(critical_difference_figure({METRICS[metric]: found[metric]}), path)
     return list(paths)
@@ -70,11 +78,18 @@ def paper_document(found: Comparisons) -> dict[str, Any]:
     return {
         "source": PAPER_SOURCE,
         "alpha": published_tables.PAPER_ALPHA,
-        "checks": [asdict(check) | {"agrees": check.agrees} for check in check_printed_numbers(found)],
-        "metrics": {metric: comparison_document(comparison) for metric, comparison in found.items()},
-        "printed_ranks": {metric: published_tables.printed_ranks(metric).rows() for metric in found},
+        "checks": [
+            asdict(check) | {"agrees": check.agrees} for check in check_printed_numbers(found)
+        ],
+        "metrics": {
+            metric: comparison_document(comparison) for metric, comparison in found.items()
+        },
+        "printed_ranks": {
+            metric: published_tables.printed_ranks(metric).rows() for metric in found
+        },
         "dynamics": [
-            asdict(claim) | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
+            asdict(claim)
+            | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
             for claim, verdicts in judged
         ],
         "readings": readings_in_words(judged),
@@ -87,13 +102,18 @@ def show_paper(found: Comparisons) -> None:
     from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
 
     out = console()
-    out.print(f"Published numbers of {PAPER_SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
+    out.print(
+        f"Published numbers of {PAPER_SOURCE}.\nThe results are the authors'; here they are only"
+        " recomputed.\n"
+    )
     _show_published_ranks(out, found)
     _show_paper_checks(out, found)
     _show_significant_pairs(out, found)
     judged = claims_by_reading()
     _show_weight_claims(out, judged)
-    _print_paper_bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
+    _print_paper_bullets(
+        out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()]
+    )
     concluded = conclusions(found)
     out.print("\nWhat the published numbers show")
     _print_paper_bullets(out, [one.text for one in concluded if one.shows])
@@ -102,7 +122,9 @@ def show_paper(found: Comparisons) -> None:
 
 
 def _show_published_ranks(out: Console, found: Comparisons) -> None:
-    """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
+    """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in
+    brackets.
+    """
     from feddraw.paper import published_tables
 
     auc, gm = found["auc"], found["gm"]
@@ -111,10 +133,17 @@ def _show_published_ranks(out: Console, found: Comparisons) -> None:
     for i, scenario in enumerate(auc.table.scenarios):
         pairs = ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
         computed, given = ([f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)] for pair in pairs)
-        rows.append([scenario, *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True))])
+        rows.append(
+            [
+                scenario,
+                *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True)),
+            ]
+        )
     for name, one in (("avg AUC", auc), ("avg GM", gm)):
         rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
-    out.print("Table 6: ranks from the printed means, AUC/GM (in brackets: a printed rank that differs)")
+    out.print(
+        "Table 6: ranks from the printed means, AUC/GM (in brackets: a printed rank that differs)"
+    )
     out.print(table(["", *auc.table.methods], rows, compact=True), "", sep="\n")
 
 
@@ -122,12 +151,18 @@ def _show_paper_checks(out: Console, found: Comparisons) -> None:
     from feddraw.paper.recomputed_statistics import check_printed_numbers
 
     checks = check_printed_numbers(found)
-    numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
-    by_quantity = grouped((check.quantity, cell) for check in numbers for cell in (check.printed, check.computed))
+    numbers = [
+        check for check in checks if check.metric != "both" and " than" not in check.quantity
+    ]
+    by_quantity = grouped(
+        (check.quantity, cell) for check in numbers for cell in (check.printed, check.computed)
+    )
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
     rows = [[quantity, *cells] for quantity, cells in by_quantity.items()]
     out.print(table(columns, rows, compact=True), "", sep="\n")
-    _print_paper_bullets(out, [_paper_check_sentence(check) for check in checks if check not in numbers])
+    _print_paper_bullets(
+        out, [_paper_check_sentence(check) for check in checks if check not in numbers]
+    )
     agree = sum(check.agrees for check in checks)
     out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
 
@@ -149,9 +184,14 @@ def _show_significant_pairs(out: Console, found: Comparisons) -> None:
         pairs = [pair for pair in comparison.pairs if pair.significant]
         gap = f"{comparison.difference:.2f}"
         out.print(f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {gap} (Nemenyi's p)")
-        named = [f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})" for pair in pairs]
+        named = [
+            f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})"
+            for pair in pairs
+        ]
         _print_paper_bullets(out, [", ".join(named)])
-        _print_paper_bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
+        _print_paper_bullets(
+            out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups]
+        )
     out.print()
 
 
@@ -161,10 +201,21 @@ Judged = Sequence[tuple["WeightClaim", Mapping["Reading", Mapping[str, "ClaimVer
 def _show_weight_claims(out: Console, judged: Judged) -> None:
     rows = []
     for claim, some in judged:
-        about = [f"{claim.scenario} {claim.client}", claim.round.removesuffix(" round"), _printed_claim(claim)]
+        about = [
+            f"{claim.scenario} {claim.client}",
+            claim.round.removesuffix(" round"),
+            _printed_claim(claim),
+        ]
         rows.append([*about, *(_verdict_cell(claim, by) for by in some.values())])
-    out.print("Weights over the rounds: what is printed, and whether each reading of the method can give it")
-    out.print(table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True), "", sep="\n")
+    out.print(
+        "Weights over the rounds: what is printed, and whether each reading of the method can"
+        " give it"
+    )
+    out.print(
+        table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True),
+        "",
+        sep="\n",
+    )
     _print_paper_bullets(out, VERDICTS_EXPLAINED)
     out.print()
 
@@ -178,7 +229,10 @@ def _printed_claim(claim: WeightClaim) -> str:
 
 CLAIM_WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
 VERDICTS_EXPLAINED = (
-    "always: for any similarities; never: for none, the number is the weight that results; not in: not in these rounds",
+    (
+        "always: for any similarities; never: for none, the number is the weight that results; not"
+        " in: not in these rounds"
+    ),
     "gap: if the client's similarity is this much above (+) or below (-) that of the others",
     "range: if the similarities of these clients differ by about this much",
     "by chance: only if the similarities exactly cancel the effect of size",
@@ -192,7 +246,11 @@ def _verdict_cell(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -
         return f"always {verdict.low:.4f}"
     if verdict.outcome == "never":
         several = len(claim.rounds) > 1
-        return f"not in {', '.join(map(str, verdict.failing))}" if several else f"never: {verdict.low:.4f}"
+        return (
+            f"not in {', '.join(map(str, verdict.failing))}"
+            if several
+            else f"never: {verdict.low:.4f}"
+        )
     if float(claim.value) == 0:
         return "by chance"
     largest = max(verdict.needs.values(), key=abs)

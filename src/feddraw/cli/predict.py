@@ -21,19 +21,29 @@ def predict(
     run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
     images: Annotated[
         list[Path],
-        Argument(help="PNG, JPEG or DICOM files, folders of them, or a CSV with a column of paths.", metavar="IMAGES…"),
+        Argument(
+            help="PNG, JPEG or DICOM files, folders of them, or a CSV with a column of paths.",
+            metavar="IMAGES…",
+        ),
     ],
     model: Annotated[str, KeptModelOption] = "last",
     out: Annotated[Path | None, Option(help="The CSV to write (default: standard output).")] = None,
-    root: Annotated[Path | None, Option(help="The folder that a table's paths start from (default: its own).")] = None,
-    column: Annotated[str, Option(help="The table's column of paths (default: found by name or content).")] = "",
+    root: Annotated[
+        Path | None, Option(help="The folder that a table's paths start from (default: its own).")
+    ] = None,
+    column: Annotated[
+        str, Option(help="The table's column of paths (default: found by name or content).")
+    ] = "",
     workers: Annotated[int, Option(help="Processes that decode and score; 0 is one per core.")] = 0,
-    trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
+    trust: Annotated[
+        bool, Option("--trust", help="Allow code that the run's experiment.toml names.")
+    ] = False,
 ) -> None:
     """Score new images with a run's model, prepared as in its training.
 
-    The CSV has one row per image: for each finding the probability and the call (1 or 0) at the run's threshold. An
-    image that cannot be read is named, its row says why, the others are done, and the exit code is 1.
+    The CSV has one row per image: for each finding the probability and the call (1 or 0) at the
+    run's threshold. An image that cannot be read is named, its row says why, the others are done,
+    and the exit code is 1.
 
     Research software, not a medical device.
     """
@@ -45,7 +55,9 @@ def predict(
         require_writable_place(out)
     begun = time.perf_counter()
     with counting_bar(console(stderr=True), prefix="") as report_progress:
-        done = predict_images(run, found, model, trust=trust, workers=workers, progress=report_progress)
+        done = predict_images(
+            run, found, model, trust=trust, workers=workers, progress=report_progress
+        )
     seconds = time.perf_counter() - begun
     if out is None:
         typer.echo(done.csv(), nl=False)
@@ -53,7 +65,10 @@ def predict(
         write_whole(out, done.csv().encode())
     say = console(stderr=True)
     where = "" if out is None else f", written to {out}"
-    say.print(f"{len(found) - len(done.problems):,} of {len(found):,} images scored in {seconds:.1f} s{where}")
+    say.print(
+        f"{len(found) - len(done.problems):,} of {len(found):,} images scored in {seconds:.1f}"
+        f" s{where}"
+    )
     for place, why in list(done.problems.items())[:SHOWN_UNREADABLE]:
         say.print(f"not read: {done.images[place].name}: {why}")
     if done.problems:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
 
 
-Counter = Callable[[str, int, int], None]  # is told what is counted, how much is ready, and of how much
+Counter = Callable[
+    [str, int, int], None
+]  # is told what is counted, how much is ready, and of how much
 SILENT_SECONDS = 60.0  # seconds after which a file or pipe gets a line, too
 
 
@@ -37,14 +39,18 @@ def duration_in_words(seconds: float) -> str:
 
 def elapsed_and_left(elapsed: float, left: float | None) -> str:
     """Elapsed and remaining time, whatever is known."""
-    return f"{as_clock(elapsed)} elapsed, {'estimating' if left is None else f'{as_clock(left)} left'}"
+    return (
+        f"{as_clock(elapsed)} elapsed, {'estimating' if left is None else f'{as_clock(left)} left'}"
+    )
 
 
 class TimesColumn(ProgressColumn):
     """Elapsed and remaining; what was done before this start does not make it look faster."""
 
     def render(self, task: Task) -> Text:
-        return Text(elapsed_and_left(task.elapsed or 0.0, seconds_left(task)), style="progress.remaining")
+        return Text(
+            elapsed_and_left(task.elapsed or 0.0, seconds_left(task)), style="progress.remaining"
+        )
 
 
 def seconds_left(task: Task) -> float | None:
@@ -56,21 +62,32 @@ def seconds_left(task: Task) -> float | None:
 
 
 class ProgressBars:
-    """One bar per thing that is done; outside a terminal a line when it begins, and one after a silent minute."""
+    """One bar per thing that is done; outside a terminal a line when it begins, and one after a
+    silent minute.
+    """
 
     def __init__(self, out: Console, *, announced: bool = True) -> None:
         self.out, self._announced = out, announced
-        what, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+        what, note = (
+            TextColumn(f"{{task.{field}}}", markup=False)
+            for field in ("description", "fields[note]")
+        )
         columns = (what, BarColumn(), note, TimesColumn())
         shown = out.is_terminal
-        self.progress = Progress(*columns, console=out, transient=True, refresh_per_second=4, disable=not shown)
+        self.progress = Progress(
+            *columns, console=out, transient=True, refresh_per_second=4, disable=not shown
+        )
         self._tasks: dict[str, Any] = {}
         self._last_line = time.monotonic()
 
-    def show(self, key: str, what: str, ready: float, total: float, note: str | None = None) -> None:
+    def show(
+        self, key: str, what: str, ready: float, total: float, note: str | None = None
+    ) -> None:
         """Move the bar of this key, and make it where there is none."""
         if key not in self._tasks:
-            self._tasks[key] = self.progress.add_task(naming.safe_line(what), total=total, note=note or "", first=ready)
+            self._tasks[key] = self.progress.add_task(
+                naming.safe_line(what), total=total, note=note or "", first=ready
+            )
             if self._announced and not self.out.is_terminal:
                 self.line(what)
         task = self._tasks[key]
@@ -100,14 +117,22 @@ def progress_bars(out: Console, *, announced: bool = True) -> Iterator[ProgressB
 
 
 @contextmanager
-def counting_bar(out: Console, prefix: str = "data: ", *, announced: bool = True) -> Iterator[Counter]:
+def counting_bar(
+    out: Console, prefix: str = "data: ", *, announced: bool = True
+) -> Iterator[Counter]:
     """What `progress=` takes, for images that are prepared or scored."""
     with progress_bars(out, announced=announced) as shown:
-        yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")
+        yield lambda what, ready, total: shown.show(
+            what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}"
+        )
 
 
-def open_dataset_with_bar(name: str, path: str | None, size: int, set_: list[str] | None, **images: object) -> Dataset:
-    """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
+def open_dataset_with_bar(
+    name: str, path: str | None, size: int, set_: list[str] | None, **images: object
+) -> Dataset:
+    """The data set with a bar while its images are prepared; phantoms have no file, and nothing to
+    prepare.
+    """
     from feddraw.experiment.dataset_by_name import open_dataset
     from feddraw.experiment.settings import parse_settings
 

@@ -18,24 +18,39 @@ if TYPE_CHECKING:
 
 def report(
     folders: Annotated[list[Path], Argument(help="Folders of runs or studies.", metavar="DIR...")],
-    out: Annotated[Path | None, Option(help="Folder for the report (default: the first DIR).", metavar="DIR")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for the report (default: the first DIR).", metavar="DIR")
+    ] = None,
     title: Annotated[str, Option(help="Title of the page.")] = "",
     alpha: Annotated[
-        float | None, Option(help="Significance level of the tests over scenarios (0.05; with --preset paper 0.10).")
+        float | None,
+        Option(
+            help="Significance level of the tests over scenarios (0.05; with --preset paper 0.10)."
+        ),
     ] = None,
     preset: Annotated[str, Option(help="paper: the paper's significance level.")] = "",
-    replicates: Annotated[int, Option(help="Bootstrap replicates of paired differences; 0: none.")] = 1000,
-    margin: Annotated[float, Option(help="Non-inferiority margin, e.g. 0.01; 0: no such test.")] = 0.0,
-    pdf: Annotated[bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")] = False,
+    replicates: Annotated[
+        int, Option(help="Bootstrap replicates of paired differences; 0: none.")
+    ] = 1000,
+    margin: Annotated[
+        float, Option(help="Non-inferiority margin, e.g. 0.01; 0: no such test.")
+    ] = 0.0,
+    pdf: Annotated[
+        bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")
+    ] = False,
 ) -> None:
-    """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and figures."""
+    """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and
+    figures.
+    """
     not_negative("replicates", replicates)
     alpha = report_significance_level(preset) if alpha is None else alpha
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
         raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
-    write_and_show_report(folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf)
+    write_and_show_report(
+        folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf
+    )
 
 
 def report_significance_level(preset: str) -> float:
@@ -49,7 +64,9 @@ def report_significance_level(preset: str) -> float:
 
 
 def write_and_show_report(folders: Sequence[Path], out: Path | None = None, **options: Any) -> None:
-    """Write the report, with the options of `feddraw.report.write_report`, and show its main results."""
+    """Write the report, with the options of `feddraw.report.write_report`, and show its main
+    results.
+    """
     from feddraw.report import write_report
 
     with status_line("writing the report") as say:
@@ -67,7 +84,11 @@ def show_report(written: WrittenReport) -> None:
     for sentence in summary_sentences(written.report):
         out.print(f"- {naming.safe_line(sentence)}")
     out.print(f"report: {written.page}")
-    also = [written.markdown.name, written.tables.name, *([written.paper.name] if written.paper else [])]
+    also = [
+        written.markdown.name,
+        written.tables.name,
+        *([written.paper.name] if written.paper else []),
+    ]
     out.print(f"also {', '.join(also)}, {written.results.name} and figures/ beside it")
     if written.pdf is not None:
         out.print(f"the paper's tables: {written.pdf}")

@@ -28,50 +28,87 @@ if TYPE_CHECKING:
 
 def run(
     file: Annotated[
-        Path | None, Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False)
+        Path | None,
+        Argument(
+            help="Experiment file (TOML). Options below override its settings.", show_default=False
+        ),
     ] = None,
-    preset: Annotated[str | None, Option(help="Settings to start from: laptop (default) or paper.")] = None,
+    preset: Annotated[
+        str | None, Option(help="Settings to start from: laptop (default) or paper.")
+    ] = None,
     data: Annotated[str | None, DataOption] = None,
     scenario: Annotated[str | None, ScenarioOption] = None,
     method: Annotated[str | None, MethodOption] = None,
-    model: Annotated[str | None, Option(help="Network: compact, densenet121, or package.module:function.")] = None,
+    model: Annotated[
+        str | None, Option(help="Network: compact, densenet121, or package.module:function.")
+    ] = None,
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
     rounds: Annotated[int | None, Option(help="Number of rounds, T.")] = None,
     epochs: Annotated[int | None, Option(help="Local epochs per round, E.")] = None,
     batch_size: Annotated[int | None, Option(help="Images per batch.")] = None,
     lr: Annotated[float | None, Option(help="Local learning rate.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of the initial model and the batch order.")] = None,
-    partition_seed: Annotated[int | None, Option(help="Seed of the split between clients (default: --seed).")] = None,
-    scale: Annotated[float | None, Option(help="Number of images relative to the paper's scenario (1 = all).")] = None,
+    seed: Annotated[
+        int | None, Option(help="Seed of the initial model and the batch order.")
+    ] = None,
+    partition_seed: Annotated[
+        int | None, Option(help="Seed of the split between clients (default: --seed).")
+    ] = None,
+    scale: Annotated[
+        float | None, Option(help="Number of images relative to the paper's scenario (1 = all).")
+    ] = None,
     engine: Annotated[
-        str | None, Option(help="Where clients train: serial, processes, flower, or package.module:function.")
+        str | None,
+        Option(help="Where clients train: serial, processes, flower, or package.module:function."),
     ] = None,
     workers: Annotated[
-        int | None, Option(help="Worker processes (default: one per core, or as many as the GPUs' memory holds).")
+        int | None,
+        Option(
+            help="Worker processes (default: one per core, or as many as the GPUs' memory holds)."
+        ),
     ] = None,
     devices: Annotated[str | None, DevicesOption] = None,
-    out: Annotated[Path | None, Option(help="Folder for the results (default: runs/SCENARIO-METHOD-SEED).")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for the results (default: runs/SCENARIO-METHOD-SEED).")
+    ] = None,
     set_: Annotated[
-        list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. method.beta_max=2 (repeatable).")
+        list[str] | None,
+        Option("--set", help="KEY=VALUE: change any setting, e.g. method.beta_max=2 (repeatable)."),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue a run that was stopped.")] = False,
-    trust: Annotated[bool, Option("--trust", help="Allow code that the experiment file names.")] = False,
+    trust: Annotated[
+        bool, Option("--trust", help="Allow code that the experiment file names.")
+    ] = False,
 ) -> None:
     """Train one federation and write its results to a folder."""
     typed = {
-        "data": data, "scenario": scenario, "method": method, "model": model, "data.size": size, "rounds": rounds,
-        "training.epochs": epochs, "training.batch_size": batch_size, "training.lr": lr, "seed": seed,
-        "partition_seed": partition_seed, "scenario.scale": scale, "engine": engine, "workers": workers,
+        "data": data,
+        "scenario": scenario,
+        "method": method,
+        "model": model,
+        "data.size": size,
+        "rounds": rounds,
+        "training.epochs": epochs,
+        "training.batch_size": batch_size,
+        "training.lr": lr,
+        "seed": seed,
+        "partition_seed": partition_seed,
+        "scenario.scale": scale,
+        "engine": engine,
+        "workers": workers,
         "devices": devices,
-    }  # fmt: skip
+    }
     if not resume and out is not None and out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
+        raise UserError(
+            f"{out} is already used: choose another folder with --out, or continue with --resume"
+        )
     say = console()
     with say.status("starting") if say.is_terminal else nullcontext():
         from feddraw.experiment.settings import complete, parse_settings
         from feddraw.results.run_folder import run_folder_by_name
 
-        changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
+        changes = {
+            name: value for name, value in typed.items() if value is not None
+        } | parse_settings(set_ or [])
         start = starting_experiment(file, preset, out if resume else None, trust)
         experiment = complete(start.with_settings(changes))
     scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))
@@ -80,7 +117,9 @@ def run(
     show_test_metrics(folder)
 
 
-def starting_experiment(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
+def starting_experiment(
+    file: Path | None, preset: str | None, resumed: Path | None, trust: bool
+) -> Experiment:
     """Where the settings start from: a file, the folder that is resumed, or a preset."""
     from feddraw.experiment.settings import Experiment
     from feddraw.results.run_folder import RunFolder
@@ -97,7 +136,9 @@ def starting_experiment(file: Path | None, preset: str | None, resumed: Path | N
     return Experiment.preset(preset or "laptop")
 
 
-def run_and_show(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
+def run_and_show(
+    experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None
+) -> None:
     """Run an experiment and show how it goes."""
     from feddraw.experiment import running
     from feddraw.results.run_folder import RunFolder
@@ -108,19 +149,31 @@ def run_and_show(experiment: Experiment, folder: Path, *, resume: bool = False, 
         return
     with run_display(experiment) as (shown, on_round):
         try:
-            for result in running.iterate(experiment, folder, resume=resume, dataset=dataset, **shown):
+            for result in running.iterate(
+                experiment, folder, resume=resume, dataset=dataset, **shown
+            ):
                 on_round(result)
         except RunFailed as failure:
-            raise RunFailed(f"{failure}; finished rounds are in {folder}: continue with --resume") from None
+            raise RunFailed(
+                f"{failure}; finished rounds are in {folder}: continue with --resume"
+            ) from None
 
 
 @contextmanager
-def run_display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
-    """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do with its rounds."""
+def run_display(
+    experiment: Experiment,
+) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
+    """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do
+    with its rounds.
+    """
     out = console()
-    name, scenario, method = (experiment.section(part)[0] for part in ("data", "scenario", "method"))
+    name, scenario, method = (
+        experiment.section(part)[0] for part in ("data", "scenario", "method")
+    )
     note = " (synthetic)" if name == "phantom" else ""
-    extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
+    extent = (
+        f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
+    )
     out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
     with progress_bars(out, announced=False) as shown:
         shown.show("run", "starting", 0, 0)
@@ -140,10 +193,19 @@ def run_display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callab
             now["loss"] = f"loss {update.metrics.get('loss', math.nan):.4f}"
 
         def on_round(result: RoundResult) -> None:
-            now["area"] = f", validation AUC {metric_text(result.metrics['validation']['auc']['macro'])}"
+            now["area"] = (
+                f", validation AUC {metric_text(result.metrics['validation']['auc']['macro'])}"
+            )
             shown.line(round_line(result))
 
-        yield {"progress": on_progress, "on_update": on_update, "on_setup": partial(print_run_splits, out)}, on_round
+        yield (
+            {
+                "progress": on_progress,
+                "on_update": on_update,
+                "on_setup": partial(print_run_splits, out),
+            },
+            on_round,
+        )
 
 
 def round_line(result: RoundResult) -> str:
@@ -153,16 +215,30 @@ def round_line(result: RoundResult) -> str:
     if len(weights) > 8:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     area = result.metrics["validation"]["auc"]["macro"]
-    numbers = f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)}  {shares or 'no client counted'}"
-    trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
+    numbers = (
+        f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)} "
+        f" {shares or 'no client counted'}"
+    )
+    trouble = [
+        f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"
+    ]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
-    return naming.safe_line(f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else ""))
+    return naming.safe_line(
+        f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else "")
+    )
 
 
 def print_run_splits(out: Console, setup: PreparedRun) -> None:
-    """How many images of each split show each finding, and what gives the scores, before anything is trained."""
-    from feddraw.classifier_layer import classifier_in_words
-    from feddraw.data.finding_counts import few_in_words, findings_per_split, split_counts_in_words, too_few_for_auc
+    """How many images of each split show each finding, and what gives the scores, before anything
+    is trained.
+    """
+    from feddraw.core.classifier_layer import classifier_in_words
+    from feddraw.data.finding_counts import (
+        few_in_words,
+        findings_per_split,
+        split_counts_in_words,
+        too_few_for_auc,
+    )
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
@@ -189,7 +265,9 @@ def show_test_metrics(folder: Path) -> None:
     test = found["test"]
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
-    marked = {name for place, name in enumerate(findings) if split and too_few_for_auc(split, place)}
+    marked = {
+        name for place, name in enumerate(findings) if split and too_few_for_auc(split, place)
+    }
     rows = []
     for name in findings:
         values = [metric_text(test[kind]["per_class"][name]) for kind in kinds]
@@ -197,7 +275,9 @@ def show_test_metrics(folder: Path) -> None:
     defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
     rows.append([f"mean of {defined}", *(metric_text(test[kind]["macro"]) for kind in kinds)])
     if marked and (sound := [name for name in findings if name not in marked]):
-        means = [macro(number_or_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds]
+        means = [
+            macro(number_or_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds
+        ]
         rows.append([f"mean of {len(sound)} without †", *map(metric_text, means)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
@@ -205,7 +285,10 @@ def show_test_metrics(folder: Path) -> None:
         out.print(f"† {few_in_words()}")
     out.print(f"written to {folder}")
     if found.get("diverged"):
-        said = f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a lower training.lr"
+        said = (
+            f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a"
+            " lower training.lr"
+        )
         if test["auc"]["macro"] is None:
             raise RunFailed(said)
         out.print(said, markup=False)

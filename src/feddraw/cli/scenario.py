@@ -1,4 +1,6 @@
-"""`feddraw scenario`: the ways to split images between clients, and what each gives for a table of labels."""
+"""`feddraw scenario`: the ways to split images between clients, and what each gives for a table of
+labels.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,34 @@ from feddraw.system.file_writing import json_values
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
+    from feddraw.data.scenarios.partition import Partition
+    from feddraw.data.scenarios.skew_measures import SizeMeasures, Skew
     from feddraw.experiment.scenario_check import ScenarioCheck
-    from feddraw.scenarios.partition import Partition
-    from feddraw.scenarios.skew_measures import SizeMeasures, Skew
 
 app = typer.Typer(
-    name="scenario", no_args_is_help=True, help="Show, save and check how a scenario splits images between clients."
+    name="scenario",
+    no_args_is_help=True,
+    help="Show, save and check how a scenario splits images between clients.",
 )
 
 ScenarioName = Annotated[
-    str, Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")
+    str,
+    Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function."),
 ]
 LabelTable = Annotated[
     Path | None,
-    Option("--labels", help="Label table: CheXpert's train.csv (also .gz), or an .npz in MedMNIST's layout."),
+    Option(
+        "--labels",
+        help="Label table: CheXpert's train.csv (also .gz), or an .npz in MedMNIST's layout.",
+    ),
 ]
-ScenarioScale = Annotated[float, Option(help="Number of images relative to the paper's scenario (1 = all).")]
+ScenarioScale = Annotated[
+    float, Option(help="Number of images relative to the paper's scenario (1 = all).")
+]
 ScenarioSeed = Annotated[int, Option(help="Seed of the split between clients.")]
 ScenarioSettings = Annotated[
-    list[str] | None, Option("--set", help="KEY=VALUE: change an option of the scenario (repeatable).")
+    list[str] | None,
+    Option("--set", help="KEY=VALUE: change an option of the scenario (repeatable)."),
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 
@@ -61,14 +72,15 @@ def show_scenario(
     set_: ScenarioSettings = None,
     json: Json = False,
     plot: Annotated[
-        Path | None, Option(help="Draw sizes and label distribution to this file (.png, .svg or .pdf).")
+        Path | None,
+        Option(help="Draw sizes and label distribution to this file (.png, .svg or .pdf)."),
     ] = None,
 ) -> None:
     """Show counts per client and finding, and how much the clients differ."""
     if labels is None:
         _show_scenario_sizes(name, scale, json, plot)
         return
-    from feddraw.scenarios.skew_measures import measure_skew
+    from feddraw.data.scenarios.skew_measures import measure_skew
 
     table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
     measures = measure_skew(partition, table)
@@ -90,17 +102,25 @@ def build_scenario(
     scale: ScenarioScale = 1.0,
     seed: ScenarioSeed = 0,
     set_: ScenarioSettings = None,
-    out: Annotated[Path | None, Option(help="File to write (default: NAME.json in this folder).")] = None,
+    out: Annotated[
+        Path | None, Option(help="File to write (default: NAME.json in this folder).")
+    ] = None,
 ) -> None:
-    """Write each client's image names and their SHA-256 to a file, which can be used as a scenario."""
-    from feddraw.scenarios.index_list import write_index_list
-    from feddraw.scenarios.paper_scenarios import paper_dataset_of
+    """Write each client's image names and their SHA-256 to a file, which can be used as a
+    scenario.
+    """
+    from feddraw.data.scenarios.index_list import write_index_list
+    from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
-    settings: Document = {"dataset": paper_dataset_of(partition.scenario), "seed": seed, "scale": scale}
+    settings: Document = {
+        "dataset": paper_dataset_of(partition.scenario),
+        "seed": seed,
+        "scale": scale,
+    }
     settings["options"] = scenario_options(set_)
     write_index_list(path, partition, table, settings)
     print_line(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
@@ -111,28 +131,41 @@ def build_scenario(
 def check_scenario(
     name: ScenarioName,
     *,
-    data: Annotated[str, Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")] = "phantom",
+    data: Annotated[
+        str, Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")
+    ] = "phantom",
     size: Annotated[int, Option(help="Height and width of the images in pixels.")] = 32,
     scale: Annotated[
-        float | None, Option(help="Number of images relative to the scenario (default: 0.045 for the paper's).")
+        float | None,
+        Option(help="Number of images relative to the scenario (default: 0.045 for the paper's)."),
     ] = None,
     steps: Annotated[
-        int, Option(help="Optimiser steps of each client alone, and of all clients' images together.")
+        int,
+        Option(help="Optimiser steps of each client alone, and of all clients' images together."),
     ] = 300,
     seed: ScenarioSeed = 0,
     workers: Annotated[int, Option(help="Worker processes; 0: one per core.")] = 0,
     set_: Annotated[
-        list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. training.lr=1e-4 (repeatable).")
+        list[str] | None,
+        Option("--set", help="KEY=VALUE: change any setting, e.g. training.lr=1e-4 (repeatable)."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train every client alone: is every small client better than every large one, as in the paper?"""
+    """Train every client alone: is every small client better than every large one, as in
+    the paper?
+    """
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     from feddraw.experiment import scenario_check
     from feddraw.experiment.settings import Experiment, parse_settings
 
-    typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
+    typed: dict[str, Any] = {
+        "scenario": name,
+        "data": data,
+        "data.size": size,
+        "seed": seed,
+        "workers": workers,
+    }
     typed |= {} if scale is None else {"scenario.scale": scale}
     experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
     with status_line("training each client alone") as say:
@@ -140,15 +173,23 @@ def check_scenario(
             experiment, steps, lambda _, u: say(f"client {u.client + 1} has trained alone")
         )
     if json:
-        verdict = {"accepted": found.accepted, "margin": None if math.isnan(found.margin) else found.margin}
+        verdict = {
+            "accepted": found.accepted,
+            "margin": None if math.isnan(found.margin) else found.margin,
+        }
         print_json(json_values(asdict(found) | verdict))
     else:
         _print_scenario_check(found)
 
 
 def _print_scenario_check(found: ScenarioCheck) -> None:
-    rows = [[one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"] for one in found.clients]
-    rows.append([found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"])
+    rows = [
+        [one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"]
+        for one in found.clients
+    ]
+    rows.append(
+        [found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"]
+    )
     print_line(f"{found.scenario}: every client alone for {found.steps} steps")
     console().print(table(["client", "images", "", "validation AUC"], rows))
     if math.isnan(found.margin):
@@ -160,12 +201,19 @@ def _print_scenario_check(found: ScenarioCheck) -> None:
 
 def partition_document(partition: Partition, labels: Labels, measures: Skew) -> Document:
     """The document that `show --json` prints."""
-    from feddraw.scenarios.skew_measures import label_counts
+    from feddraw.data.scenarios.skew_measures import label_counts
 
     names = [shard.client for shard in partition.shards]
-    rows = zip(names, partition.sizes.tolist(), label_counts(partition, labels).tolist(), strict=True)
+    rows = zip(
+        names, partition.sizes.tolist(), label_counts(partition, labels).tolist(), strict=True
+    )
     clients = [
-        {"client": name, "size": size, "positives": dict(zip(labels.findings, row, strict=False)), "none": row[-1]}
+        {
+            "client": name,
+            "size": size,
+            "positives": dict(zip(labels.findings, row, strict=False)),
+            "none": row[-1],
+        }
         for name, size, row in rows
     ]
     heterogeneity = {
@@ -177,26 +225,38 @@ def partition_document(partition: Partition, labels: Labels, measures: Skew) -> 
     return _scenario_document(partition.scenario, partition.sha256, clients, heterogeneity)
 
 
-def _scenario_document(scenario: str, sha256: str | None, clients: list[Document], measures: Document) -> Document:
-    from feddraw.scenarios.paper_scenarios import paper_dataset_of
+def _scenario_document(
+    scenario: str, sha256: str | None, clients: list[Document], measures: Document
+) -> Document:
+    from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 
     total = sum(client["size"] for client in clients)
-    about = {"scenario": scenario, "dataset": paper_dataset_of(scenario), "total": total, "sha256": sha256}
+    about = {
+        "scenario": scenario,
+        "dataset": paper_dataset_of(scenario),
+        "total": total,
+        "sha256": sha256,
+    }
     return {**about, "clients": clients, "heterogeneity": measures}
 
 
 def scenario_options(settings: list[str] | None) -> dict[str, Any]:
-    """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's file."""
+    """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's
+    file.
+    """
     from feddraw.experiment.settings import parse_settings
 
-    return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
+    return {
+        key.removeprefix("scenario."): value
+        for key, value in parse_settings(settings or []).items()
+    }
 
 
 def _deal_scenario_labels(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
+    from feddraw.data.scenarios.scenario_by_name import deal
     from feddraw.experiment.dataset_by_name import read_training_labels
-    from feddraw.scenarios.scenario_by_name import deal
 
     labels = read_training_labels(path)
     return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
@@ -204,8 +264,8 @@ def _deal_scenario_labels(
 
 def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
-    from feddraw.scenarios.scenario_by_name import known_client_sizes
-    from feddraw.scenarios.skew_measures import measure_sizes
+    from feddraw.data.scenarios.scenario_by_name import known_client_sizes
+    from feddraw.data.scenarios.skew_measures import measure_sizes
 
     scenario, sizes = known_client_sizes(name, scale)
     if plot:
@@ -225,25 +285,31 @@ def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None)
 
 
 def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> None:
-    from feddraw.scenarios.skew_measures import label_counts
+    from feddraw.data.scenarios.skew_measures import label_counts
 
     sizes = partition.sizes.tolist()
     clients = list(zip([shard.client for shard in partition.shards], sizes, strict=True))
     rows = [
         [client, f"{size:,}", *(f"{count:,} ({count / size:.1%})" for count in row)]
-        for (client, size), row in zip(clients, label_counts(partition, labels).tolist(), strict=True)
+        for (client, size), row in zip(
+            clients, label_counts(partition, labels).tolist(), strict=True
+        )
     ]
     drawn = table(["client", "images", *labels.findings, "none"], rows)
     for column in drawn.columns:
         column.overflow = "fold"  # in a narrow terminal no finding loses its name
     distances = [
         [client, f"{size / sum(sizes):.1%}", f"{js:.3f}", f"{emd:.3f}"]
-        for (client, size), js, emd in zip(clients, measures.jensen_shannon, measures.earth_movers, strict=True)
+        for (client, size), js, emd in zip(
+            clients, measures.jensen_shannon, measures.earth_movers, strict=True
+        )
     ]
     print_line(_scenario_heading(partition.scenario, sizes))
     console().print(drawn)
     print_line("distance of each client's label distribution from that of all clients together:")
-    console().print(table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances))
+    console().print(
+        table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances)
+    )
     print_line(_size_measures_sentence(measures.sizes))
     shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
     print_line(f"patients at more than one client: {shared}")
@@ -251,7 +317,7 @@ def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> No
 
 
 def _scenario_heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
-    from feddraw.scenarios.scenario_by_name import describe_scenario, scenario_names
+    from feddraw.data.scenarios.scenario_by_name import describe_scenario, scenario_names
 
     about = f" ({describe_scenario(scenario)})" if scenario in scenario_names() else ""
     return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"
@@ -259,6 +325,6 @@ def _scenario_heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
 
 def _size_measures_sentence(measures: SizeMeasures) -> str:
     return (
-        f"largest / smallest client {measures.size_ratio:.2f}, Gini {measures.gini:.3f}, "
-        f"smallest share {measures.smallest_share:.1%}, effective clients {measures.effective_clients:.2f}"
+        f"largest / smallest client {measures.size_ratio:.2f}, Gini {measures.gini:.3f}, smallest"
+        f" share {measures.smallest_share:.1%}, effective clients {measures.effective_clients:.2f}"
     )

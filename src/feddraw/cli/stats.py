@@ -18,34 +18,62 @@ if TYPE_CHECKING:
     from feddraw.analysis.statistics import Comparison
     from feddraw.data.csv_sheet import CsvSheet
 
-LastRounds = Mapping[tuple[str, str], float]  # by scenario and method, the difference in the mean of the last rounds
+LastRounds = Mapping[
+    tuple[str, str], float
+]  # by scenario and method, the difference in the mean of the last rounds
 
 
 def stats(
-    table: Annotated[Path, Argument(help="A CSV file with a row for each scenario and method (also .gz).")],
-    scenario: Annotated[str, Option(help="Column that names the scenario or data set.")] = "scenario",
+    table: Annotated[
+        Path, Argument(help="A CSV file with a row for each scenario and method (also .gz).")
+    ],
+    scenario: Annotated[
+        str, Option(help="Column that names the scenario or data set.")
+    ] = "scenario",
     method: Annotated[str, Option(help="Column that names the method.")] = "method",
     value: Annotated[
-        list[str] | None, Option(help="Column to compare (repeatable). Default: all but standard deviations.")
+        list[str] | None,
+        Option(help="Column to compare (repeatable). Default: all but standard deviations."),
     ] = None,
-    over: Annotated[str, Option(help="Column of repeats, such as seed, to take the mean over first.")] = "",
+    over: Annotated[
+        str, Option(help="Column of repeats, such as seed, to take the mean over first.")
+    ] = "",
     alpha: Annotated[float, Option(help="Significance level.")] = 0.05,
-    lower_is_better: Annotated[bool, Option("--lower-is-better", help="Rank the smallest value first.")] = False,
+    lower_is_better: Annotated[
+        bool, Option("--lower-is-better", help="Rank the smallest value first.")
+    ] = False,
     against: Annotated[
-        str, Option(help="Instead of ranks: each method minus this one, paired by --over, with intervals.")
+        str,
+        Option(
+            help="Instead of ranks: each method minus this one, paired by --over, with intervals."
+        ),
     ] = "",
     folds: Annotated[
-        int, Option(help="With --against: number of folds, if repeats are folds that share training images; 0: none.")
+        int,
+        Option(
+            help=(
+                "With --against: number of folds, if repeats are folds that share training images;"
+                " 0: none."
+            )
+        ),
     ] = 0,
     digits: Annotated[
-        int | None, Option(help="Round means to this many decimals before ranking. Default: no rounding.")
+        int | None,
+        Option(help="Round means to this many decimals before ranking. Default: no rounding."),
     ] = None,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     plot: Annotated[
-        Path | None, Option(help="Draw the critical difference, or the differences, to this file (.png, .svg, .pdf).")
+        Path | None,
+        Option(
+            help=(
+                "Draw the critical difference, or the differences, to this file (.png, .svg, .pdf)."
+            )
+        ),
     ] = None,
 ) -> None:
-    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
+    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect
+    sizes.
+    """
     from feddraw.analysis.statistics import compare, comparison_document, to_digits
     from feddraw.analysis.tidy_results import read_tidy_table, tidy_value_columns
     from feddraw.data.csv_sheet import CsvSheet
@@ -56,17 +84,24 @@ def stats(
         stats_against(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
         return
     if folds:
-        raise UserError("--folds widens the intervals of --against: give the method to compare with, too")
+        raise UserError(
+            "--folds widens the intervals of --against: give the method to compare with, too"
+        )
     tables = {column: read_tidy_table(sheet, scenario, method, column, over) for column in columns}
     if digits is not None:
         tables = {column: to_digits(one, digits) for column, one in tables.items()}
-    found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
+    found = {
+        column: compare(values, alpha=alpha, lower_is_better=lower_is_better)
+        for column, values in tables.items()
+    }
     if plot is not None:
         from feddraw.analysis.plots import critical_difference_figure, save_figure
 
         save_figure(critical_difference_figure(found), plot)
     if json:
-        documents = {column: comparison_document(comparison) for column, comparison in found.items()}
+        documents = {
+            column: comparison_document(comparison) for column, comparison in found.items()
+        }
         print_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
         return
     for column, comparison in found.items():
@@ -89,16 +124,26 @@ def stats_against(
 
     scenario, method, over = names
     if not over:
-        raise UserError("--against compares repeats in pairs: name their column with --over, for instance --over seed")
+        raise UserError(
+            "--against compares repeats in pairs: name their column with --over, for instance"
+            " --over seed"
+        )
     rows = {column: read_tidy_rows(sheet, scenario, method, column, over) for column in columns}
-    found = {column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()}
-    late = {column: tidy_last_round_differences(sheet, names, column, reference) for column in columns}
+    found = {
+        column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()
+    }
+    late = {
+        column: tidy_last_round_differences(sheet, names, column, reference) for column in columns
+    }
     if plot is not None:
         from feddraw.analysis.plots import differences_figure, save_figure
 
         save_figure(differences_figure(found, reference), plot)
     if json:
-        documents = {column: [_difference_document(one, late[column]) for one in of] for column, of in found.items()}
+        documents = {
+            column: [_difference_document(one, late[column]) for one in of]
+            for column, of in found.items()
+        }
         print_json({"alpha": alpha, "against": reference, "folds": folds, "values": documents})
         return
     for column, of in found.items():
@@ -106,13 +151,23 @@ def stats_against(
 
 
 def _difference_document(difference: Difference, late: LastRounds) -> dict[str, Any]:
-    """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a thousand repeats."""
+    """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a
+    thousand repeats.
+    """
     row = asdict(difference) | {"last_five": late.get((difference.scenario, difference.method))}
-    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
+    return {
+        name: None if isinstance(one, float) and not math.isfinite(one) else one
+        for name, one in row.items()
+    }
 
 
 def show_stats_differences(
-    column: str, found: Sequence[Difference], late: LastRounds, reference: str, alpha: float, folds: int
+    column: str,
+    found: Sequence[Difference],
+    late: LastRounds,
+    reference: str,
+    alpha: float,
+    folds: int,
 ) -> None:
     from feddraw.analysis import statistics_in_words as words
 
@@ -138,32 +193,55 @@ def _stats_difference_row(one: Difference, late: LastRounds, alpha: float) -> li
     ends = [f"{end:+.4f}" if math.isfinite(end) else "—" for end in (one.low, one.high)]
     where = (one.scenario, one.method)
     last = [f"{late[where]:+.4f}" if where in late else "—"] if late else []
-    numbers = [f"{one.mean:+.4f}{mark}", *ends, words.p_text(one.holm_p), f"{one.wins}/{one.repeats}"]
+    numbers = [
+        f"{one.mean:+.4f}{mark}",
+        *ends,
+        words.p_text(one.holm_p),
+        f"{one.wins}/{one.repeats}",
+    ]
     return [one.scenario or "all", one.method, *numbers, words.more_repeats_in_words(one), *last]
 
 
 def show_stats(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
-    from feddraw.analysis.statistics_in_words import comparison_in_words, near_ties_in_words, rank_tests_in_words
+    from feddraw.analysis.statistics_in_words import (
+        comparison_in_words,
+        near_ties_in_words,
+        rank_tests_in_words,
+    )
 
     values = comparison.table.values.mean(axis=0)
     mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
     first = comparison.first_places
-    rows = [[m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"] for m, r in comparison.average_ranks.items()]
+    rows = [
+        [m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"]
+        for m, r in comparison.average_ranks.items()
+    ]
     pairs = [_stats_pair_row(pair) for pair in comparison.pairs]
     _print_stats(
-        f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
+        f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)}"
+        " scenarios",
         comparison_in_words(comparison),
         table(["method", "average rank", "first in", "mean"], rows, compact=True),
         "\n".join([*rank_tests_in_words(comparison), *near_ties_in_words(comparison.table)]),
         table(PAIR_COLUMNS, pairs, left=2, compact=True),
-        f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
-        f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "
-        "matched-pairs rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost.",
+        f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's"
+        f" signed-rank test, corrected for all pairs ({len(pairs)}). Difference: first minus"
+        " second, mean over scenarios. Effect: matched-pairs rank-biserial, 1 if the first is"
+        " better wherever they differ. Record: scenarios won-tied-lost.",
     )
 
 
-PAIR_COLUMNS = ("first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "record")
+PAIR_COLUMNS = (
+    "first",
+    "second",
+    "rank gap",
+    "Nemenyi p",
+    "Holm p",
+    "difference",
+    "effect",
+    "record",
+)
 
 
 def _stats_pair_row(pair: Any) -> list[str]:
@@ -172,4 +250,11 @@ def _stats_pair_row(pair: Any) -> list[str]:
     mark = "*" if pair.significant else " "
     record = f"{pair.wins}-{pair.ties}-{pair.losses}"
     numbers = [f"{pair.rank_gap:.2f}{mark}", p_text(pair.nemenyi_p), p_text(pair.holm_p)]
-    return [pair.first, pair.second, *numbers, f"{pair.mean_difference:.4g}", f"{pair.rank_biserial:.2f}", record]
+    return [
+        pair.first,
+        pair.second,
+        *numbers,
+        f"{pair.mean_difference:.4g}",
+        f"{pair.rank_biserial:.2f}",
+        record,
+    ]

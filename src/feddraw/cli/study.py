@@ -1,4 +1,6 @@
-"""`feddraw study`: all combinations of a file's lists, with a table of what is running, done and left."""
+"""`feddraw study`: all combinations of a file's lists, with a table of what is running, done and
+left.
+"""
 
 from __future__ import annotations
 
@@ -25,45 +27,78 @@ if TYPE_CHECKING:
 
 
 def study(
-    file: Annotated[Path, Argument(help="Study file (TOML): an experiment file in which any value may be a list.")],
-    out: Annotated[Path | None, Option(help="Folder for the results (default: runs/<file name>).")] = None,
+    file: Annotated[
+        Path,
+        Argument(help="Study file (TOML): an experiment file in which any value may be a list."),
+    ],
+    out: Annotated[
+        Path | None, Option(help="Folder for the results (default: runs/<file name>).")
+    ] = None,
     workers: Annotated[int, RunsAtOnceOption] = 0,
     devices: Annotated[str, DevicesOption] = "",
-    shard: Annotated[str | None, Option(help="i/n: every n-th run, starting with the i-th, for job arrays.")] = None,
+    shard: Annotated[
+        str | None, Option(help="i/n: every n-th run, starting with the i-th, for job arrays.")
+    ] = None,
     done: Annotated[
-        Path | None, Option(help="CSV table of finished runs: they are skipped, and new ones are added to it.")
+        Path | None,
+        Option(help="CSV table of finished runs: they are skipped, and new ones are added to it."),
     ] = None,
     set_: Annotated[
         list[str] | None,
         Option(
             "--set",
-            help="KEY=VALUE: a setting of every run, e.g. data=FILE.npz; CHX-7.KEY=VALUE or chexpert.KEY=VALUE: of "
-            "this scenario or data set only (repeatable).",
+            help=(
+                "KEY=VALUE: a setting of every run, e.g. data=FILE.npz; CHX-7.KEY=VALUE or"
+                " chexpert.KEY=VALUE: of "
+                "this scenario or data set only (repeatable)."
+            ),
         ),
     ] = None,
     data_chexpert: Annotated[
-        Path | None, Option(help="CheXpert's folder (default: paths.chexpert in the file, or FEDDRAW_CHEXPERT).")
+        Path | None,
+        Option(
+            help="CheXpert's folder (default: paths.chexpert in the file, or FEDDRAW_CHEXPERT)."
+        ),
     ] = None,
     data_chestmnist: Annotated[
-        Path | None, Option(help="ChestMNIST's .npz (default: paths.chestmnist in the file, or FEDDRAW_CHESTMNIST).")
+        Path | None,
+        Option(
+            help="ChestMNIST's .npz (default: paths.chestmnist in the file, or FEDDRAW_CHESTMNIST)."
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
         Option(
             "--dry-run",
-            help="Check the study without running it: open the data, split it between clients, build the network, time "
-            "a few steps. Prints the cost, or every problem. Writes nothing.",
+            help=(
+                "Check the study without running it: open the data, split it between clients, build"
+                " the network, time "
+                "a few steps. Prints the cost, or every problem. Writes nothing."
+            ),
         ),
     ] = False,
-    json: Annotated[bool, Option("--json", help="With --dry-run: print one JSON document.")] = False,
-    keep_going: Annotated[
-        bool, Option("--keep-going", help="Start despite problems, and continue when several runs in a row fail.")
+    json: Annotated[
+        bool, Option("--json", help="With --dry-run: print one JSON document.")
     ] = False,
-    report: Annotated[bool, Option("--report", help="Write the report when all runs have ended.")] = False,
-    pdf: Annotated[bool, Option("--pdf", help="Also the PDF of its tables in the paper's form; needs TeX.")] = False,
+    keep_going: Annotated[
+        bool,
+        Option(
+            "--keep-going",
+            help="Start despite problems, and continue when several runs in a row fail.",
+        ),
+    ] = False,
+    report: Annotated[
+        bool, Option("--report", help="Write the report when all runs have ended.")
+    ] = False,
+    pdf: Annotated[
+        bool, Option("--pdf", help="Also the PDF of its tables in the paper's form; needs TeX.")
+    ] = False,
     trust: Annotated[bool, Option("--trust", help="Allow code that the study file names.")] = False,
 ) -> None:
-    """Run every combination of a file's lists. Finished runs are skipped: stop and start again as you like."""
+    """Run every combination of a file's lists.
+
+    Finished runs are skipped: stop and start again as you like.
+    """
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
@@ -96,13 +131,17 @@ def study(
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     if not keep_going:
-        refuse_study_obstacles([planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder)
+        refuse_study_obstacles(
+            [planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder
+        )
     places = places_for_runs([planned.experiment for planned in runs], workers, devices)
     print_places(places)
     tally = StudyProgress([planned.name for planned in runs], len(places))
     plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
     patience = 0 if keep_going else FAILURE_PATIENCE
-    follow_study(partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally)
+    follow_study(
+        partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally
+    )
     say.print(study_summary(tally))
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
@@ -112,14 +151,19 @@ def study(
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
-            f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same reason: {cause}. "
-            f"{len(tally.left_out)} runs were not started; correct the cause, or start them with --keep-going"
+            f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same reason: {cause}."
+            f" {len(tally.left_out)} runs were not started; correct the cause, or start them with"
+            " --keep-going"
         )
     if tally.failed:
-        raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
+        raise RunFailed(
+            f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them"
+        )
 
 
-def study_dry_run(file: Path, runs: Sequence[PlannedRun], folder: Path, workers: int, devices: str, json: bool) -> None:
+def study_dry_run(
+    file: Path, runs: Sequence[PlannedRun], folder: Path, workers: int, devices: str, json: bool
+) -> None:
     """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
     from feddraw.study.preflight import preflight
 
@@ -134,7 +178,9 @@ def study_dry_run(file: Path, runs: Sequence[PlannedRun], folder: Path, workers:
 
 
 def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
+    """Before images are prepared for hours: open the archives, deal every scenario, build the
+    network.
+    """
     from feddraw.study.plan import is_file_data
     from feddraw.study.preflight import survey_study
 
@@ -148,7 +194,9 @@ def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
 def _study_obstacles(found: Sequence[str]) -> str:
     if len(found) == 1:
         return f"cannot start: {found[0]}"
-    return "\n".join([f"cannot start, {len(found)} problems:", *(f"- {naming.safe_line(one)}" for one in found)])
+    return "\n".join(
+        [f"cannot start, {len(found)} problems:", *(f"- {naming.safe_line(one)}" for one in found)]
+    )
 
 
 def show_study_preflight(heading: str, found: Preflight) -> None:
@@ -161,14 +209,24 @@ def show_study_preflight(heading: str, found: Preflight) -> None:
     sets = []
     for dataset, look in survey.looks.values():
         splits = [f"{len(rows):,}" for rows in dataset.rows.values()]
-        sets.append([dataset.name, *splits, f"{look.images:,}", f"{sum(look.bytes.values()) / 1e9:.1f} GB"])
+        sets.append(
+            [dataset.name, *splits, f"{look.images:,}", f"{sum(look.bytes.values()) / 1e9:.1f} GB"]
+        )
     if sets:
         out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
-    sizes = [[name, str(len(of)), f"{sum(of):,}", _client_sizes_in_words(of)] for name, of in survey.clients.items()]
+    sizes = [
+        [name, str(len(of)), f"{sum(of):,}", _client_sizes_in_words(of)]
+        for name, of in survey.clients.items()
+    ]
     if sizes:
         out.print(table(["scenario", "clients", "images", "by client"], sizes))
     times = [
-        [name, f"{one.step:.2f} s", f"{one.batch}" if one.batch else "estimate", f"{1000 * one.evaluated_image:.1f} ms"]
+        [
+            name,
+            f"{one.step:.2f} s",
+            f"{one.batch}" if one.batch else "estimate",
+            f"{1000 * one.evaluated_image:.1f} ms",
+        ]
         for name, one in found.timed.items()
     ]
     if times:
@@ -181,7 +239,10 @@ def show_study_preflight(heading: str, found: Preflight) -> None:
         out.print(f"time: about {needed} with {at_once}{before}")
         free = f"{free_memory() / 1e9:.1f} GB are free"
         out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
-    out.print(f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f} GB of runs")
+    out.print(
+        f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f}"
+        " GB of runs"
+    )
     if not found.obstacles:
         out.print("no problems found")
 

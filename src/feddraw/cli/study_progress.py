@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from feddraw import naming
-from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars, as_clock, duration_in_words, elapsed_and_left
+from feddraw.cli.progress_bars import (
+    SILENT_SECONDS,
+    ProgressBars,
+    as_clock,
+    duration_in_words,
+    elapsed_and_left,
+)
 from feddraw.cli.terminal import console, plain_words, table
 
 if TYPE_CHECKING:
@@ -28,8 +34,12 @@ def print_places(places: Sequence[WorkerPlace]) -> None:
         console().print(f"runs at the same time: {said}")
 
 
-def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress) -> None:
-    """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
+def follow_study(
+    conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress
+) -> None:
+    """Carry a study out under a live table in a terminal; elsewhere with a line for every run that
+    ends.
+    """
     from rich.live import Live
 
     out = console()
@@ -43,10 +53,18 @@ def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: S
 
     def screen() -> RenderableType:
         with lock:
-            return images.progress if prepared and not tally.running else _study_running_table(tally)
+            return (
+                images.progress if prepared and not tally.running else _study_running_table(tally)
+            )
 
     spoken = time.monotonic()
-    with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
+    with Live(
+        console=out,
+        refresh_per_second=2,
+        transient=True,
+        get_renderable=screen,
+        auto_refresh=out.is_terminal,
+    ):
         for event in conducted(preparing):
             with lock:
                 tally.note(event)
@@ -60,7 +78,10 @@ def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: S
 
 def study_heading(tally: StudyProgress) -> str:
     """How it stands, in one line."""
-    counts = f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)} left"
+    counts = (
+        f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)}"
+        " left"
+    )
     failed = f", {len(tally.failed)} failed" if tally.failed else ""
     return f"{counts}{failed}; {elapsed_and_left(tally.elapsed, tally.seconds_left())}"
 
@@ -74,7 +95,11 @@ def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
     if event.kind == "failed":
         return naming.safe_line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
-    values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
+    values = [
+        f"{name} {row[key]:.4f}"
+        for name, key in (("AUC", "auc"), ("GM", "gm"))
+        if row.get(key) is not None
+    ]
     return f"{event.run}  {'  '.join(values)}  ({study_heading(tally)})"
 
 
@@ -89,4 +114,8 @@ def _study_running_table(tally: StudyProgress) -> RenderableType:
         times = [as_clock(now - run.began), "estimating" if left is None else as_clock(left)]
         rows.append([name, run.now, f"{100 * run.share:.0f} %", *times])
     drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
-    return Group(drawn, ProgressBar(total=1.0, completed=tally.share, width=60), plain_words(study_heading(tally)))
+    return Group(
+        drawn,
+        ProgressBar(total=1.0, completed=tally.share, width=60),
+        plain_words(study_heading(tally)),
+    )

@@ -1,4 +1,6 @@
-"""How commands show things: tables that look well in a terminal and stay plain in a file or pipe."""
+"""How commands show things: tables that look well in a terminal and stay plain in a file or
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from feddraw import naming
 
 
 class PlainConsole(Console):
-    """A console for which all text is text: no markup, and nothing in a name that a terminal would obey."""
+    """A console for which all text is text: no markup, and nothing in a name that a terminal would
+    obey.
+    """
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(naming.safe_text(text), **how)
@@ -28,7 +32,9 @@ def console(*, stderr: bool = False) -> Console:
     """A console that never breaks lines of a file or pipe."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width, colour = (None, None) if terminal else (200, True)
-    return PlainConsole(highlight=False, markup=False, emoji=False, width=width, no_color=colour, stderr=stderr)
+    return PlainConsole(
+        highlight=False, markup=False, emoji=False, width=width, no_color=colour, stderr=stderr
+    )
 
 
 def plain_words(text: str) -> Text:
@@ -38,13 +44,20 @@ def plain_words(text: str) -> Text:
 
 @contextmanager
 def status_line(doing: str, *, stderr: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line that says what is being done until it is done; gives what changes it. Only terminals show it."""
+    """A line that says what is being done until it is done; gives what changes it.
+
+    Only terminals show it.
+    """
     with console(stderr=stderr).status(doing) as shown:
         yield lambda now: shown.update(plain_words(now))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, compact: bool = False) -> Table:
-    """The first columns to the left, numbers to the right; a compact one has less air, to fit 80 columns."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, compact: bool = False
+) -> Table:
+    """The first columns to the left, numbers to the right; a compact one has less air, to fit 80
+    columns.
+    """
     drawn = Table(box=SIMPLE, pad_edge=False, collapse_padding=compact, show_edge=not compact)
     for position, name in enumerate(columns):
         drawn.add_column(naming.safe_line(name), justify="left" if position < left else "right")

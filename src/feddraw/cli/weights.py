@@ -10,31 +10,54 @@ from typing import Annotated, Any
 from typer import Option
 
 from feddraw.cli.terminal import console, print_json, table
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
 from feddraw.errors import UserError
-from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
 from feddraw.system.file_reading import read_text
 
 
 def weights(
     sizes: Annotated[str, Option(help="Images of each client, e.g. 20000,5000,5000,5000.")],
     similarity: Annotated[
-        str, Option(help="One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default: all 1).")
+        str,
+        Option(
+            help=(
+                "One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default:"
+                " all 1)."
+            )
+        ),
     ] = "",
     rounds: Annotated[int, Option(help="Number of rounds, T.")] = ROUNDS,
-    eta: Annotated[float, Option(help="How fast the weights move from client size to similarity.")] = ETA,
+    eta: Annotated[
+        float, Option(help="How fast the weights move from client size to similarity.")
+    ] = ETA,
     lam: Annotated[float, Option(help="How late the weights become equal: larger is later.")] = LAM,
-    beta_max: Annotated[float, Option(help="How strongly reputations separate the weights.")] = BETA_MAX,
-    reading: Annotated[str, Option(help="Reading of the paper: reported, algorithm1 or equation.")] = "reported",
+    beta_max: Annotated[
+        float, Option(help="How strongly reputations separate the weights.")
+    ] = BETA_MAX,
+    reading: Annotated[
+        str, Option(help="Reading of the paper: reported, algorithm1 or equation.")
+    ] = "reported",
     clients: Annotated[str, Option(help="Client names, in the order of the sizes.")] = "",
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
-    plot: Annotated[Path | None, Option(help="Draw the weights to this file (.png, .svg or .pdf).")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Draw the weights to this file (.png, .svg or .pdf).")
+    ] = None,
 ) -> None:
     """Show how much each client counts in every round, and why."""
     numbers = parse_numbers(sizes, "--sizes")
     names = [name.strip() for name in clients.split(",")] if clients else None
     if names is not None and len(names) != len(numbers):
-        raise UserError(f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name per size")
-    how: dict[str, Any] = {"eta": eta, "lam": lam, "beta_max": beta_max, "reading": reading, "clients": names}
+        raise UserError(
+            f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name per"
+            " size"
+        )
+    how: dict[str, Any] = {
+        "eta": eta,
+        "lam": lam,
+        "beta_max": beta_max,
+        "reading": reading,
+        "clients": names,
+    }
     images = [int(n) if n.is_integer() else n for n in numbers]
     rows = schedule(rounds=rounds, sizes=images, similarities=parse_similarity(similarity), **how)
     if plot is not None:
@@ -52,11 +75,21 @@ def show_weights(rows: list[dict[str, Any]]) -> None:
     first = rows[0]["clients"]
     similarities = [[client["similarity"] for client in row["clients"]] for row in rows]
     steady = all(row == similarities[0] for row in similarities)
-    clients = [[c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", f"{c['similarity']:.4f}"] for c in first]
+    clients = [
+        [c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", f"{c['similarity']:.4f}"]
+        for c in first
+    ]
     out = console()
     shown = 4 if steady else 3
-    out.print(table(["client", "size", "prior p", "similarity s"][:shown], [row[:shown] for row in clients]))
-    titles = {"weight": "weight = softmax(beta xi)", "reputation": "reputation xi = gamma p + (1 - gamma) s"}
+    out.print(
+        table(
+            ["client", "size", "prior p", "similarity s"][:shown], [row[:shown] for row in clients]
+        )
+    )
+    titles = {
+        "weight": "weight = softmax(beta xi)",
+        "reputation": "reputation xi = gamma p + (1 - gamma) s",
+    }
     for part, title in (titles if steady else titles | {"similarity": "similarity s"}).items():
         lines = []
         for row in rows:
@@ -83,7 +116,9 @@ def parse_similarity(text: str) -> Any:
             raise UserError(f"no file {path}")
         return parse_numbers(text, "--similarity")
     try:
-        lines = [line for line in csv.reader(StringIO(read_text(path, 1 << 24), newline="")) if line]
+        lines = [
+            line for line in csv.reader(StringIO(read_text(path, 1 << 24), newline="")) if line
+        ]
     except csv.Error as error:
         raise UserError(f"{path} is not a table of similarities: {error}") from None
     if lines and not _weights_similarity_line(lines[0]):

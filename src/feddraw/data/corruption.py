@@ -1,7 +1,8 @@
-"""Sites whose data are worse or made otherwise: labels turned round, images blurred, noisy, or of another scanner.
+"""Sites whose data are worse or made otherwise: labels turned round, images blurred, noisy, or of
+another scanner.
 
-What is done to images holds for all images of a site, those that it keeps back too. Labels are turned round in training
-only: what a model is measured on stays true.
+What is done to images holds for all images of a site, those that it keeps back too. Labels are
+turned round in training only: what a model is measured on stays true.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ Grey = NDArray[np.uint8]  # (images, height, width)
 
 ALTERED_TOGETHER = 1024  # images altered at a time
 ALTERATION_BOUNDS = {  # the lowest and highest value of each number
-    "flip": (0, 1), "blur": (0, 100), "noise": (0, 10), "gamma": (0.01, 100), "contrast": (0, 100), "crop": (0, 0.45),
-}  # fmt: skip
+    "flip": (0, 1),
+    "blur": (0, 100),
+    "noise": (0, 10),
+    "gamma": (0.01, 100),
+    "contrast": (0, 100),
+    "crop": (0, 0.45),
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,9 @@ class Alteration:
         return replace(self, flip=0.0) != Alteration()
 
     def altered_images(self, images: Grey, rng: np.random.Generator) -> Grey:
-        """The images as this site has them: cut, blurred, then as its scanner shows them, with its noise."""
+        """The images as this site has them: cut, blurred, then as its scanner shows them, with its
+        noise.
+        """
         starts = range(0, len(images), ALTERED_TOGETHER)
         pieces = [self._altered(images[first : first + ALTERED_TOGETHER], rng) for first in starts]
         return np.concatenate(pieces) if pieces else images
@@ -66,11 +74,17 @@ class Alteration:
 
 
 def _corrupt_by_crop(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
-    """Without this share at either end of an axis, stretched to its old length by linear interpolation."""
+    """Without this share at either end of an axis, stretched to its old length by linear
+    interpolation.
+    """
     length = grey.shape[axis]
     at = np.linspace(share * (length - 1), (1 - share) * (length - 1), length)
     left = np.minimum(at.astype(np.intp), length - 2)
-    part = (at - left).astype(np.float32).reshape([-1 if one == axis else 1 for one in range(grey.ndim)])
+    part = (
+        (at - left)
+        .astype(np.float32)
+        .reshape([-1 if one == axis else 1 for one in range(grey.ndim)])
+    )
     return np.asarray((1 - part) * grey.take(left, axis) + part * grey.take(left + 1, axis))
 
 
@@ -78,7 +92,8 @@ def _corrupt_by_crop(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any
 class Corruption:
     """Which sites' data are altered, and how much. Sites stand in text: "C4=0.3, C1=0.1"."""
 
-    flip: str = ""  # share of the labels that are turned round, each finding of each training image by itself
+    # share of the labels that are turned round, each finding of each training image by itself
+    flip: str = ""
     blur: str = ""  # standard deviation of a Gaussian, in pixels
     noise: str = ""  # standard deviation of what is added to grey values from 0 to 1
     gamma: str = ""  # grey values to this power
@@ -86,7 +101,9 @@ class Corruption:
     crop: str = ""  # share of the image cut off at each side, the rest enlarged
 
     def alterations(self, sites: Sequence[str]) -> dict[str, Alteration]:
-        """What is done at each site; refuses sites that there are not, and numbers that make no sense."""
+        """What is done at each site; refuses sites that there are not, and numbers that make no
+        sense.
+        """
         found = {site: Alteration() for site in sites}
         for kind in fields(self):
             for site, value in _corruption_by_site(kind.name, getattr(self, kind.name)).items():
@@ -108,27 +125,39 @@ def _corruption_by_site(what: str, text: str) -> dict[str, float]:
     for item in filter(str.strip, text.split(",")):
         name, _, number = item.rpartition("=")
         if not re.fullmatch(r" *[0-9]{1,6}(\.[0-9]{1,9})? *", number):
-            raise UserError(f"corruption.{what} must read like 'C4=0.3, C2=1' (site = number), not '{text}'")
+            raise UserError(
+                f"corruption.{what} must read like 'C4=0.3, C2=1' (site = number), not '{text}'"
+            )
         if not low <= float(number) <= high:
-            raise UserError(f"corruption.{what} must be from {low:g} to {high:g}, not {number.strip()}")
+            raise UserError(
+                f"corruption.{what} must be from {low:g} to {high:g}, not {number.strip()}"
+            )
         found[name.strip()] = float(number)
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class CorruptedDataset:
-    """A data set with some sites' data altered, and where it has the test images as these sites would make them."""
+    """A data set with some sites' data altered, and where it has the test images as these sites
+    would make them.
+    """
 
     dataset: Dataset
     views: SiteRows
 
 
 def corrupt_dataset(
-    dataset: Dataset, alterations: Mapping[str, Alteration], rows: SiteRows, trained_on: SiteRows, seed: int
+    dataset: Dataset,
+    alterations: Mapping[str, Alteration],
+    rows: SiteRows,
+    trained_on: SiteRows,
+    seed: int,
 ) -> CorruptedDataset:
-    """The data set with each site's data altered as told; `rows` are all of a site, `trained_on` those it trains on.
+    """The data set with each site's data altered as told; `rows` are all of a site, `trained_on`
+    those it trains on.
 
-    The images are copied into memory. What is left to chance depends on the seed and the site's place only.
+    The images are copied into memory. What is left to chance depends on the seed and the site's
+    place only.
     """
     if not alterations:
         return CorruptedDataset(dataset, {})
@@ -138,12 +167,20 @@ def corrupt_dataset(
         if one.of_images:
             images[own] = one.altered_images(images[own], np.random.default_rng([seed, number, 0]))
         if one.flip:
-            _flip_labels(dataset.labels, values, trained_on[site], one.flip, np.random.default_rng([seed, number, 1]))
+            _flip_labels(
+                dataset.labels,
+                values,
+                trained_on[site],
+                one.flip,
+                np.random.default_rng([seed, number, 1]),
+            )
     altered = replace(dataset, images=images, labels=replace(dataset.labels, values=values))
     return _with_corrupted_views(altered, alterations, list(rows), seed)
 
 
-def _flip_labels(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.Generator) -> None:
+def _flip_labels(
+    labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.Generator
+) -> None:
     """Turn each known label of these rows round with this probability."""
     turned = rng.random((len(rows), values.shape[1])) < rate
     if labels.known is not None:
@@ -154,17 +191,28 @@ def _flip_labels(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.
 def _with_corrupted_views(
     dataset: Dataset, alterations: Mapping[str, Alteration], sites: Sequence[str], seed: int
 ) -> CorruptedDataset:
-    """With one copy of the test images for every site that has other images than the rest, in no split."""
+    """With one copy of the test images for every site that has other images than the rest, in no
+    split.
+    """
     test = dataset.rows["test"]
     different = [site for site in sites if site in alterations and alterations[site].of_images]
     if not different:
         return CorruptedDataset(dataset, {})
     chances = {site: np.random.default_rng([seed, sites.index(site), 2]) for site in different}
-    copies = [alterations[site].altered_images(dataset.images[test], rng) for site, rng in chances.items()]
+    copies = [
+        alterations[site].altered_images(dataset.images[test], rng) for site, rng in chances.items()
+    ]
     first = len(dataset.images)
-    views = {site: first + len(test) * place + np.arange(len(test)) for place, site in enumerate(different)}
+    views = {
+        site: first + len(test) * place + np.arange(len(test))
+        for place, site in enumerate(different)
+    }
     labels = dataset.labels.take(np.concatenate([np.arange(first), *[test] * len(different)]))
-    named = [f"{name} as at {site}" for site in different for name in dataset.labels.names[test].tolist()]
+    named = [
+        f"{name} as at {site}" for site in different for name in dataset.labels.names[test].tolist()
+    ]
     names = np.concatenate([dataset.labels.names, np.array(named, dtype=np.str_)])
     images = np.concatenate([dataset.images, *copies])
-    return CorruptedDataset(replace(dataset, images=images, labels=replace(labels, names=names)), views)
+    return CorruptedDataset(
+        replace(dataset, images=images, labels=replace(labels, names=names)), views
+    )

@@ -1,4 +1,6 @@
-"""A CSV file read line by line, also from a .gz, with limits on its length: label tables may come from a stranger."""
+"""A CSV file read line by line, also from a .gz, with limits on its length: label tables may come
+from a stranger.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MAX_CSV_TEXT = 2**30  # characters of a sheet, unpacked
 MAX_CSV_LINE = 2**20
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 MAX_CSV_LINES = 2**22  # of a sheet, blank ones too: twenty times the largest set of radiographs
-MAX_GZIP_RATIO = 100  # characters for a byte of a .gz: tables shrink to a tenth, a bomb to a thousandth
+MAX_GZIP_RATIO = (
+    100  # characters for a byte of a .gz: tables shrink to a tenth, a bomb to a thousandth
+)
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,17 @@ class CsvSheet:
 
     @classmethod
     def of(cls, path: Path, columns: int = 2) -> CsvSheet:
-        """The file with the separator that its first line has most of; with at least so many columns."""
+        """The file with the separator that its first line has most of; with at least so many
+        columns.
+        """
         with open_csv(path) as file:
             first = next(limited_csv_lines(file, path), "")
         delimiter = max(",;\t", key=first.count)
         header = next(csv.reader([first], delimiter=delimiter), [])
         if len(header) < columns:
-            raise UserError(f"{path} is not a table: its first line must hold column names, separated by commas")
+            raise UserError(
+                f"{path} is not a table: its first line must hold column names, separated by commas"
+            )
         return cls(path, tuple(from_csv_cell(name.strip()) for name in header), delimiter)
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
@@ -76,14 +84,26 @@ def open_csv(path: Path) -> IO[str]:
 
 
 def limited_csv_lines(file: IO[str], path: Path) -> Iterator[str]:
-    """The lines of a file, as long as they look like a table's: a small .gz can unpack to anything."""
+    """The lines of a file, as long as they look like a table's: a small .gz can unpack to
+    anything.
+    """
     total = lines = 0
     try:
-        most = max(2**26, MAX_GZIP_RATIO * path.stat().st_size) if path.suffix == ".gz" else MAX_CSV_TEXT
+        most = (
+            max(2**26, MAX_GZIP_RATIO * path.stat().st_size)
+            if path.suffix == ".gz"
+            else MAX_CSV_TEXT
+        )
         while line := file.readline(MAX_CSV_LINE):
             total, lines = total + len(line), lines + 1
-            if len(line) == MAX_CSV_LINE or total > min(most, MAX_CSV_TEXT) or lines > MAX_CSV_LINES:
+            if (
+                len(line) == MAX_CSV_LINE
+                or total > min(most, MAX_CSV_TEXT)
+                or lines > MAX_CSV_LINES
+            ):
                 raise UserError(f"{path} is not a table: a line or the whole file is too long")
             yield line
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text, save it as CSV in UTF-8: {error}") from error
+        raise UserError(
+            f"{path} cannot be read as UTF-8 text, save it as CSV in UTF-8: {error}"
+        ) from error

@@ -1,4 +1,6 @@
-"""From a table of images to a `Dataset`: leave out what cannot be used, prepare the rest once, measure if asked to."""
+"""From a table of images to a `Dataset`: leave out what cannot be used, prepare the rest once,
+measure if asked to.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     total = len(table.labels) + len(table.problems)
     stamps = [image_cache.file_stamp(root / path) for path in table.paths]
     there = np.array([row for row, found in enumerate(stamps) if found is not None], dtype=np.intp)
-    lost = [missing_file_problem(root, path) for path, found in zip(table.paths, stamps, strict=True) if found is None]
+    lost = [
+        missing_file_problem(root, path)
+        for path, found in zip(table.paths, stamps, strict=True)
+        if found is None
+    ]
     table = table.take(there, lost)
     refuse_bad_rows(name, table.problems, total, how)
     rows_by_split(name, table.split)
@@ -41,22 +47,32 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     return prepared_dataset(name, table, files, how)
 
 
-def prepared_dataset(name: str, table: LabelTable, source: ImageSource, how: ImagePreparation) -> Dataset:
-    """The data set of images that are prepared now, or were before; where they are only looked at, of grey squares."""
+def prepared_dataset(
+    name: str, table: LabelTable, source: ImageSource, how: ImagePreparation
+) -> Dataset:
+    """The data set of images that are prepared now, or were before; where they are only looked at,
+    of grey squares.
+    """
     workers = how.processes
     if how.estimate is None:
         prepared = image_cache.prepare_images(source, how.recipe, name, workers, how.progress)
         return assembled_dataset(name, table, prepared, how)
     entry = image_cache.cache_entry(name, source.identity(), asdict(how.recipe))
-    if (found := image_cache.open_finished_entry(entry, (len(source), how.size, how.size))) is not None:
+    if (
+        found := image_cache.open_finished_entry(entry, (len(source), how.size, how.size))
+    ) is not None:
         return assembled_dataset(name, table, found, how)
     dataset = unprepared_dataset(name, table, source, how)
     how.estimate.bytes[entry] = dataset.images.size
     return dataset
 
 
-def unprepared_dataset(name: str, table: LabelTable, source: ImageSource, how: ImagePreparation) -> Dataset:
-    """The data set with grey squares for images; a few of the images are tried, and what the rest costs is noted."""
+def unprepared_dataset(
+    name: str, table: LabelTable, source: ImageSource, how: ImagePreparation
+) -> Dataset:
+    """The data set with grey squares for images; a few of the images are tried, and what the rest
+    costs is noted.
+    """
     assert how.estimate is not None
     rows = np.unique(np.linspace(0, len(source) - 1, TRIED_IMAGES).astype(int))
     began, unread = time.perf_counter(), []
@@ -64,17 +80,26 @@ def unprepared_dataset(name: str, table: LabelTable, source: ImageSource, how: I
         try:
             how.recipe.apply(source.read(row))
         except BadImage as error:
-            unread.append(RowProblem("that cannot be read", str(table.labels.names[row]), str(error)))
+            unread.append(
+                RowProblem("that cannot be read", str(table.labels.names[row]), str(error))
+            )
     refuse_bad_rows(name, unread, len(rows), how)
     how.estimate.images += len(source)
     how.estimate.seconds += (time.perf_counter() - began) / len(rows) * len(source)
     grey = np.broadcast_to(np.uint8(128), (len(source), how.size, how.size))
-    return Dataset(name, grey, table.labels, rows_by_split(name, table.split), PAPER_MEAN, PAPER_STD)
+    return Dataset(
+        name, grey, table.labels, rows_by_split(name, table.split), PAPER_MEAN, PAPER_STD
+    )
 
 
-def assembled_dataset(name: str, table: LabelTable, prepared: PreparedImages, how: ImagePreparation) -> Dataset:
+def assembled_dataset(
+    name: str, table: LabelTable, prepared: PreparedImages, how: ImagePreparation
+) -> Dataset:
     """The data set of prepared images, without those that turned out bad."""
-    unread = [RowProblem("that cannot be read", str(table.labels.names[row]), why) for row, why in prepared.bad.items()]
+    unread = [
+        RowProblem("that cannot be read", str(table.labels.names[row]), why)
+        for row, why in prepared.bad.items()
+    ]
     refuse_bad_rows(name, unread, len(table.labels), how)
     if problems := (*table.problems, *unread):
         write_skipped_rows(name, problems, prepared.entry / "skipped.csv")
@@ -89,17 +114,33 @@ def missing_file_problem(root: Path, path: str) -> RowProblem:
     """A row without a file: what was tried, and a file of nearly the same name if there is one."""
     wanted = root / path
     try:
-        beside = [entry.name for entry in os.scandir(wanted.parent)] if wanted.parent.is_dir() else []
+        beside = (
+            [entry.name for entry in os.scandir(wanted.parent)] if wanted.parent.is_dir() else []
+        )
     except OSError:
         beside = []
-    near = next((name for name in beside if name.lower() == wanted.name.lower() or Path(name).stem == wanted.name), "")
-    return RowProblem("without a file", path, f"tried {wanted}" + (f", there is {near}" if near else ""))
+    near = next(
+        (
+            name
+            for name in beside
+            if name.lower() == wanted.name.lower() or Path(name).stem == wanted.name
+        ),
+        "",
+    )
+    return RowProblem(
+        "without a file", path, f"tried {wanted}" + (f", there is {near}" if near else "")
+    )
 
 
-def refuse_bad_rows(name: str, problems: Sequence[RowProblem], total: int, how: ImagePreparation) -> None:
+def refuse_bad_rows(
+    name: str, problems: Sequence[RowProblem], total: int, how: ImagePreparation
+) -> None:
     """Stop at rows that cannot be used, unless they are to be left out."""
     if problems and not how.skip_bad:
-        advice = "correct them, or leave them out with data.skip_bad = true (`feddraw data prepare --skip-bad`)"
+        advice = (
+            "correct them, or leave them out with data.skip_bad = true (`feddraw data prepare"
+            " --skip-bad`)"
+        )
         raise UserError(f"{describe_row_problems(name, problems, total)}: {advice}")
 
 

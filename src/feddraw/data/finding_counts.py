@@ -9,17 +9,27 @@ import numpy as np
 
 from feddraw.data.dataset import SPLITS, Dataset
 
-FEW_FOR_AUC = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
+# positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
+FEW_FOR_AUC = 10
 
 
 def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """What each split holds: images, patients and sites where they are known, and each finding's images by label."""
+    """What each split holds: images, patients and sites where they are known, and each finding's
+    images by label.
+    """
     found: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
         rows = dataset.rows[split]
         labels = dataset.labels.take(rows)
-        positives, known = labels.values.sum(axis=0, dtype=np.int64), dataset.labels.known_counts(rows)
-        found[split] = {"images": len(rows), "positives": positives.tolist(), "negatives": (known - positives).tolist()}
+        positives, known = (
+            labels.values.sum(axis=0, dtype=np.int64),
+            dataset.labels.known_counts(rows),
+        )
+        found[split] = {
+            "images": len(rows),
+            "positives": positives.tolist(),
+            "negatives": (known - positives).tolist(),
+        }
         if labels.patients is not None:
             found[split]["patients"] = len(np.unique(labels.patients))
         if labels.sites is not None:
@@ -47,4 +57,7 @@ def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
 
 def few_in_words() -> str:
     few = FEW_FOR_AUC
-    return f"fewer than {few} positive or {few} negative test images: one image moves its AUC by {1 / few:g} or more"
+    return (
+        f"fewer than {few} positive or {few} negative test images: one image moves its AUC by"
+        f" {1 / few:g} or more"
+    )

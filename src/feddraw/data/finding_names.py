@@ -1,4 +1,6 @@
-"""Names of findings: the paper's five, ChestX-ray14's fourteen, one spelling of each, and those that a user chooses."""
+"""Names of findings: the paper's five, ChestX-ray14's fourteen, one spelling of each, and those
+that a user chooses.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,25 @@ from feddraw.errors import UserError
 PAPER_FINDINGS = ("Atelectasis", "Edema", "Pleural Effusion", "Cardiomegaly", "Consolidation")
 # ChestX-ray14's findings in MedMNIST's order, under the paper's names.
 CHESTXRAY14_FINDINGS = (
-    "Atelectasis", "Cardiomegaly", "Pleural Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
-    "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural Thickening", "Hernia",
-)  # fmt: skip
+    "Atelectasis",
+    "Cardiomegaly",
+    "Pleural Effusion",
+    "Infiltration",
+    "Mass",
+    "Nodule",
+    "Pneumonia",
+    "Pneumothorax",
+    "Consolidation",
+    "Edema",
+    "Emphysema",
+    "Fibrosis",
+    "Pleural Thickening",
+    "Hernia",
+)
 FindingChoice = str | Sequence[str]  # "paper", "all", or names
-_SPELLED = {name.lower(): name for name in (*CHESTXRAY14_FINDINGS, *PAPER_FINDINGS)} | {"effusion": "Pleural Effusion"}
+_SPELLED = {name.lower(): name for name in (*CHESTXRAY14_FINDINGS, *PAPER_FINDINGS)} | {
+    "effusion": "Pleural Effusion"
+}
 
 
 def canonical_finding(name: str) -> str:
@@ -31,7 +47,9 @@ def listed_findings(findings: FindingChoice) -> tuple[str, ...]:
     return PAPER_FINDINGS if findings == "paper" else tuple(str(name).strip() for name in listed)
 
 
-def choose_findings(findings: FindingChoice, available: Sequence[str], where: str) -> dict[str, int]:
+def choose_findings(
+    findings: FindingChoice, available: Sequence[str], where: str
+) -> dict[str, int]:
     """Which of the columns are wanted: name -> place among the available."""
     places = {canonical_finding(name): place for place, name in enumerate(available)}
     if len(places) < len(available):

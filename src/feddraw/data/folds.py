@@ -1,4 +1,6 @@
-"""Cross-validation by patient: every image is tested once, and no patient is on two sides of a split."""
+"""Cross-validation by patient: every image is tested once, and no patient is on two sides of a
+split.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,22 @@ VALIDATION_SHARE = 0.1  # of all images
 def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     """All images split anew: this fold to test, a tenth of all to validate, the rest to train.
 
-    The folds depend on the images' patients (or names, where patients are not known) only, not on a seed. Pixels are
-    still normalised as the data set says.
+    The folds depend on the images' patients (or names, where patients are not known) only, not on a
+    seed. Pixels are still normalised as the data set says.
     """
-    used = np.sort(np.concatenate(list(dataset.rows.values())))  # an image that cannot be used is in no split
+    used = np.sort(
+        np.concatenate(list(dataset.rows.values()))
+    )  # an image that cannot be used is in no split
     groups, counts, order = split_patients_by_chance(dataset.labels, used, 0)
     if len(counts) < 2 * folds:
         raise UserError(f"{len(counts)} patients are too few for {folds} folds")
     test = _fold_of_each_image(groups, order, folds) == fold
     validation = _validation_fold(groups, order, ~test, int(VALIDATION_SHARE * len(groups)))
-    masks: dict[Split, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
+    masks: dict[Split, NDArray[np.bool_]] = {
+        "train": ~test & ~validation,
+        "validation": validation,
+        "test": test,
+    }
     return replace(dataset, rows={split: used[mask] for split, mask in masks.items()})
 
 
@@ -40,7 +48,9 @@ def _fold_of_each_image(groups: Rows, order: Rows, folds: int) -> Rows:
     return fold_of[groups]
 
 
-def _validation_fold(groups: Rows, order: Rows, allowed: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
+def _validation_fold(
+    groups: Rows, order: Rows, allowed: NDArray[np.bool_], room: int
+) -> NDArray[np.bool_]:
     """Whole groups in the order given, as long as they fit into the room."""
     counts = np.bincount(groups, allowed)
     chosen = np.zeros(len(counts), dtype=bool)

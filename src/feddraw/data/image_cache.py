@@ -1,9 +1,11 @@
-"""Prepared images on disk: decoded, resized and equalised once, memory-mapped by every run and worker.
+"""Prepared images on disk: decoded, resized and equalised once, memory-mapped by every run and
+worker.
 
-An entry is a folder of `$FEDDRAW_CACHE`, or of the platform's cache folder, named by a hash of the settings and of what
-identifies the sources, wherever they lie: for image files each one's name below their folder, size and time of change;
-for arrays in an archive their checksums. While it is made, chunks of rows are written in place and logged in
-`progress.jsonl`, so that a killed preparation continues where it stopped; the finished array gets its name by a rename.
+An entry is a folder of `$FEDDRAW_CACHE`, or of the platform's cache folder, named by a hash of the
+settings and of what identifies the sources, wherever they lie: for image files each one's name
+below their folder, size and time of change; for arrays in an archive their checksums. While it is
+made, chunks of rows are written in place and logged in `progress.jsonl`, so that a killed
+preparation continues where it stopped; the finished array gets its name by a rename.
 """
 
 from __future__ import annotations
@@ -118,7 +120,9 @@ def cache_folder() -> Path:
 
 
 def cache_entry(name: str, identity: Iterable[str], settings: dict[str, Any]) -> Path:
-    """The folder that this content with these settings has in the cache, also if it was prepared under another name."""
+    """The folder that this content with these settings has in the cache, also if it was prepared
+    under another name.
+    """
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, settings], sort_keys=True).encode())
     for line in identity:
         digest.update(line.encode(errors="surrogateescape") + b"\0")
@@ -127,7 +131,11 @@ def cache_entry(name: str, identity: Iterable[str], settings: dict[str, Any]) ->
 
 
 def prepare_images(
-    source: ImageSource, recipe: Recipe, name: str, workers: int = 1, progress: Progress | None = None
+    source: ImageSource,
+    recipe: Recipe,
+    name: str,
+    workers: int = 1,
+    progress: Progress | None = None,
 ) -> PreparedImages:
     """The prepared images, from the cache or made now; bad files are listed, not raised."""
     entry = cache_entry(name, source.identity(), asdict(recipe))
@@ -141,21 +149,31 @@ def prepare_images(
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
         ready = len(source) - sum(min(CHUNK, len(source) - start) for start in chunks)
         say(name, ready, len(source))
-        with open_file(log, "a", private=True) as file, closing(job.chunks(chunks, workers)) as finished:
+        with (
+            open_file(log, "a", private=True) as file,
+            closing(job.chunks(chunks, workers)) as finished,
+        ):
             for start, bad in finished:
                 file.write(json.dumps({"start": start, "bad": bad}) + "\n")
                 file.flush()
                 done[start] = bad
                 ready += min(CHUNK, len(source) - start)
                 say(name, ready, len(source))
-        write_entry_json(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
+        write_entry_json(
+            entry / "bad.json",
+            {row: why for start in sorted(done) for row, why in done[start].items()},
+        )
 
     about = {"name": name, "format": CACHE_FORMAT, **asdict(recipe)}
     return open_or_make_entry(entry, shape, about, make, say)
 
 
 def open_or_make_entry(
-    entry: Path, shape: tuple[int, ...], about: dict[str, Any], make: Callable[[Path], None], say: Progress
+    entry: Path,
+    shape: tuple[int, ...],
+    about: dict[str, Any],
+    make: Callable[[Path], None],
+    say: Progress,
 ) -> PreparedImages:
     """Open the entry if it is finished, else make it, while other processes that want it wait."""
     if (found := open_finished_entry(entry, shape)) is not None:
@@ -163,7 +181,9 @@ def open_or_make_entry(
     try:
         make_subfolder(entry, private=True)
         with locked_entry(entry, say):
-            if (found := open_finished_entry(entry, shape)) is not None:  # made by whoever had the lock
+            if (
+                found := open_finished_entry(entry, shape)
+            ) is not None:  # made by whoever had the lock
                 return found
             require_cache_space(entry, int(np.prod(shape)))
             write_entry_json(entry / "about.json", {**about, "shape": shape})
@@ -187,7 +207,9 @@ def open_finished_entry(entry: Path, shape: tuple[int, ...]) -> PreparedImages |
         images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
         bad = json.loads((entry / "bad.json").read_text()) if (entry / "bad.json").exists() else {}
         reasons = {int(row): str(why) for row, why in bad.items()}
-    except Exception:  # not there, or spoilt in whatever way numpy and json do not foresee: it is made again
+    except (
+        Exception
+    ):  # not there, or spoilt in whatever way numpy and json do not foresee: it is made again
         return None
     if images.shape != shape or images.dtype != np.uint8:
         return None
@@ -204,10 +226,18 @@ class CacheChunkJob:
     target: Path
     offset: int  # of the first pixel in the target
 
-    def chunks(self, starts: list[int], workers: int) -> Generator[tuple[int, dict[int, str]], None, None]:
-        """Each chunk's start and bad rows, as they get ready. A worker process may not start others: it works alone."""
+    def chunks(
+        self, starts: list[int], workers: int
+    ) -> Generator[tuple[int, dict[int, str]], None, None]:
+        """Each chunk's start and bad rows, as they get ready.
+
+        A worker process may not start others: it works alone.
+        """
         if workers > 1 and len(starts) > 1 and not multiprocessing.current_process().daemon:
-            words = {"doing": "prepared images", "then": "finished work is kept: start again to continue"}
+            words = {
+                "doing": "prepared images",
+                "then": "finished work is kept: start again to continue",
+            }
             yield from in_workers(self, starts, min(workers, len(starts)), **words)
         else:
             yield from ((start, self(start)) for start in starts)
@@ -215,7 +245,10 @@ class CacheChunkJob:
     def __call__(self, start: int) -> dict[int, str]:
         """Prepare a chunk and write it where it belongs; gives the bad rows."""
         stop = min(start + CHUNK, len(self.source))
-        block, bad = np.zeros((stop - start, self.recipe.size, self.recipe.size), dtype=np.uint8), {}
+        block, bad = (
+            np.zeros((stop - start, self.recipe.size, self.recipe.size), dtype=np.uint8),
+            {},
+        )
         for row in range(start, stop):
             try:
                 block[row - start] = self.recipe.apply(self.source.read(row))
@@ -231,7 +264,9 @@ class CacheChunkJob:
 
 
 def read_cache_log(log: Path) -> dict[int, dict[int, str]]:
-    """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
+    """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut
+    off.
+    """
     if log.exists() and log.stat().st_size > MAX_CHUNK_LOG:
         log.unlink()  # not as we write it: all chunks are prepared again
     if not log.exists():
@@ -242,7 +277,9 @@ def read_cache_log(log: Path) -> dict[int, dict[int, str]]:
     done = {}
     for line in lines:
         # spoilt by a power cut: that chunk is prepared again
-        with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        with suppress(
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ):
             entry = json.loads(line)
             done[int(entry["start"])] = {int(row): str(why) for row, why in entry["bad"].items()}
     return done
@@ -263,13 +300,18 @@ def allocate_image_array(path: Path, shape: tuple[int, ...]) -> int:
 def image_array_header(shape: tuple[int, ...]) -> bytes:
     """The beginning of an .npy file of bytes."""
     file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
     return file.getvalue()
 
 
 @contextmanager
 def locked_entry(entry: Path, say: Progress) -> Iterator[None]:
-    """Hold the entry, where the system has locks. The kernel releases a lock when its holder ends, however it ends."""
+    """Hold the entry, where the system has locks.
+
+    The kernel releases a lock when its holder ends, however it ends.
+    """
     with open_file(entry / "lock", "a+", private=True) as file:
         while True:
             with suppress(BlockingIOError):
@@ -278,7 +320,9 @@ def locked_entry(entry: Path, say: Progress) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip()
             if holder == str(os.getppid()):
-                raise UserError("a script that prepares data must do so under `if __name__ == '__main__':`")
+                raise UserError(
+                    "a script that prepares data must do so under `if __name__ == '__main__':`"
+                )
             say(f"waiting for process {holder}, which prepares the same images", 0, 1)
             time.sleep(0.2)
         file.truncate(0)
@@ -292,7 +336,9 @@ def require_cache_space(entry: Path, needed: int) -> None:
     free = shutil.disk_usage(entry).free + there
     if needed > free:
         sizes = f"needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free"
-        raise UserError(f"the cache {entry.parent} {sizes}; make room, or set FEDDRAW_CACHE to another folder")
+        raise UserError(
+            f"the cache {entry.parent} {sizes}; make room, or set FEDDRAW_CACHE to another folder"
+        )
 
 
 def _bytes_on_disk(file: Path) -> int:

@@ -1,4 +1,6 @@
-"""What is done to the images of any data set: size, CLAHE, normalisation, and an estimate of what that takes."""
+"""What is done to the images of any data set: size, CLAHE, normalisation, and an estimate of what
+that takes.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ PAPER_MEAN, PAPER_STD = 0.5146, 0.2548  # the paper's, of pixel / 255
 
 @dataclass
 class PreparationEstimate:
-    """What preparing data sets would take: filled in while they are opened and nothing is written."""
+    """What preparing data sets would take: filled in while they are opened and nothing is
+    written.
+    """
 
-    bytes: dict[Path, int] = field(default_factory=dict)  # by entry of the cache that is not there yet
+    bytes: dict[Path, int] = field(
+        default_factory=dict
+    )  # by entry of the cache that is not there yet
     images: int = 0  # that have to be decoded or resized
     seconds: float = 0.0  # for that, in one process
 
@@ -32,11 +38,15 @@ class ImagePreparation:
 
     size: int = 224
     clahe: bool = False
-    normalize: str | Sequence[float] = "paper"  # "paper", "measured", or mean and standard deviation
+    normalize: str | Sequence[float] = (
+        "paper"  # "paper", "measured", or mean and standard deviation
+    )
     skip_bad: bool = False
     workers: int = 0  # processes that prepare images; 0: one per core
     progress: Progress | None = None
-    estimate: PreparationEstimate | None = None  # given: check everything, decode a few images, prepare nothing
+    estimate: PreparationEstimate | None = (
+        None  # given: check everything, decode a few images, prepare nothing
+    )
 
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 2048:
@@ -52,18 +62,27 @@ class ImagePreparation:
         return limited_workers(self.workers)
 
 
-def normalization(how: str | Sequence[float], images: NDArray[np.uint8], rows: NDArray[np.intp]) -> tuple[float, float]:
-    """Mean and standard deviation of pixel / 255: the paper's, given, or measured on the training images."""
+def normalization(
+    how: str | Sequence[float], images: NDArray[np.uint8], rows: NDArray[np.intp]
+) -> tuple[float, float]:
+    """Mean and standard deviation of pixel / 255: the paper's, given, or measured on the training
+    images.
+    """
     if how == "paper":
         return PAPER_MEAN, PAPER_STD
     if how == "measured":
         return measured_normalization(images, rows)
     if not is_list_of_numbers(how, 2) or float(how[1]) <= 0:
-        raise UserError(f"normalize must be paper, measured, or a mean and a positive standard deviation, not {how!r}")
+        raise UserError(
+            "normalize must be paper, measured, or a mean and a positive standard deviation, not"
+            f" {how!r}"
+        )
     return float(how[0]), float(how[1])
 
 
-def measured_normalization(images: NDArray[np.uint8], rows: NDArray[np.intp]) -> tuple[float, float]:
+def measured_normalization(
+    images: NDArray[np.uint8], rows: NDArray[np.intp]
+) -> tuple[float, float]:
     """From a count of each grey level, which is exact however many images there are."""
     counts = np.zeros(256, dtype=np.int64)
     for start in range(0, len(rows), 256):

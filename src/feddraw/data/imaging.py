@@ -1,7 +1,7 @@
 """From a file to grey pixels: decode, make grey, resize, then CLAHE, in the paper's order.
 
-CLAHE is scikit-image's, because other libraries' differ from it by up to 76 grey levels. Resizing is Pillow's
-antialiased bilinear one to a square, whatever the shape of the film.
+CLAHE is scikit-image's, because other libraries' differ from it by up to 76 grey levels. Resizing
+is Pillow's antialiased bilinear one to a square, whatever the shape of the film.
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ def decode(path: Path) -> Grey:
         with path.open("rb") as file:
             dicom = file.read(132)[128:] == b"DICM"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # decoders' own remarks; what cannot be read is told by us
+            warnings.simplefilter(
+                "ignore"
+            )  # decoders' own remarks; what cannot be read is told by us
             return decode_dicom(path) if dicom else decode_picture(path)
     except BadImage:
         raise
-    except Exception as error:  # decoders raise anything on damaged or hostile files: it is the file's fault
+    except (
+        Exception
+    ) as error:  # decoders raise anything on damaged or hostile files: it is the file's fault
         raise BadImage(why_not_decoded(error)) from error
 
 
@@ -70,7 +74,9 @@ def decode_picture(path: Path) -> Grey:
 
 
 def decode_dicom(path: Path) -> Grey:
-    """One grey frame, after its own modality table and first window; inverted where white means air."""
+    """One grey frame, after its own modality table and first window; inverted where white means
+    air.
+    """
     import pydicom
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -82,7 +88,9 @@ def decode_dicom(path: Path) -> Grey:
     check_pixel_count(int(file.Columns), int(file.Rows))
     photometric = str(file.PhotometricInterpretation)
     frames = int(file.get("NumberOfFrames") or 1)
-    pixels = file.pixel_array if photometric in ("MONOCHROME1", "MONOCHROME2") and frames == 1 else None
+    pixels = (
+        file.pixel_array if photometric in ("MONOCHROME1", "MONOCHROME2") and frames == 1 else None
+    )
     if pixels is None or pixels.ndim != 2:
         shown = photometric if photometric.isprintable() and len(photometric) < 20 else "damaged"
         raise BadImage(f"not a single grey frame ({shown}, {frames} frames)")
@@ -100,7 +108,9 @@ def check_pixel_count(width: int, height: int) -> None:
 def stretch_grey(values: NDArray[np.float64]) -> Grey:
     """The darkest becomes 0 and the brightest 255; nothing to stretch in a flat image."""
     low, high = values.min(), values.max()
-    return np.asarray(np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8))
+    return np.asarray(
+        np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+    )
 
 
 def resize(image: Grey, size: int) -> Grey:
@@ -113,12 +123,18 @@ def resize(image: Grey, size: int) -> Grey:
 
 
 def clahe(image: Grey, kernel: int = 28, clip: float = 0.02) -> Grey:
-    """Contrast-limited adaptive histogram equalisation; a flat image, which would come out as noise, stays as it is."""
+    """Contrast-limited adaptive histogram equalisation; a flat image, which would come out as
+    noise, stays as it is.
+    """
     from skimage.exposure import equalize_adapthist
 
     if image.min() == image.max():
         return image
-    return np.asarray(np.rint(255 * equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)).astype(np.uint8))
+    return np.asarray(
+        np.rint(255 * equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)).astype(
+            np.uint8
+        )
+    )
 
 
 def why_not_decoded(error: Exception) -> str:
@@ -133,5 +149,7 @@ def why_not_decoded(error: Exception) -> str:
 
 def require_pydicom_for(paths: Iterable[str]) -> None:
     """Refuse DICOM files where pydicom, which reads them, is not installed."""
-    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed("pydicom"):
+    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed(
+        "pydicom"
+    ):
         raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

@@ -1,12 +1,12 @@
-"""What a cell of a label table says: present, absent, uncertain, or nothing; and what a column of such cells is.
+"""What a cell of a label table says: present, absent, uncertain, or nothing; and what a column of
+such cells is.
 
-Only what can be read in one way is read. A column of 1 and 2 may code yes and no or no and yes, so it is named and left
-to the user.
+Only what can be read in one way is read. A column of 1 and 2 may code yes and no or no and yes, so
+it is named and left to the user.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ CELL_WORDS = {
 }
 
 CELL_MEANINGS = ("unknown", "negative", "positive")
-OLD_CELL_MEANINGS = {"ones": "positive", "zeros": "negative"}
 CellPolicy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
 
-READABLE_CELLS = 0.9  # share of filled cells that must be labels for a column to be a finding; others are mistakes
+# share of filled cells that must be labels for a column to be a finding; others are mistakes
+READABLE_CELLS = 0.9
 MOST_CELL_VALUES = 40  # different entries of a column that are counted
 
 
@@ -47,7 +47,9 @@ def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
 def label_in_numeric_cell(text: str) -> int | None:
     """The same for archives that write numbers only."""
     word = text.strip().lower()
-    return label_in_cell(word) if word in ("", "nan") or _label_cell_number(word) is not None else None
+    return (
+        label_in_cell(word) if word in ("", "nan") or _label_cell_number(word) is not None else None
+    )
 
 
 @dataclass
@@ -55,7 +57,9 @@ class ColumnCells:
     """What is in a column of a table, counted."""
 
     name: str
-    values: Counter[str] = field(default_factory=Counter)  # of the first so many different entries, as written
+    values: Counter[str] = field(
+        default_factory=Counter
+    )  # of the first so many different entries, as written
     others: int = 0  # cells with other entries
 
     def add(self, text: str) -> None:
@@ -68,7 +72,9 @@ class ColumnCells:
     @property
     def filled(self) -> dict[str, int]:
         """The entries that are not blank, the most frequent first."""
-        return {word: count for word, count in self.values.most_common() if label_in_cell(word) != BLANK}
+        return {
+            word: count for word, count in self.values.most_common() if label_in_cell(word) != BLANK
+        }
 
     @property
     def two_is_present(self) -> bool:
@@ -89,10 +95,18 @@ class ColumnCells:
         if readable >= READABLE_CELLS * total:
             return ""
         numbers = {value for value in map(_label_cell_number, filled) if value is not None}
-        if numbers == {1.0, 2.0} and len(numbers) == len({_label_cell_number(word) for word in filled}):
+        if numbers == {1.0, 2.0} and len(numbers) == len(
+            {_label_cell_number(word) for word in filled}
+        ):
             return "holds 1 and 2, and either may be present: write 1 and 0"
-        shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (", …" if len(filled) > 3 else "")
-        return f"holds {shown}" if readable < total / 2 else f"{total - readable:,} of {total:,} entries are not labels"
+        shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (
+            ", …" if len(filled) > 3 else ""
+        )
+        return (
+            f"holds {shown}"
+            if readable < total / 2
+            else f"{total - readable:,} of {total:,} entries are not labels"
+        )
 
     def unusual_entries(self) -> str:
         """How entries other than 0, 1, -1 and blank are read; nothing where there are none."""
@@ -100,7 +114,12 @@ class ColumnCells:
         for word in self.filled | {word: 0 for word in self.values if word}:
             meaning = self.read(word)
             if meaning is not None and _label_cell_number(word) not in (0.0, 1.0, -1.0):
-                said[word] = {PRESENT: "present", ABSENT: "absent", UNCERTAIN: "uncertain", BLANK: "blank"}[meaning]
+                said[word] = {
+                    PRESENT: "present",
+                    ABSENT: "absent",
+                    UNCERTAIN: "uncertain",
+                    BLANK: "blank",
+                }[meaning]
         return ", ".join(f"'{word}' as {meaning}" for word, meaning in said.items())
 
 
@@ -111,31 +130,33 @@ def _label_cell_number(text: str) -> float | None:
         return None
 
 
-def cell_meanings(option: str, policy: CellPolicy, findings: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
+def cell_meanings(
+    option: str, policy: CellPolicy, findings: Sequence[str], usual: Mapping[str, str]
+) -> dict[str, str]:
     """What such a cell counts as, for each finding: as the user says, else as usual."""
     if isinstance(policy, str):
         given = dict.fromkeys(findings, policy)
     elif policy is None or isinstance(policy, Mapping):
         given = dict(policy or {})
     else:
-        raise UserError(f"{option} must be unknown, negative or positive, or one of them for each finding: {policy!r}")
+        raise UserError(
+            f"{option} must be unknown, negative or positive, or one of them for each finding:"
+            f" {policy!r}"
+        )
     for name, word in given.items():
         if not isinstance(word, str):
             raise UserError(f"{option}.{name} must be unknown, negative or positive, not {word!r}")
         if name not in findings:
             raise unknown("findings", name, findings)
-    for old in {*given.values()} & {*OLD_CELL_MEANINGS}:
-        new = (
-            f"{option} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will be removed in the next minor version"
-        )
-        warnings.warn(new, FutureWarning, stacklevel=3)
     said = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
-    whole = {name: OLD_CELL_MEANINGS.get(word, word) for name, word in said.items()}
-    return {name: one_of(f"{option}.{name}", word, CELL_MEANINGS) for name, word in whole.items()}
+    return {name: one_of(f"{option}.{name}", word, CELL_MEANINGS) for name, word in said.items()}
 
 
 def labels_from_cells(
-    marks: NDArray[np.int8], findings: Sequence[str], blank: Mapping[str, str], uncertain: Mapping[str, str]
+    marks: NDArray[np.int8],
+    findings: Sequence[str],
+    blank: Mapping[str, str],
+    uncertain: Mapping[str, str],
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Labels (0 where unknown) and whether each is known, both (images, findings)."""
     values, known = marks == PRESENT, marks != NO_COLUMN

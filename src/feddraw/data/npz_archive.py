@@ -1,4 +1,6 @@
-"""An .npz archive as a data set: its members are known by their headers, and unpacked only if their size is true."""
+"""An .npz archive as a data set: its members are known by their headers, and unpacked only if their
+size is true.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,16 @@ MAX_ARCHIVE_IMAGES = 2**36
 MAX_ZIP_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
 COPIED_BLOCK = 2**23
 _ARCHIVE_DAMAGE = (
-    OSError, ValueError, RuntimeError, EOFError, SyntaxError, TypeError, TokenError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    RuntimeError,
+    EOFError,
+    SyntaxError,
+    TypeError,
+    TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _NIH_NAME = re.compile(r"\d{8}_\d+")
 
 
@@ -66,7 +76,11 @@ class NpzArchive:
         except _ARCHIVE_DAMAGE as error:
             raise UserError(f"{path} is not a readable .npz: {first_line(error)}") from error
         archive = cls(path, {one.name: one for one in members})
-        if missing := [f"{split}_labels" for split in SPLIT_PREFIXES if f"{split}_labels" not in archive.members]:
+        if missing := [
+            f"{split}_labels"
+            for split in SPLIT_PREFIXES
+            if f"{split}_labels" not in archive.members
+        ]:
             raise UserError(f"{path} is not in MedMNIST's layout: it has no {', '.join(missing)}")
         return archive
 
@@ -74,7 +88,10 @@ class NpzArchive:
         """A small array, whole."""
         found = self.members[name]
         if found.size > MAX_ARCHIVE_TABLE:
-            raise UserError(f"{self.path}: {name} would unpack to {found.size / 1e9:.1f} GB; it is no label table")
+            raise UserError(
+                f"{self.path}: {name} would unpack to {found.size / 1e9:.1f} GB; it is no label"
+                " table"
+            )
         try:
             with zipfile.ZipFile(self.path) as file, file.open(f"{name}.npy") as stream:
                 array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
@@ -96,14 +113,21 @@ class NpzArchive:
     def table(self, findings: FindingChoice) -> LabelTable:
         """Labels of all images; rows that cannot be used are in no split."""
         marks = [self.read(f"{split}_labels") for split in SPLIT_PREFIXES]
-        if any(one.ndim != 2 or one.shape[1] != marks[0].shape[1] or one.dtype.kind not in "iubf" for one in marks):
-            raise UserError(f"{self.path}: labels must be tables of numbers with as many columns in every split")
+        if any(
+            one.ndim != 2 or one.shape[1] != marks[0].shape[1] or one.dtype.kind not in "iubf"
+            for one in marks
+        ):
+            raise UserError(
+                f"{self.path}: labels must be tables of numbers with as many columns in every split"
+            )
         sizes = [len(one) for one in marks]
         split = np.repeat(np.arange(3, dtype=np.int8), sizes)
         names = self.column("names", sizes)
         if names is None:
             splits = zip(SPLIT_PREFIXES, sizes, strict=True)
-            names = np.array([f"{split}_{row:07d}" for split, size in splits for row in range(size)])
+            names = np.array(
+                [f"{split}_{row:07d}" for split, size in splits for row in range(size)]
+            )
         columns = self.columns(findings, marks[0].shape[1])
         values = np.concatenate(marks)[:, list(columns.values())]
         problems = self.problems(values, names)
@@ -112,7 +136,9 @@ class NpzArchive:
         if patients is None and all(_NIH_NAME.match(name) for name in names):
             patients = np.array([name[:8] for name in names])
         sites, groups = self.column("sites", sizes), self.column("groups", sizes)
-        labels = Labels((values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups)
+        labels = Labels(
+            (values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups
+        )
         return LabelTable(labels, (), split, tuple(problems.values()))
 
     def columns(self, findings: FindingChoice, width: int) -> dict[str, int]:
@@ -122,7 +148,8 @@ class NpzArchive:
             if classes.ndim != 1 or classes.dtype.kind not in "US":
                 raise UserError(f"{self.path}: classes must be a list of names")
             available = [
-                name.decode(errors="replace") if isinstance(name, bytes) else name for name in classes.tolist()
+                name.decode(errors="replace") if isinstance(name, bytes) else name
+                for name in classes.tolist()
             ]
         elif width == len(CHESTXRAY14_FINDINGS):
             available = list(CHESTXRAY14_FINDINGS)
@@ -130,13 +157,19 @@ class NpzArchive:
             available = [f"label {place}" for place in range(width)]
             findings = "all" if findings == "paper" else findings
         if len(available) != width:
-            raise UserError(f"{self.path} names {len(available)} classes for {width} columns of labels")
+            raise UserError(
+                f"{self.path} names {len(available)} classes for {width} columns of labels"
+            )
         return choose_findings(findings, available, str(self.path))
 
-    def problems(self, values: NDArray[np.generic], names: NDArray[np.str_]) -> dict[int, RowProblem]:
+    def problems(
+        self, values: NDArray[np.generic], names: NDArray[np.str_]
+    ) -> dict[int, RowProblem]:
         """Rows with other labels than 0 and 1, and names that were there before."""
         wrong = np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1))
-        found = {int(row): RowProblem("with a label outside 0 and 1", str(names[row])) for row in wrong}
+        found = {
+            int(row): RowProblem("with a label outside 0 and 1", str(names[row])) for row in wrong
+        }
         _, first = np.unique(names, return_index=True)
         for row in np.setdiff1d(np.arange(len(names)), first):
             found[int(row)] = RowProblem("with a duplicate name", str(names[row]))
@@ -147,22 +180,36 @@ class NpzArchive:
         names = [f"{split}_images" for split in SPLIT_PREFIXES]
         if missing := [name for name in names if name not in self.members]:
             lack = ", ".join(missing)
-            raise UserError(f"{self.path} holds labels but no images ({lack}); it serves `scenario show --labels`")
+            raise UserError(
+                f"{self.path} holds labels but no images ({lack}); it serves `scenario show"
+                " --labels`"
+            )
         found = [self.members[name] for name in names]
         if len(found[0].shape) < 3:
-            raise UserError(f"{self.path}: {found[0].name} must be images, not an array of shape {found[0].shape}")
+            raise UserError(
+                f"{self.path}: {found[0].name} must be images, not an array of shape"
+                f" {found[0].shape}"
+            )
         side = found[0].shape[1:3]
         for one, split in zip(found, SPLIT_PREFIXES, strict=True):
             size = self.members[f"{split}_labels"].shape[0]
-            if one.dtype != np.uint8 or one.shape not in ((size, *side), (size, *side, 1)) or side[0] != side[-1]:
+            if (
+                one.dtype != np.uint8
+                or one.shape not in ((size, *side), (size, *side, 1))
+                or side[0] != side[-1]
+            ):
                 needed = f"square grey images of one byte per pixel: ({size}, side, side)"
-                raise UserError(f"{self.path}: {one.name} is {one.dtype} {one.shape}; needed are {needed}")
+                raise UserError(
+                    f"{self.path}: {one.name} is {one.dtype} {one.shape}; needed are {needed}"
+                )
         return PackedImages(self.path, found)
 
 
 @dataclass(frozen=True)
 class PackedImages:
-    """Images of an archive that has not been unpacked: slow to read, each from the beginning of its member."""
+    """Images of an archive that has not been unpacked: slow to read, each from the beginning of its
+    member.
+    """
 
     path: Path
     members: Sequence[ArchiveMember]
@@ -185,7 +232,9 @@ class PackedImages:
         return image_cache.cache_entry(self.path.stem, self.identity(), {"unpacked": True})
 
     def read(self, row: int) -> Grey:
-        """One of the first images of the row's split, which needs only the beginning to be unpacked."""
+        """One of the first images of the row's split, which needs only the beginning to be
+        unpacked.
+        """
         ends = accumulate(one.shape[0] for one in self.members)
         one = next(one for one, end in zip(self.members, ends, strict=True) if row < end)
         side = one.shape[1]
@@ -204,7 +253,10 @@ class PackedImages:
         what, total = f"unpacking {self.path.name}", len(self.members)
 
         def make(partial: Path) -> None:
-            with zipfile.ZipFile(self.path) as file, open_file(partial, "wb", private=True) as target:
+            with (
+                zipfile.ZipFile(self.path) as file,
+                open_file(partial, "wb", private=True) as target,
+            ):
                 target.write(image_cache.image_array_header(self.shape))
                 for number, one in enumerate(self.members):
                     say(what, number, total)
@@ -212,7 +264,9 @@ class PackedImages:
             say(what, total, total)
 
         try:
-            return image_cache.open_or_make_entry(self.entry, self.shape, {"unpacked": self.path.name}, make, say)
+            return image_cache.open_or_make_entry(
+                self.entry, self.shape, {"unpacked": self.path.name}, make, say
+            )
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (self.entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error
@@ -228,14 +282,20 @@ def member_from_header(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveM
     """What the header of an array says, if it agrees with the archive's directory."""
     with file.open(info) as stream:
         version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, fortran, dtype = read(stream)
         skip = stream.tell()
     size, packed = int(np.prod(shape, dtype=object)) * dtype.itemsize, info.compress_size
     if dtype.hasobject or fortran or size != info.file_size - skip:
         raise ValueError(f"{info.filename} is no plain array, or not as long as it says")
     if size > MAX_ARCHIVE_IMAGES or size > max(2**26, MAX_ZIP_RATIO * packed):
-        raise ValueError(f"{info.filename} would unpack from {packed:,} to {size:,} bytes, too many for images")
+        raise ValueError(
+            f"{info.filename} would unpack from {packed:,} to {size:,} bytes, too many for images"
+        )
     return ArchiveMember(info.filename.removesuffix(".npy"), shape, dtype, skip, size, info.CRC)
 
 

@@ -1,4 +1,6 @@
-"""Tables of anyone's own images: found below a path, read one or several together, and split by patient."""
+"""Tables of anyone's own images: found below a path, read one or several together, and split by
+patient.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ MISSING_COLUMNS = ("refuse", "unknown")
 def find_own_tables(path: str | Sequence[str]) -> list[Path]:
     """The CSV itself, the only one in a folder, or those of a list."""
     listed = [path] if isinstance(path, str) else path
-    if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, str) and one for one in listed):
+    if (
+        not isinstance(listed, Sequence)
+        or not listed
+        or not all(isinstance(one, str) and one for one in listed)
+    ):
         raise UserError(f"data.path must be a CSV, a folder, or a list of CSVs, not {path!r}")
     found = [find_own_table(expanded_path(one)) for one in listed]
     files = [one.resolve() for one in found]
@@ -42,7 +48,9 @@ def find_own_table(path: Path) -> Path:
         return path
     found = csv_tables_in(path)
     if len(found) != 1:
-        there = f"there are {', '.join(file.name for file in found[:5])}" if found else "there is none"
+        there = (
+            f"there are {', '.join(file.name for file in found[:5])}" if found else "there is none"
+        )
         raise UserError(f"{path}: a CSV, or a folder with one CSV in it, is needed; {there}")
     return found[0]
 
@@ -69,7 +77,9 @@ def table_file_stem(sheet: Path) -> str:
 
 
 def joined_table_names(sheets: Paths) -> str:
-    return "+".join(map(table_file_stem, sheets[:3])) + (f"+{len(sheets) - 3}" if len(sheets) > 3 else "")
+    return "+".join(map(table_file_stem, sheets[:3])) + (
+        f"+{len(sheets) - 3}" if len(sheets) > 3 else ""
+    )
 
 
 def path_inside_folder(path: str, root: Path | None) -> str | None:
@@ -78,7 +88,9 @@ def path_inside_folder(path: str, root: Path | None) -> str | None:
     for base in () if root is None else (root.absolute().as_posix(), root.resolve().as_posix()):
         if posix.is_absolute() and posix.is_relative_to(base):
             posix = posix.relative_to(base)
-    leaves = posix.is_absolute() or ".." in posix.parts or ":" in posix.parts[0] if posix.parts else True
+    leaves = (
+        posix.is_absolute() or ".." in posix.parts or ":" in posix.parts[0] if posix.parts else True
+    )
     long = any(len(part.encode(errors="replace")) > 255 for part in posix.parts) or len(path) > 2000
     return None if leaves or long or "\0" in path else str(posix)
 
@@ -110,7 +122,9 @@ def read_own_tables(
 ) -> LabelTable:
     """The table of own CSVs, with every row in a split."""
     one_of("missing_columns", missing_columns, MISSING_COLUMNS)
-    sources = open_own_tables(paths, root, images, columns or {}, findings, missing_columns == "unknown")
+    sources = open_own_tables(
+        paths, root, images, columns or {}, findings, missing_columns == "unknown"
+    )
     names = findings_of_own_tables(sources, findings, missing_columns == "unknown")
     intake = TableIntake({})
     for source in sources:
@@ -119,7 +133,9 @@ def read_own_tables(
         _take_own_rows(source, intake, several=len(sources) > 1)
     intake.findings = dict.fromkeys(names)
     patients = intake.column("patient")
-    table = intake.table(cell_meanings("blank", blank, names, {}), cell_meanings("uncertain", uncertain, names, {}))
+    table = intake.table(
+        cell_meanings("blank", blank, names, {}), cell_meanings("uncertain", uncertain, names, {})
+    )
     if patients is not None:
         known = np.array(own_table_patients(patients, [*intake.rows]), dtype=np.str_)
         table = replace(table, labels=replace(table.labels, patients=known))
@@ -129,27 +145,48 @@ def read_own_tables(
 
 
 def open_own_tables(
-    paths: Paths, root: Path | None, images: str, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
+    paths: Paths,
+    root: Path | None,
+    images: str,
+    named: Mapping[str, str],
+    findings: FindingChoice,
+    may_lack: bool,
 ) -> list[OwnTable]:
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
     if several:  # they are found from their common folder
-        paths, root = [_absolute_path(path) for path in paths], None if root is None else _absolute_path(root)
+        paths, root = (
+            [_absolute_path(path) for path in paths],
+            None if root is None else _absolute_path(root),
+        )
     sheets = [CsvSheet.of(path) for path in paths]
     layouts = [guess_columns(sheet, named, findings, may_lack or several) for sheet in sheets]
     for kind in ("split", "patient"):
         has = [getattr(layout, kind) is not None for layout in layouts]
         if any(has) and not all(has):
             one, other = paths[has.index(True)].name, paths[has.index(False)].name
-            raise UserError(f"{one} has a column for the {kind} and {other} has none: all tables need one, or none")
+            raise UserError(
+                f"{one} has a column for the {kind} and {other} has none: all tables need one, or"
+                " none"
+            )
     stems = distinct_table_stems(paths)
-    by_split = several and all(name.lower() in SPLIT_NAMES for name in stems) and layouts[0].split is None
+    by_split = (
+        several and all(name.lower() in SPLIT_NAMES for name in stems) and layouts[0].split is None
+    )
     sources = []
     for path, sheet, layout, name in zip(paths, sheets, layouts, stems, strict=True):
         base = root if images or not several or root is None else path.parent
-        prefix = "" if base is None or root is None or base == root else base.relative_to(root).as_posix()
+        prefix = (
+            ""
+            if base is None or root is None or base == root
+            else base.relative_to(root).as_posix()
+        )
         site = name if several and not by_split and layout.site is None else None
-        sources.append(OwnTable(sheet, layout, base, prefix, site, SPLIT_NAMES[name.lower()] if by_split else None))
+        sources.append(
+            OwnTable(
+                sheet, layout, base, prefix, site, SPLIT_NAMES[name.lower()] if by_split else None
+            )
+        )
     return sources
 
 
@@ -162,19 +199,26 @@ def distinct_table_stems(paths: Paths) -> list[str]:
     return [str(path) for path in paths]
 
 
-def findings_of_own_tables(sources: Sequence[OwnTable], findings: FindingChoice, may_lack: bool) -> tuple[str, ...]:
+def findings_of_own_tables(
+    sources: Sequence[OwnTable], findings: FindingChoice, may_lack: bool
+) -> tuple[str, ...]:
     """The findings of all tables together: as listed, or in the order in which they are met."""
     met = tuple(dict.fromkeys(name for source in sources for name in source.layout.findings))
     if findings == "all" or (len(sources) == 1 and not may_lack):
         if not met:
-            raise UserError(f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank) (data.findings)")
+            raise UserError(
+                f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank)"
+                " (data.findings)"
+            )
         _refuse_spellings_in_own_tables(met)
         return met
     wanted = listed_findings(findings)
     missing = [name for name in wanted if name not in met]
     if missing and not may_lack:
         where = ", ".join(source.sheet.path.name for source in sources)
-        raise UserError(f"no column called {', '.join(missing)} in {where}; they have {', '.join(met)}")
+        raise UserError(
+            f"no column called {', '.join(missing)} in {where}; they have {', '.join(met)}"
+        )
     return wanted
 
 
@@ -184,7 +228,10 @@ def _refuse_spellings_in_own_tables(names: Sequence[str]) -> None:
     for name in names:
         first = seen.setdefault(canonical_finding(name).lower(), name)
         if first != name:
-            raise UserError(f"'{first}' and '{name}' look like one finding: give it one name, or list data.findings")
+            raise UserError(
+                f"'{first}' and '{name}' look like one finding: give it one name, or list"
+                " data.findings"
+            )
 
 
 def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None:
@@ -194,26 +241,46 @@ def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None
         where = f"{file} line {line}"
         name = path_inside_folder(fields[layout.path], source.base)
         written = "" if layout.split is None else fields[layout.split].strip().lower()
-        if len(fields) > len(source.sheet.header) and any(map(str.strip, fields[len(source.sheet.header) :])):
+        if len(fields) > len(source.sheet.header) and any(
+            map(str.strip, fields[len(source.sheet.header) :])
+        ):
             detail = f"{len(fields)} cells for {len(source.sheet.header)} columns"
             intake.problems.append(RowProblem("with more cells than columns", where, detail))
         elif name is None:
-            intake.problems.append(RowProblem("without a path inside the folder", where, fields[layout.path][:80]))
+            intake.problems.append(
+                RowProblem("without a path inside the folder", where, fields[layout.path][:80])
+            )
         elif layout.split is not None and written not in SPLIT_NAMES:
             detail = f"'{written[:20]}'"
-            intake.problems.append(RowProblem("with a split other than train, validation, test", where, detail))
+            intake.problems.append(
+                RowProblem("with a split other than train, validation, test", where, detail)
+            )
         else:
             places = {"site": layout.site, "patient": layout.patient, "group": layout.group}
-            about = {kind: None if place is None else fields[place].strip() for kind, place in places.items()}
+            about = {
+                kind: None if place is None else fields[place].strip()
+                for kind, place in places.items()
+            }
             if about["patient"] and several and source.site is not None:
-                about["patient"] = f"{source.site}: {about['patient']}"  # sites number their patients for themselves
+                about["patient"] = (
+                    # sites number their patients for themselves
+                    f"{source.site}: {about['patient']}"
+                )
             about["site"] = source.site if about["site"] is None else about["site"] or NO_SITE
             number = source.split if layout.split is None else SPLIT_NAMES[written]
-            intake.add(f"{source.prefix}/{name}" if source.prefix else name, fields, where, **about, split=number)
+            intake.add(
+                f"{source.prefix}/{name}" if source.prefix else name,
+                fields,
+                where,
+                **about,
+                split=number,
+            )
 
 
 def own_table_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:
-    """What was taken for a finding and what was not, and entries that are read though they are unusual."""
+    """What was taken for a finding and what was not, and entries that are read though they are
+    unusual.
+    """
     for source in sources:
         file, layout = source.sheet.path.name, source.layout
         if layout.others:
@@ -228,16 +295,25 @@ def own_table_warnings(table: LabelTable, patients: Sequence[str] | None) -> Ite
     if patients is None:
         return
     if blank := sum(not patient for patient in patients):
-        what = "image has no patient id: it counts" if blank == 1 else "images have no patient id: each counts"
+        what = (
+            "image has no patient id: it counts"
+            if blank == 1
+            else "images have no patient id: each counts"
+        )
         yield f"{blank:,} {what} as a separate patient, so one patient may be in two splits"
     assert table.labels.patients is not None
     pairs = {*zip(table.labels.patients.tolist(), table.split.tolist(), strict=True)}
     if shared := sum(splits > 1 for splits in Counter(patient for patient, _ in pairs).values()):
-        yield f"{shared:,} patients are in more than one split of the table: test results will look too good"
+        yield (
+            f"{shared:,} patients are in more than one split of the table: test results will look"
+            " too good"
+        )
 
 
 def own_table_patients(patients: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Each blank id in its own name's place: images without a patient are not all of one patient."""
+    """Each blank id in its own name's place: images without a patient are not all of one
+    patient.
+    """
     taken = set(patients)
     found = []
     for patient, name in zip(patients, names, strict=True):

@@ -1,4 +1,6 @@
-"""Which column of an own table is what: by the name that the user gives, by usual names, or by what is in it."""
+"""Which column of an own table is what: by the name that the user gives, by usual names, or by what
+is in it.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,35 @@ from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_
 from feddraw.data.label_cells import ColumnCells
 from feddraw.errors import UserError
 
-USUAL_COLUMN_NAMES = {  # what such columns are called, in lower case and without blanks, dashes and underscores
-    "path": ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imageindex", "dicom"),
+# what such columns are called, in lower case and without blanks, dashes and underscores
+USUAL_COLUMN_NAMES = {
+    "path": (
+        "path",
+        "filepath",
+        "file",
+        "filename",
+        "image",
+        "imagepath",
+        "imagefile",
+        "imageindex",
+        "dicom",
+    ),
     "split": ("split", "part", "subset", "partition", "set"),
     "site": ("site", "hospital", "centre", "center", "institution", "client"),
     "patient": ("patient", "patientid", "subject", "subjectid"),
     "group": ("group", "sex", "gender", "patientsex", "patientgender"),
 }
 SPLIT_NAMES = {
-    "train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "validate": 1, "dev": 1, "test": 2, "testing": 2,
-}  # fmt: skip
+    "train": 0,
+    "training": 0,
+    "val": 1,
+    "valid": 1,
+    "validation": 1,
+    "validate": 1,
+    "dev": 1,
+    "test": 2,
+    "testing": 2,
+}
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 
 
@@ -39,32 +60,54 @@ class TableColumns:
     @property
     def unusual_entries(self) -> dict[str, str]:
         """Findings with entries other than 0, 1, -1 and blank, and how those are read."""
-        return {name: said for name, column in self.columns.items() if (said := column.unusual_entries())}
+        return {
+            name: said
+            for name, column in self.columns.items()
+            if (said := column.unusual_entries())
+        }
 
 
-def guess_columns(sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, may_lack: bool) -> TableColumns:
+def guess_columns(
+    sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
+) -> TableColumns:
     """What each column is. `may_lack`: a finding that is asked for need not be in this table."""
     columns = read_columns(sheet)
     if not any(column.values for column in columns):
         raise UserError(f"{sheet.path} has a header but no rows")
-    places = {kind: _column_of_kind(sheet, named.get(kind, ""), kind, columns) for kind in USUAL_COLUMN_NAMES}
+    places = {
+        kind: _column_of_kind(sheet, named.get(kind, ""), kind, columns)
+        for kind in USUAL_COLUMN_NAMES
+    }
     path = places.pop("path")
     if path is None:
         there = ", ".join(sheet.header)
-        raise UserError(f"{sheet.path} has no column with image paths; it has {there} (data.path_column)")
+        raise UserError(
+            f"{sheet.path} has no column with image paths; it has {there} (data.path_column)"
+        )
     taken = {path, *places.values()}
     rest = {column.name: place for place, column in enumerate(columns) if place not in taken}
     others = {"(unnamed)": "has no name"} if "" in rest else {}
     rest.pop("", None)
     if findings == "all":
-        others |= {name: why for name, place in rest.items() if (why := columns[place].why_no_labels())}
+        others |= {
+            name: why for name, place in rest.items() if (why := columns[place].why_no_labels())
+        }
         chosen = {name: place for name, place in rest.items() if name not in others}
         if not chosen and not may_lack:
-            said = "; ".join(f"{name} {why}" for name, why in others.items()) or "it has no other column"
-            raise UserError(f"{sheet.path} has no column of labels (0, 1, -1 or blank): {said} (data.findings)")
+            said = (
+                "; ".join(f"{name} {why}" for name, why in others.items())
+                or "it has no other column"
+            )
+            raise UserError(
+                f"{sheet.path} has no column of labels (0, 1, -1 or blank): {said} (data.findings)"
+            )
     else:
         chosen = _finding_columns_at(findings, rest, str(sheet.path), may_lack)
-        others |= {name: "not among data.findings" for name, place in rest.items() if place not in chosen.values()}
+        others |= {
+            name: "not among data.findings"
+            for name, place in rest.items()
+            if place not in chosen.values()
+        }
     own = {name: columns[place] for name, place in chosen.items()}
     return TableColumns(path, **places, findings=chosen, columns=own, others=others)
 
@@ -78,7 +121,9 @@ def read_columns(sheet: CsvSheet) -> list[ColumnCells]:
     """What every column of a table holds."""
     names = [name for name in sheet.header if name]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{sheet.path} has two columns called '{twice[0]}': give each column its own name")
+        raise UserError(
+            f"{sheet.path} has two columns called '{twice[0]}': give each column its own name"
+        )
     columns = [ColumnCells(name) for name in sheet.header]
     for _, fields in sheet.rows():
         for column, text in zip(columns, fields, strict=False):
@@ -86,14 +131,20 @@ def read_columns(sheet: CsvSheet) -> list[ColumnCells]:
     return columns
 
 
-def _column_of_kind(sheet: CsvSheet, named: str, kind: str, columns: Sequence[ColumnCells]) -> int | None:
+def _column_of_kind(
+    sheet: CsvSheet, named: str, kind: str, columns: Sequence[ColumnCells]
+) -> int | None:
     """The column of a kind: paths and splits must also look like such."""
     if named:
         return sheet.column(named)
     usual = column_by_usual_name(sheet.header, USUAL_COLUMN_NAMES[kind])
     if kind == "path" and (usual is None or not _holds_paths(columns[usual])):
         return next((place for place, column in enumerate(columns) if _holds_paths(column)), usual)
-    if kind == "split" and usual is not None and not any(word.lower() in SPLIT_NAMES for word in columns[usual].values):
+    if (
+        kind == "split"
+        and usual is not None
+        and not any(word.lower() in SPLIT_NAMES for word in columns[usual].values)
+    ):
         return None
     return usual
 
@@ -106,16 +157,25 @@ def column_by_usual_name(header: Sequence[str], usual: Sequence[str]) -> int | N
 def _holds_paths(column: ColumnCells) -> bool:
     """Most entries end like images."""
     seen = [word for word in column.values if word]
-    return bool(seen) and 2 * sum(word.lower().endswith(IMAGE_SUFFIXES) for word in seen) > len(seen)
+    return bool(seen) and 2 * sum(word.lower().endswith(IMAGE_SUFFIXES) for word in seen) > len(
+        seen
+    )
 
 
-def _finding_columns_at(findings: FindingChoice, rest: Mapping[str, int], where: str, may_lack: bool) -> dict[str, int]:
-    """The findings that the user lists, and where they are; capitals and underscores do not matter."""
+def _finding_columns_at(
+    findings: FindingChoice, rest: Mapping[str, int], where: str, may_lack: bool
+) -> dict[str, int]:
+    """The findings that the user lists, and where they are; capitals and underscores do not
+    matter.
+    """
     wanted = listed_findings(findings)
     if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
         raise UserError(f"data.findings lists {twice[0]} twice")
     alike = {canonical_finding(name).lower(): name for name in rest}
-    found = {name: name if name in rest else alike.get(canonical_finding(name).lower(), "") for name in wanted}
+    found = {
+        name: name if name in rest else alike.get(canonical_finding(name).lower(), "")
+        for name in wanted
+    }
     missing = [name for name, own in found.items() if not own]
     if missing and not may_lack:
         raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(rest)}")

@@ -54,7 +54,9 @@ class TrialTask:
 
     def trainer(self, device: str, batch: int = LARGEST_BATCH) -> Trainer:
         """As the paper trains, on random images."""
-        trainer = Workload(self.title, self.model, self.pixels, 1, 2, batch, self.settings).trainer(Local())
+        trainer = Workload(self.title, self.model, self.pixels, 1, 2, batch, self.settings).trainer(
+            Local()
+        )
         trainer.training = replace(trainer.training, **PAPER_TRAINING, device=device)
         return trainer
 
@@ -72,7 +74,9 @@ def serve_trial(pipe: Connection, place: WorkerPlace) -> None:
             try:
                 answer = getattr(examined, question)(*arguments)
             except Exception as error:
-                answer = {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+                answer = {
+                    "error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+                }
             pipe.send((number, answer))
         except (EOFError, OSError):
             return
@@ -86,33 +90,52 @@ class DeviceTrial:
         self._trainers: dict[TrialTask, Trainer] = {}
 
     def sums(self) -> dict[str, Any]:
-        """Largest error of a product, a convolution and a mean, relative to what double precision gives."""
+        """Largest error of a product, a convolution and a mean, relative to what double precision
+        gives.
+        """
         Training(device=self.name).available_device()
         rng = np.random.default_rng(0)
         a, b = (torch.from_numpy(rng.standard_normal((256, 256))) for _ in range(2))
-        x, w = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((4, 8, 20, 20), (8, 8, 3, 3)))
+        x, w = (
+            torch.from_numpy(rng.standard_normal(shape)) for shape in ((4, 8, 20, 20), (8, 8, 3, 3))
+        )
         exact = _known_sums(a, b, x, w)
         compute_exactly(self.device, tf32=False)
         here = _known_sums(*(tensor.float().to(self.device) for tensor in (a, b, x, w)))
-        return {name: float((here[name].cpu().double() - exact[name]).norm() / exact[name].norm()) for name in exact}
+        return {
+            name: float((here[name].cpu().double() - exact[name]).norm() / exact[name].norm())
+            for name in exact
+        }
 
     def training(self, task: TrialTask, batch: int, steps: int) -> dict[str, Any]:
-        """How some steps of plain SGD move a network, twice from the same start; what torch cannot repeat exactly."""
+        """How some steps of plain SGD move a network, twice from the same start; what torch cannot
+        repeat exactly.
+        """
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             moves = [self._moved(task, batch, steps) for _ in range(2)]
-        inexact = sorted({str(one.message).split()[0] for one in told if "deterministic" in str(one.message)})
+        inexact = sorted(
+            {str(one.message).split()[0] for one in told if "deterministic" in str(one.message)}
+        )
         digests = [hashlib.sha256(move.tobytes()).hexdigest()[:16] for move in moves]
         return {"move": moves[0], "digests": digests, "inexact": inexact}
 
     def _moved(self, task: TrialTask, batch: int, steps: int) -> Vector:
         trainer = task.trainer(self.name, batch)
-        trainer.training = replace(trainer.training, optimizer="sgd", lr=0.05, momentum=0.9, steps=steps)
+        trainer.training = replace(
+            trainer.training, optimizer="sgd", lr=0.05, momentum=0.9, steps=steps
+        )
         start = initial_model(trainer.build, 0)
         network, training = trainer.network, trainer.training
         network.load(start)
         with seeded_torch(1, network.device):
-            about = (training, Correction(), 1, trainer.smoothed_loss, make_optimizer(network, training))
+            about = (
+                training,
+                Correction(),
+                1,
+                trainer.smoothed_loss,
+                make_optimizer(network, training),
+            )
             fit(network, trainer.examples, trainer.shards[0], *about)
         return np.asarray(network.read().params - start.params)
 
@@ -152,11 +175,15 @@ class DeviceTrial:
         optimizer = make_optimizer(trainer.network, training)
         arguments = (training, Correction(), 0, trainer.smoothed_loss, optimizer)
         began = self._clock()
-        fit(trainer.network, trainer.examples, trainer.shards[0], *arguments)  # the mean loss waits for the device
+        fit(
+            trainer.network, trainer.examples, trainer.shards[0], *arguments
+        )  # the mean loss waits for the device
         return self._clock() - began
 
     def _clock(self) -> float:
-        """Of this process alone where the processor computes: what others do at the same time is not its speed."""
+        """Of this process alone where the processor computes: what others do at the same time is
+        not its speed.
+        """
         return time.process_time() if self.device.type == "cpu" else time.perf_counter()
 
     def _forget_peak(self) -> None:
@@ -173,8 +200,14 @@ class DeviceTrial:
         return peak_memory()
 
     def factors(self, methods: Sequence[tuple[str, Iterable[tuple[str, Any]]]]) -> dict[str, Any]:
-        """How much longer a step takes under each method than plain training, on a small network."""
-        return {"factors": step_time_factors([combined_method(name, dict(settings)) for name, settings in methods])}
+        """How much longer a step takes under each method than plain training, on a small
+        network.
+        """
+        return {
+            "factors": step_time_factors(
+                [combined_method(name, dict(settings)) for name, settings in methods]
+            )
+        }
 
     def memory(self, task: TrialTask) -> dict[str, Any]:
         """Bytes that a worker takes with batches of 64, reckoned."""
@@ -182,13 +215,21 @@ class DeviceTrial:
         return {"reckoned": step_memory(trainer.build, task.pixels, trainer.training)}
 
 
-def _known_sums(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"product": a @ b, "convolution": torch.nn.functional.conv2d(x, w), "mean": x.mean(dim=(0, 2, 3))}
+def _known_sums(
+    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    return {
+        "product": a @ b,
+        "convolution": torch.nn.functional.conv2d(x, w),
+        "mean": x.mean(dim=(0, 2, 3)),
+    }
 
 
 def trial_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """How far two trainings are apart, in lengths of the way that one of them went."""
-    difference = float(np.linalg.norm(found["move"].astype(np.float64) - expected["move"].astype(np.float64)))
+    difference = float(
+        np.linalg.norm(found["move"].astype(np.float64) - expected["move"].astype(np.float64))
+    )
     return difference / float(np.linalg.norm(expected["move"].astype(np.float64)))
 
 
@@ -210,7 +251,9 @@ class TrialProcesses:
         stop_workers(self._members)
 
     def ask(self, question: str, *arguments: Any, patience: float = 60.0) -> list[dict[str, Any]]:
-        """All answers, one a process; a process that dies or fails is an error, and so is one that takes too long."""
+        """All answers, one a process; a process that dies or fails is an error, and so is one that
+        takes too long.
+        """
         self._asked += 1
         for place, (pipe, process) in zip(self.places, self._members, strict=True):
             try:
@@ -272,4 +315,6 @@ def trial_task_of(experiment: Experiment) -> TrialTask:
     name, settings = experiment.section("model")
     if name == "densenet121":
         settings["weights"] = "none"
-    return TrialTask(name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items())))
+    return TrialTask(
+        name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items()))
+    )

@@ -1,4 +1,6 @@
-"""The whole examination: the machine, each device, its speed, and what studies cost, within a time."""
+"""The whole examination: the machine, each device, its speed, and what studies cost, within
+a time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from feddraw.doctor.device_trial import (
     trial_difference,
     trial_task_of,
 )
-from feddraw.doctor.machine_checks import MachineCheck, check_machine, check_or_broken, check_versions, state_within
+from feddraw.doctor.machine_checks import (
+    MachineCheck,
+    check_machine,
+    check_or_broken,
+    check_versions,
+    state_within,
+)
 from feddraw.doctor.study_cost import StudyCost
 from feddraw.errors import RunFailed
 from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU, survey_devices_apart
@@ -31,11 +39,25 @@ from feddraw.system.machine import cores
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
-HANGING_SECONDS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
-EXACT_SUMS, ALIKE_TRAININGS = 1e-5, 1e-2  # relative errors: of sums, of some training steps against the processor's
-SMALL_TASK, LARGE_TASK = TrialTask("compact", 64), TrialTask("densenet121", 224, (("weights", "none"),))
-# What the paper's matrix costs follows from the second, so it comes before those that are nice to know.
-TRIAL_TASKS = (SMALL_TASK, LARGE_TASK, TrialTask("densenet121", 64, (("weights", "none"),)), TrialTask("compact", 224))
+HANGING_SECONDS = (
+    60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
+)
+EXACT_SUMS, ALIKE_TRAININGS = (
+    1e-5,
+    1e-2,
+)  # relative errors: of sums, of some training steps against the processor's
+SMALL_TASK, LARGE_TASK = (
+    TrialTask("compact", 64),
+    TrialTask("densenet121", 224, (("weights", "none"),)),
+)
+# What the paper's matrix costs follows from the second, so it comes before those that are nice to
+# know.
+TRIAL_TASKS = (
+    SMALL_TASK,
+    LARGE_TASK,
+    TrialTask("densenet121", 64, (("weights", "none"),)),
+    TrialTask("compact", 224),
+)
 COMPARED_STEPS = (8, 2)  # images and steps of the trainings that are compared
 
 Say = Callable[[str], None]
@@ -81,13 +103,21 @@ def examine_machine(
     tasks: Sequence[TrialTask] = TRIAL_TASKS,
     say: Say = lambda _: None,
 ) -> MachineExamination:
-    """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs to reckon."""
-    names = devices_to_examine() if not devices else list(dict.fromkeys(["cpu", *devices_here(devices)]))
+    """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs
+    to reckon.
+    """
+    names = (
+        devices_to_examine()
+        if not devices
+        else list(dict.fromkeys(["cpu", *devices_here(devices)]))
+    )
     return _Examiner(names, seconds, tasks, say).examined(studies or {})
 
 
 class _Examiner:
-    def __init__(self, names: Sequence[str], seconds: float, tasks: Sequence[TrialTask], say: Say) -> None:
+    def __init__(
+        self, names: Sequence[str], seconds: float, tasks: Sequence[TrialTask], say: Say
+    ) -> None:
         self._names, self._seconds, self._say = names, seconds, say
         self._tasks = [task for task in tasks if network_installed(task)]
         self._found = MachineExamination(time.monotonic(), environment())
@@ -108,20 +138,31 @@ class _Examiner:
         report.checks += self._survey()
         busy = os.getloadavg()[0]
         if busy > cores() / 2:
-            said = f"load {busy:.1f} on {cores()} cores: GPU speeds may be too low; CPU speeds are measured in CPU time"
+            said = (
+                f"load {busy:.1f} on {cores()} cores: GPU speeds may be too low; CPU speeds are"
+                " measured in CPU time"
+            )
             report.checks.append(MachineCheck("other work", "note", said, {"load": round(busy, 2)}))
         own = dict.fromkeys(trial_task_of(run) for runs in studies.values() for run in runs)
-        tasks = [*[task for task in own if task not in self._tasks and network_installed(task)][:2], *self._tasks]
+        tasks = [
+            *[task for task in own if task not in self._tasks and network_installed(task)][:2],
+            *self._tasks,
+        ]
         present = [name for name in self._names if name in self._surveyed]
         for number, name in enumerate(present):
             share = self._left / (len(present) - number)
             report.checks += self._examine_device(name, tasks, studies, share)
         free = {name: about["free"] for name, about in self._surveyed.items()}
         usable = study_cost.speeds_with_room(study_cost.extrapolated_speeds(report.speeds), free)
-        costs = {name: study_cost.study_cost(runs, usable, self._factors) for name, runs in studies.items()}
+        costs = {
+            name: study_cost.study_cost(runs, usable, self._factors)
+            for name, runs in studies.items()
+        }
         report.costs = {name: found for name, found in costs.items() if found}
         for name in studies.keys() - report.costs.keys():
-            report.checks.append(MachineCheck(name, "note", "its network was not timed: increase --seconds"))
+            report.checks.append(
+                MachineCheck(name, "note", "its network was not timed: increase --seconds")
+            )
         report.seconds = time.monotonic() - report.began
         return report
 
@@ -129,45 +170,77 @@ class _Examiner:
         for name in self._names:
             yield check_or_broken(name, lambda name=name: self._survey_device(name))  # type: ignore[misc]
         if not torch.cuda.is_available() and torch.version.cuda:
-            said = f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
+            said = (
+                f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a"
+                " driver?"
+            )
             yield MachineCheck("GPU", "note", said)
         elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
-            yield MachineCheck("GPU", "note", "torch finds none: everything is trained on the processor")
+            yield MachineCheck(
+                "GPU", "note", "torch finds none: everything is trained on the processor"
+            )
 
     def _survey_device(self, name: str) -> MachineCheck:
         about = self._surveyed[name] = survey_devices_apart([name])[name]
         memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
         if about["type"] == "cuda":
             using = cuda_software(tf32=False)
-            words = f"{about['name']}, compute capability {about['capability']}, driver {using['driver'] or 'unknown'}"
-            return MachineCheck(name, "ok", f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}", about)
+            words = (
+                f"{about['name']}, compute capability {about['capability']}, driver"
+                f" {using['driver'] or 'unknown'}"
+            )
+            return MachineCheck(
+                name,
+                "ok",
+                f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}",
+                about,
+            )
         machine = self._found.machine
-        processor = f"{cores()} cores of {machine['processor']}" if about["type"] == "cpu" else about["type"]
+        processor = (
+            f"{cores()} cores of {machine['processor']}"
+            if about["type"] == "cpu"
+            else about["type"]
+        )
         return MachineCheck(name, "ok", f"{processor}, {memory}", about)
 
     def _examine_device(
-        self, name: str, tasks: Sequence[TrialTask], studies: Mapping[str, Sequence[Experiment]], share: float
+        self,
+        name: str,
+        tasks: Sequence[TrialTask],
+        studies: Mapping[str, Sequence[Experiment]],
+        share: float,
     ) -> Iterator[MachineCheck]:
-        """Is it right, how fast is one worker, how fast are several; a device that fails is left."""
+        """Is it right, how fast is one worker, how fast are several; a device that fails is
+        left.
+        """
         until = time.monotonic() + share
         several = self._workers_at_once(name)
         try:
             with TrialProcesses([WorkerPlace(name)]) as one:
                 self._say(f"{name}: arithmetic")
                 yield from self._check_results(name, one)
-                yield from self._time_networks(name, one, tasks, until - share * (0.45 if several > 1 else 0.0))
+                yield from self._time_networks(
+                    name, one, tasks, until - share * (0.45 if several > 1 else 0.0)
+                )
                 if name == "cpu":
                     self._measure_methods(one, studies)
             if several > 1:
                 with TrialProcesses([WorkerPlace(name)] * several) as team:
-                    answers = team.ask("training", SMALL_TASK, *COMPARED_STEPS, patience=self._patience(name))
+                    answers = team.ask(
+                        "training", SMALL_TASK, *COMPARED_STEPS, patience=self._patience(name)
+                    )
                     same = len({answer["digests"][0] for answer in answers} | self._digests) == 1
-                    words = f"{several} processes at once: {'identical to' if same else 'different from'} one process"
+                    words = (
+                        f"{several} processes at once:"
+                        f" {'identical to' if same else 'different from'} one process"
+                    )
                     yield MachineCheck(f"{name} processes", "ok" if same else "note", words)
                     yield from self._time_networks(name, team, tasks, until)
         except TrialTooSlow as late:
             hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
-            yield MachineCheck(f"{name} at work", "broken" if hangs else "note", f"{late}: increase --seconds")
+            yield MachineCheck(
+                f"{name} at work", "broken" if hangs else "note", f"{late}: increase --seconds"
+            )
         except RunFailed as failure:
             yield MachineCheck(f"{name} at work", "broken", str(failure))
 
@@ -176,7 +249,9 @@ class _Examiner:
         about = self._surveyed[name]
         if about["type"] == "cpu":
             return cores() if name == "cpu" else 2
-        need = 2.5e9  # the largest network at the small batches of a trial, or the small one at large
+        need = (
+            2.5e9  # the largest network at the small batches of a trial, or the small one at large
+        )
         return max(1, min(WORKERS_PER_GPU, cores(), int(USABLE_MEMORY * about["free"] / need)))
 
     def _patience(self, name: str) -> float:
@@ -189,13 +264,21 @@ class _Examiner:
         said = f"largest relative error {errors[worst]:.1e} ({worst})"
         yield MachineCheck(f"{name} sums", state_within(errors[worst], EXACT_SUMS), said, errors)
         here = {}
-        for task in dict.fromkeys([SMALL_TASK, *(task for task in self._tasks if task.pixels == SMALL_TASK.pixels)]):
-            here[task.title] = team.ask("training", task, *COMPARED_STEPS, patience=self._patience(name))[0]
+        for task in dict.fromkeys(
+            [SMALL_TASK, *(task for task in self._tasks if task.pixels == SMALL_TASK.pixels)]
+        ):
+            here[task.title] = team.ask(
+                "training", task, *COMPARED_STEPS, patience=self._patience(name)
+            )[0]
         self._digests = set(here[SMALL_TASK.title]["digests"][:1])
         same = all(len(set(one["digests"])) == 1 for one in here.values())
         inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
         named = f" (torch cannot repeat {', '.join(inexact)})" if inexact else ""
-        words = "identical when repeated" if same else f"not identical when repeated{named}: last digits vary"
+        words = (
+            "identical when repeated"
+            if same
+            else f"not identical when repeated{named}: last digits vary"
+        )
         yield MachineCheck(f"{name} repeats", "ok" if same else "note", words, {"inexact": inexact})
         if name == "cpu":
             self._reference = here
@@ -205,7 +288,9 @@ class _Examiner:
         if apart:
             worst = max(apart, key=lambda one: apart[one])
             said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"
-            yield MachineCheck(f"{name} against cpu", state_within(apart[worst], ALIKE_TRAININGS), said, apart)
+            yield MachineCheck(
+                f"{name} against cpu", state_within(apart[worst], ALIKE_TRAININGS), said, apart
+            )
 
     def _time_networks(
         self, name: str, team: TrialProcesses, tasks: Sequence[TrialTask], until: float
@@ -216,7 +301,9 @@ class _Examiner:
             if until - time.monotonic() < self._expected(name, task):
                 missed.append(task.title)
                 continue
-            self._say(f"{name}: {task.title}, {len(team.places)} worker{'s' * (len(team.places) > 1)}")
+            self._say(
+                f"{name}: {task.title}, {len(team.places)} worker{'s' * (len(team.places) > 1)}"
+            )
             try:
                 self._found.speeds.append(self._speed(name, team, task, until))
             except TrialTooSlow:
@@ -226,15 +313,26 @@ class _Examiner:
                 yield MachineCheck(f"{name}, {task.title}", "broken", str(failure))
                 return
         if missed:
-            said = f"no time for {', '.join(missed)} with {len(team.places)} worker(s): increase --seconds"
+            said = (
+                f"no time for {', '.join(missed)} with {len(team.places)} worker(s): increase"
+                " --seconds"
+            )
             yield MachineCheck(f"{name} speed", "note", said)
 
     def _expected(self, name: str, task: TrialTask) -> float:
         """Seconds that timing a network takes at least."""
-        before = [one for one in self._found.speeds if one.task == task and one.device in (name, "cpu")]
-        return 2.0 if not before else 1.0 + 12 * before[-1].workers / before[-1].train * (name == before[-1].device)
+        before = [
+            one for one in self._found.speeds if one.task == task and one.device in (name, "cpu")
+        ]
+        return (
+            2.0
+            if not before
+            else 1.0 + 12 * before[-1].workers / before[-1].train * (name == before[-1].device)
+        )
 
-    def _speed(self, name: str, team: TrialProcesses, task: TrialTask, until: float) -> MeasuredSpeed:
+    def _speed(
+        self, name: str, team: TrialProcesses, task: TrialTask, until: float
+    ) -> MeasuredSpeed:
         def left() -> float:
             return max(1.0, until - time.monotonic())
 
@@ -244,10 +342,25 @@ class _Examiner:
             self._reckoned[task] = team.ask("memory", task, patience=left())[0]["reckoned"]
         reckoned = self._reckoned[task]
         train, test = (sum(answer[kind] for answer in answers) for kind in ("train", "test"))
-        return MeasuredSpeed(name, task, len(answers), batch, train, test, max(a["memory"] for a in answers), reckoned)
+        return MeasuredSpeed(
+            name,
+            task,
+            len(answers),
+            batch,
+            train,
+            test,
+            max(a["memory"] for a in answers),
+            reckoned,
+        )
 
-    def _measure_methods(self, team: TrialProcesses, studies: Mapping[str, Sequence[Experiment]]) -> None:
-        methods = list(dict.fromkeys(study_cost.method_settings_of(run) for runs in studies.values() for run in runs))
+    def _measure_methods(
+        self, team: TrialProcesses, studies: Mapping[str, Sequence[Experiment]]
+    ) -> None:
+        methods = list(
+            dict.fromkeys(
+                study_cost.method_settings_of(run) for runs in studies.values() for run in runs
+            )
+        )
         if methods and self._left > 5:
             self._say("what methods add to a step")
             with suppress(TrialTooSlow):  # then all are taken to cost the same

@@ -1,4 +1,6 @@
-"""Checks of a machine: folders that must be writable, shared memory, room and speed of the disk, installed versions."""
+"""Checks of a machine: folders that must be writable, shared memory, room and speed of the disk,
+installed versions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from feddraw.system.file_writing import nearest_existing
 from feddraw.system.shared_memory import SharedArrays
 
 DISK_PIXELS, DISK_IMAGES, DISK_BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
-PAPER_PREPARED_BYTES = (191_027 + 234 + 112_120) * DISK_PIXELS**2  # of both archives of the paper, at 224 px
+PAPER_PREPARED_BYTES = (
+    191_027 + 234 + 112_120
+) * DISK_PIXELS**2  # of both archives of the paper, at 224 px
 SHARED_BYTES = 1 << 26  # bytes of shared memory that are tried
 DISK_SECONDS = 5.0  # for writing and reading
 
@@ -52,7 +56,9 @@ def check_writable(what: str, folder: Path) -> MachineCheck:
         return MachineCheck(what, "broken", f"{there}: {error.strerror}{hint}")
     free = shutil.disk_usage(there).free
     numbers = {"folder": str(folder), "free_bytes": free}
-    return MachineCheck(what, "ok" if free > 1e9 else "note", f"{folder}, {free / 1e9:,.1f} GB free", numbers)
+    return MachineCheck(
+        what, "ok" if free > 1e9 else "note", f"{folder}, {free / 1e9:,.1f} GB free", numbers
+    )
 
 
 def check_shared_memory() -> MachineCheck:
@@ -64,24 +70,42 @@ def check_shared_memory() -> MachineCheck:
     place = Path("/dev/shm")
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     if 0 < free < 1e9:
-        said = f"{free / 1e9:.1f} GB free in {place}: many clients of a large network need engine = serial"
+        said = (
+            f"{free / 1e9:.1f} GB free in {place}: many clients of a large network need engine ="
+            " serial"
+        )
         return MachineCheck("shared memory", "note", said, {"free_bytes": free})
-    return MachineCheck("shared memory", "ok", f"{free / 1e9:,.1f} GB free" if free else "works", {"free_bytes": free})
+    return MachineCheck(
+        "shared memory",
+        "ok",
+        f"{free / 1e9:,.1f} GB free" if free else "works",
+        {"free_bytes": free},
+    )
 
 
 def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
-    """Megabytes a second that prepared images are written and read with, batch by batch in random order."""
+    """Megabytes a second that prepared images are written and read with, batch by batch in random
+    order.
+    """
     folder = nearest_existing(root)
     free = shutil.disk_usage(folder).free
     if free < 10 * DISK_IMAGES * DISK_PIXELS**2:
-        return MachineCheck("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")
+        return MachineCheck(
+            "cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free"
+        )
     with tempfile.TemporaryDirectory(dir=folder, prefix=".feddraw-doctor-") as place:
         file = Path(place) / "images.npy"
-        block = np.random.default_rng(0).integers(0, 256, (DISK_BATCH, DISK_PIXELS, DISK_PIXELS), dtype=np.uint8)
+        block = np.random.default_rng(0).integers(
+            0, 256, (DISK_BATCH, DISK_PIXELS, DISK_PIXELS), dtype=np.uint8
+        )
         written, images = _write_speed(file, block, seconds / 2)
         read = _read_speed(file, images, seconds / 2)
     numbers = {"write_mb_s": round(written), "read_mb_s": round(read), "free_bytes": free}
-    needed = f"; the paper's images need {PAPER_PREPARED_BYTES / 1e9:.0f} GB" if free < PAPER_PREPARED_BYTES else ""
+    needed = (
+        f"; the paper's images need {PAPER_PREPARED_BYTES / 1e9:.0f} GB"
+        if free < PAPER_PREPARED_BYTES
+        else ""
+    )
     rate = f"{1e6 * read / DISK_PIXELS**2:,.0f} images of {DISK_PIXELS} px a second"
     said = f"writes {written:,.0f} MB/s, reads {read:,.0f} MB/s, {rate}{needed}"
     return MachineCheck("cache's disk", "note" if needed else "ok", said, numbers)
@@ -101,7 +125,9 @@ def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[
         out.flush()
         os.fsync(out.fileno())
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading asks the disk
+            os.posix_fadvise(
+                out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+            )  # so that reading asks the disk
         written = count * block.nbytes / 1e6 / (time.perf_counter() - began)
         out.truncate(len(header) + DISK_IMAGES * DISK_PIXELS**2)
     return written, count * DISK_BATCH
@@ -137,7 +163,9 @@ def check_or_broken(what: str, look: Callable[[], MachineCheck]) -> MachineCheck
         return look()
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "")
-        return MachineCheck(what, "broken", f"{type(error).__name__}: {reason}" if reason else type(error).__name__)
+        return MachineCheck(
+            what, "broken", f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        )
 
 
 def state_within(error: float, tolerance: float) -> CheckState:
@@ -171,8 +199,15 @@ def check_versions() -> list[MachineCheck]:
     here = platform.python_version()
     known = ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS)
     same = sys.version_info[:2] in TESTED_PYTHONS
-    found = [MachineCheck("Python", "ok" if same else "note", here if same else f"{here}, tested with {known}")]
-    compared = [check_version(name, tested, installed_version(name)) for name, tested in TESTED_VERSIONS.items()]
+    found = [
+        MachineCheck(
+            "Python", "ok" if same else "note", here if same else f"{here}, tested with {known}"
+        )
+    ]
+    compared = [
+        check_version(name, tested, installed_version(name))
+        for name, tested in TESTED_VERSIONS.items()
+    ]
     if others := [check for check in compared if check is not None]:
         return found + others
     said = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"

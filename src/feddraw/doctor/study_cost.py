@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS, paper_scenario
 from feddraw.doctor.device_trial import MeasuredSpeed, TrialTask, trial_task_of
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS, paper_scenario
 from feddraw.training.device_memory import GPU_CONTEXT
 
-# Validation images of a round and test images of a run, where they do not depend on the data's settings.
+# Validation images of a round and test images of a run, where they do not depend on the data's
+# settings.
 EVALUATED_IMAGES = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}
 PAPER_METHODS = ("fedavg", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn", "feddraw")
 PAPER_SEEDS = 5
@@ -23,20 +24,28 @@ MethodSettings = tuple[str, tuple[tuple[str, Any], ...]]
 
 
 def extrapolated_speeds(speeds: Sequence[MeasuredSpeed]) -> list[MeasuredSpeed]:
-    """With what there was no time for: a network with several workers, by what the others gain from them."""
+    """With what there was no time for: a network with several workers, by what the others gain from
+    them.
+    """
     found = list(speeds)
     for device, workers in {(one.device, one.workers) for one in speeds if one.workers > 1}:
         alone = {one.task: one for one in speeds if one.device == device and one.workers == 1}
-        together = {one.task: one for one in speeds if (one.device, one.workers) == (device, workers)}
+        together = {
+            one.task: one for one in speeds if (one.device, one.workers) == (device, workers)
+        }
         gains = [one.train / alone[task].train for task, one in together.items() if task in alone]
         for task, one in alone.items():
             if task not in together and gains:
                 gain = float(np.median(gains))
-                found.append(replace(one, workers=workers, train=gain * one.train, test=gain * one.test))
+                found.append(
+                    replace(one, workers=workers, train=gain * one.train, test=gain * one.test)
+                )
     return found
 
 
-def speeds_with_room(speeds: Sequence[MeasuredSpeed], free: Mapping[str, int]) -> list[MeasuredSpeed]:
+def speeds_with_room(
+    speeds: Sequence[MeasuredSpeed], free: Mapping[str, int]
+) -> list[MeasuredSpeed]:
     """Those whose workers have room with batches of 64; one worker is tried in any case."""
 
     def fits(speed: MeasuredSpeed) -> bool:
@@ -79,7 +88,9 @@ def method_settings_of(experiment: Experiment) -> MethodSettings:
 
 
 def images_of_costed_run(experiment: Experiment) -> tuple[int, int] | None:
-    """How many images a run trains on and evaluates, each as often as it is used; None where only the data tell."""
+    """How many images a run trains on and evaluates, each as often as it is used; None where only
+    the data tell.
+    """
     try:
         whole = complete(experiment)
     except UserError:  # its data are not here
@@ -87,20 +98,31 @@ def images_of_costed_run(experiment: Experiment) -> tuple[int, int] | None:
     name, settings = whole.section("data")
     scenario, options = whole.section("scenario")
     of_paper = paper_scenario(scenario, options.pop("scale", 1.0))
-    images = (of_paper.total if of_paper else 0) or (settings.get("train") if name == "phantom" else None)
-    evaluated = (settings["validation"], settings["test"]) if name == "phantom" else EVALUATED_IMAGES.get(name)
+    images = (of_paper.total if of_paper else 0) or (
+        settings.get("train") if name == "phantom" else None
+    )
+    evaluated = (
+        (settings["validation"], settings["test"])
+        if name == "phantom"
+        else EVALUATED_IMAGES.get(name)
+    )
     if images is None or evaluated is None or whole.training.steps:
         return None
     return images * whole.training.epochs * whole.rounds, evaluated[0] * whole.rounds + evaluated[1]
 
 
 def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestStudyStart | None:
-    """All GPUs, each with the number of workers that is fastest there, or the processor, whichever is faster."""
+    """All GPUs, each with the number of workers that is fastest there, or the processor, whichever
+    is faster.
+    """
     fastest: dict[str, MeasuredSpeed] = {}
     for speed in speeds:
         if speed.task == task and speed.train > getattr(fastest.get(speed.device), "train", 0.0):
             fastest[speed.device] = speed
-    teams = [[one for name, one in fastest.items() if (name == "cpu") == processor] for processor in (True, False)]
+    teams = [
+        [one for name, one in fastest.items() if (name == "cpu") == processor]
+        for processor in (True, False)
+    ]
     found = [_start_of_team(team) for team in teams if team]
     return max(found, key=lambda one: one.train, default=None)
 
@@ -125,11 +147,16 @@ class StudyCost:
     def table(self) -> dict[str, Any]:
         way = max(self.ways, key=lambda one: self.ways[one], default="")
         about = {"runs": self.runs, "uncounted_runs": self.uncounted, "options": way}
-        return about | {"hours": round(self.seconds / 3600, 2), "longest_run_hours": round(self.longest / 3600, 2)}
+        return about | {
+            "hours": round(self.seconds / 3600, 2),
+            "longest_run_hours": round(self.longest / 3600, 2),
+        }
 
 
 def study_cost(
-    runs: Sequence[Experiment], speeds: Sequence[MeasuredSpeed], factors: Mapping[MethodSettings, float]
+    runs: Sequence[Experiment],
+    speeds: Sequence[MeasuredSpeed],
+    factors: Mapping[MethodSettings, float],
 ) -> StudyCost | None:
     """From images a second; None where none of the runs can be counted at a measured speed."""
     seconds = longest = 0.0

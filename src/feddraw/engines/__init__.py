@@ -1,4 +1,7 @@
-"""Engines: jobs in, updates out. The only interface between the federated loop and the clients, wherever they run."""
+"""Engines: jobs in, updates out.
+
+The only interface between the federated loop and the clients, wherever they run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ class Engine(Protocol):
     memory: dict[int, Memory]  # by client; read for a checkpoint, set to resume from one
 
     def commit(self, clients: Collection[int]) -> None:
-        """The updates of these clients in the last `train` have counted, so they remember what they learnt there.
+        """The updates of these clients in the last `train` have counted, so they remember what they
+        learnt there.
 
         The others forget that round: otherwise their memory would no longer fit the server's state.
         """
@@ -28,7 +32,8 @@ class Engine(Protocol):
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         """Updates as they come, in any order, valid until the next call.
 
-        With `in_turn` they come in the order of the jobs, each valid only until the next: for sums that keep none.
+        With `in_turn` they come in the order of the jobs, each valid only until the next: for sums
+        that keep none.
         """
 
     def predict(self, model: Model, rows: Rows) -> Scores: ...

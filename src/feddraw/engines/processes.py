@@ -1,8 +1,8 @@
 """The processes engine: persistent workers that share memory with this process.
 
-Models, updates and data lie in shared memory; pipes carry names and numbers only. Clients with most images start first,
-each on the next free worker. Seeds come with the jobs and every client trains on one thread, so the bits are those of
-the serial engine for any number of workers.
+Models, updates and data lie in shared memory; pipes carry names and numbers only. Clients with most
+images start first, each on the next free worker. Seeds come with the jobs and every client trains
+on one thread, so the bits are those of the serial engine for any number of workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from feddraw.training.loop import Examples, Loss, predict
 from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
-PREDICTED_CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches stay
+PREDICTED_CHUNK = (
+    1024  # images that a worker predicts at a time: a multiple of the batch, so that batches stay
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,9 @@ class WorkerPlan:
     asks: tuple[Asked, ...]
     mean: float
     std: float
-    shards: tuple[SharedHandle, SharedHandle]  # all clients' rows behind one another, and where each begins
+    shards: tuple[
+        SharedHandle, SharedHandle
+    ]  # all clients' rows behind one another, and where each begins
     arrays: Mapping[str, SharedHandle]
 
 
@@ -74,7 +78,9 @@ class Processes(EngineWithMemory):
     ) -> None:
         super().__init__()
         self.trainer, self.names = trainer, names
-        self._rows = workers + 1 if in_turn else len(trainer.shards)  # updates that there is room for
+        self._rows = (
+            workers + 1 if in_turn else len(trainer.shards)
+        )  # updates that there is room for
         self.layout = trainer.layout
         self._shared = SharedArrays()
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -92,17 +98,23 @@ class Processes(EngineWithMemory):
             self.close()
             raise
 
-    # ------------------------------------------------------------------------------------------ what is shared
+    # ------------------------------------------------------------------------------- what is shared
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
-        for name, (shape, dtype) in EngineInbox.shapes(self.layout, self._rows, self.trainer.sends).items():
+        for name, (shape, dtype) in EngineInbox.shapes(
+            self.layout, self._rows, self.trainer.sends
+        ).items():
             self._make(name, shape, dtype, sparse=True)  # not all clients are asked in every round
         for name, (shape, dtype) in EngineInbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
-        for name, extent in client_memory_extents(self.trainer.local, self.trainer.training).items():
+        for name, extent in client_memory_extents(
+            self.trainer.local, self.trainer.training
+        ).items():
             for when in ("memory", "learnt"):  # before the round under way, and after it
-                self._make(f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32, sparse=True)
+                self._make(
+                    f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32, sparse=True
+                )
         self._make("steps_taken", (clients,), np.int64)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
@@ -118,13 +130,15 @@ class Processes(EngineWithMemory):
         rows = self._shared.publish(np.concatenate([np.asarray(shard) for shard in trainer.shards]))
         ends = self._shared.publish(np.cumsum([0, *map(len, trainer.shards)]))
         parts = (trainer.build, trainer.training, trainer.local, trainer.loss, trainer.asks)
-        return WorkerPlan(*parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles))
+        return WorkerPlan(
+            *parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles)
+        )
 
     def _publish(self, model: Model) -> None:
         for name in ("params", "buffers", "counters"):
             self._arrays[f"sent.{name}"][0] = getattr(model, name)
 
-    # ------------------------------------------------------------------------------------------ the engine
+    # ----------------------------------------------------------------------------------- the engine
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         self._publish(jobs[0].model)
@@ -133,17 +147,39 @@ class Processes(EngineWithMemory):
         inbox = EngineInbox(self.layout, self._arrays)
         rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
         requests = []
-        for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
+        for job in (
+            jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client]))
+        ):
             memory = self.memory.get(job.client, {})
-            for name, vector in memory.items():  # already there, except in the first round after a resume
+            for (
+                name,
+                vector,
+            ) in memory.items():  # already there, except in the first round after a resume
                 self._memory_row(name, job.client)[...] = vector
-            numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
-            requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
+            numbers = {
+                name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")
+            }
+            requests.append(
+                {
+                    "train": numbers,
+                    "row": rows[job.client],
+                    "memory": list(memory),
+                    "broadcast": broadcast,
+                }
+            )
         for reply in self._ask(requests, self._rows if in_turn else 0):
             client, row = reply["client"], rows[reply["client"]]
-            self._learnt[client] = {name: self._arrays[f"learnt.{name}"][client] for name in reply["learnt"]}
+            self._learnt[client] = {
+                name: self._arrays[f"learnt.{name}"][client] for name in reply["learnt"]
+            }
             labelled = None if reply["labelled"] is None else np.array(reply["labelled"], bool)
-            arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extra_in_row(row), labelled)
+            arguments = (
+                reply["size"],
+                reply["steps"],
+                reply["metrics"],
+                inbox.extra_in_row(row),
+                labelled,
+            )
             yield Update(client, inbox.model(row), *arguments, seconds=reply["seconds"])
 
     def commit(self, clients: Collection[int]) -> None:
@@ -155,12 +191,16 @@ class Processes(EngineWithMemory):
                 self.memory[client][name] = row
 
     def _memory_row(self, name: str, client: int) -> NDArray[Any]:
-        """Where workers find what a client remembers; taken from the system when it is first written to."""
+        """Where workers find what a client remembers; taken from the system when it is first
+        written to.
+        """
         self._shared.reserve(self._handles[f"memory.{name}"], client)
         return np.asarray(self._arrays[f"memory.{name}"][client])
 
     def _broadcast(self, job: Job) -> dict[str, Any]:
-        """Where workers find the vectors that are sent beside the model; each gets its memory when it first appears."""
+        """Where workers find the vectors that are sent beside the model; each gets its memory when
+        it first appears.
+        """
         for name, vector in job.broadcast.items():
             key = f"broadcast.{name}"
             if key not in self._arrays:
@@ -172,7 +212,9 @@ class Processes(EngineWithMemory):
         self._publish(model)
         self._arrays["query"][: len(rows)] = rows
         starts = range(0, len(rows), PREDICTED_CHUNK)
-        requests = [{"predict": [start, min(start + PREDICTED_CHUNK, len(rows))]} for start in starts]
+        requests = [
+            {"predict": [start, min(start + PREDICTED_CHUNK, len(rows))]} for start in starts
+        ]
         for _ in self._ask(requests):
             pass
         return self._arrays["scores"][: len(rows)].copy()
@@ -184,14 +226,17 @@ class Processes(EngineWithMemory):
         self._arrays.clear()
         self._shared.close()
 
-    # ------------------------------------------------------------------------------------------ talking to workers
+    # --------------------------------------------------------------------------- talking to workers
 
-    def _ask(self, requests: Sequence[Mapping[str, Any]], window: int = 0) -> Iterator[dict[str, Any]]:
+    def _ask(
+        self, requests: Sequence[Mapping[str, Any]], window: int = 0
+    ) -> Iterator[dict[str, Any]]:
         """Send each request to the next free worker, and yield the replies as they come.
 
-        With a window, replies come in the order of the requests, and a request waits until fewer than so many replies
-        are missing before it: its row may still be in use. While there are many requests, a worker gets the next one
-        in advance, so that it need not wait between two. What a worker had no memory for is sent to another.
+        With a window, replies come in the order of the requests, and a request waits until fewer
+        than so many replies are missing before it: its row may still be in use. While there are
+        many requests, a worker gets the next one in advance, so that it need not wait between two.
+        What a worker had no memory for is sent to another.
         """
         busy: dict[Connection, list[int]] = {}
         replies: dict[int, dict[str, Any]] = {}
@@ -212,7 +257,10 @@ class Processes(EngineWithMemory):
                 replies |= self._hear(busy, requests, waiting)
 
     def _hear(
-        self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]], waiting: deque[int]
+        self,
+        busy: dict[Connection, list[int]],
+        requests: Sequence[Mapping[str, Any]],
+        waiting: deque[int],
     ) -> dict[int, dict[str, Any]]:
         """Wait for replies, by number of their request; a worker that has died ends the run."""
         sentinels = {process.sentinel: (process, pipe) for pipe, process in self._workers.items()}
@@ -235,12 +283,16 @@ class Processes(EngineWithMemory):
         return replies
 
     def _let_go(self, pipe: Connection, failure: str) -> None:
-        """A worker that had no memory leaves what it held to the others on its device; the last of them may not go."""
+        """A worker that had no memory leaves what it held to the others on its device; the last of
+        them may not go.
+        """
         device = self._devices.pop(pipe)
         left = sum(other == device for other in self._devices.values())
         if not left:
             raise RunFailed(failure)
-        warnings.warn(f"{device} has no memory for {left + 1} workers: going on with {left}", stacklevel=2)
+        warnings.warn(
+            f"{device} has no memory for {left + 1} workers: going on with {left}", stacklevel=2
+        )
         stop_workers([(pipe, self._workers.pop(pipe))])
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
@@ -274,7 +326,7 @@ class Processes(EngineWithMemory):
         return "evaluating"
 
 
-# ---------------------------------------------------------------------------------------------------- the worker
+# --------------------------------------------------------------------------------------- the worker
 
 
 def serve_jobs(pipe: Connection, plan: WorkerPlan, place: WorkerPlace) -> None:
@@ -294,7 +346,9 @@ def serve_jobs(pipe: Connection, plan: WorkerPlan, place: WorkerPlace) -> None:
 def _answer_job(worker: _JobWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         with memory_shortage_told(worker.trainer):
-            return worker.train(request) if "train" in request else worker.predict(*request["predict"])
+            return (
+                worker.train(request) if "train" in request else worker.predict(*request["predict"])
+            )
     except UserError as mistake:
         return {"mistake": str(mistake)}
     except OutOfMemory as full:
@@ -309,20 +363,30 @@ class _JobWorker:
         rows, ends = map(attach_shared, plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
         pictures = self._arrays["images"], self._arrays["targets"]
-        examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
-        self.trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
+        examples = Examples(
+            *pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients"))
+        )
+        self.trainer = Trainer(
+            plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks
+        )
         self.trainer.steps_taken = self._arrays["steps_taken"]
         layout = self.trainer.network.layout
         self._inbox = EngineInbox(layout, self._arrays)
-        params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
+        params, buffers, counters = (
+            self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters")
+        )
         self._sent = Model(params, buffers, counters, layout)
         self._broadcast: dict[str, NDArray[Any]] = {}
 
     def train(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for name, handle in request["broadcast"].items():
             if name not in self._broadcast:
-                self._broadcast[name] = attach_shared(SharedHandle(**handle | {"shape": tuple(handle["shape"])}))
-        broadcast = {name: self._broadcast[name] for name in request["broadcast"]}  # of this round only
+                self._broadcast[name] = attach_shared(
+                    SharedHandle(**handle | {"shape": tuple(handle["shape"])})
+                )
+        broadcast = {
+            name: self._broadcast[name] for name in request["broadcast"]
+        }  # of this round only
         job = Job(**request["train"], model=self._sent, broadcast=broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
         update, learnt = self.trainer.work(job, memory, into=self._inbox.model(request["row"]))
@@ -332,10 +396,16 @@ class _JobWorker:
             self._arrays[f"learnt.{name}"][job.client] = vector
         numbers = {name: getattr(update, name) for name in ("client", "size", "steps", "seconds")}
         labelled = None if update.labelled is None else update.labelled.tolist()
-        return numbers | {"labelled": labelled, "learnt": list(learnt), "metrics": dict(update.metrics)}
+        return numbers | {
+            "labelled": labelled,
+            "learnt": list(learnt),
+            "metrics": dict(update.metrics),
+        }
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
         self.trainer.network.load(self._sent)
         rows = self._arrays["query"][start:stop]
-        self._arrays["scores"][start:stop] = predict(self.trainer.network, self.trainer.examples, rows)
+        self._arrays["scores"][start:stop] = predict(
+            self.trainer.network, self.trainer.examples, rows
+        )
         return {}

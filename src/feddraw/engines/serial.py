@@ -32,7 +32,9 @@ class Serial(EngineWithMemory):
         rows, layout = 1 if in_turn else len(jobs), self.trainer.network.layout
         if self._inbox is None or len(self._inbox.params) != rows:
             shapes = EngineInbox.shapes(layout, rows, self.trainer.sends)
-            self._inbox = EngineInbox(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+            self._inbox = EngineInbox(
+                layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+            )
         inbox = self._inbox
         self.steps_taken[:] = 0
         for number, job in enumerate(jobs):

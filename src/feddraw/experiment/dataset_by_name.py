@@ -12,17 +12,26 @@ from feddraw import catalog
 from feddraw.catalog import check_setting_types, own_function
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS, Dataset, Labels
+from feddraw.data.datasets.chexpert import read_chexpert
 from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import ImagePreparation, PreparationEstimate
 from feddraw.data.label_table import describe_row_problems
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import read_own_tables
-from feddraw.datasets.chexpert import read_chexpert
 from feddraw.errors import UserError, unknown
 from feddraw.system.file_reading import expanded_path
 
-CALLER_ARGUMENTS = ("size", "progress", "estimate")  # that the caller gives when it opens the data; no settings
-TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
+CALLER_ARGUMENTS = (
+    "size",
+    "progress",
+    "estimate",
+)  # that the caller gives when it opens the data; no settings
+TEXT_OR_LIST_OPTIONS = (
+    "findings",
+    "normalize",
+    "uncertain",
+    "shares",
+)  # text or a list: checked where they are read
 
 
 def dataset_names() -> dict[str, str]:
@@ -38,28 +47,41 @@ def open_dataset(
     progress: Progress | None = None,
     estimate: PreparationEstimate | None = None,
 ) -> Dataset:
-    """The data set of this name with its images at this size; `options` are the arguments of its function.
+    """The data set of this name with its images at this size; `options` are the arguments of its
+    function.
 
-    With `estimate`, images that are not prepared yet stay so: the data set has grey squares, and `estimate` says what
-    preparing them takes.
+    With `estimate`, images that are not prepared yet stay so: the data set has grey squares, and
+    `estimate` says what preparing them takes.
     """
     function, given = find_dataset(name)
     own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
-    common = {one.name: one.default for one in fields(ImagePreparation)} if own.pop("how", None) else {}
+    common = (
+        {one.name: one.default for one in fields(ImagePreparation)} if own.pop("how", None) else {}
+    )
     known = {key: default for key, default in (own | common).items() if key not in CALLER_ARGUMENTS}
-    check_setting_types(options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}")
+    check_setting_types(
+        options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}"
+    )
     chosen: dict[str, Any] = {**options, **given}
-    if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
+    if missing := [
+        key
+        for key, default in known.items()
+        if default is inspect.Parameter.empty and key not in chosen
+    ]:
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
     if common:
         prepared = {key: chosen.pop(key) for key in common if key in chosen}
-        dataset = function(ImagePreparation(size=size, progress=progress, estimate=estimate, **prepared), **chosen)
+        dataset = function(
+            ImagePreparation(size=size, progress=progress, estimate=estimate, **prepared), **chosen
+        )
     else:
         if progress is not None and name == "phantom":
             chosen["progress"] = _phantom_dataset_progress(progress, own | chosen)
         dataset = function(size=size, **chosen)
     if not isinstance(dataset, Dataset):
-        raise UserError(f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}")
+        raise UserError(
+            f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}"
+        )
     return dataset
 
 
@@ -68,10 +90,18 @@ def dataset_defaults(name: str) -> dict[str, Any]:
     if ":" in name:
         return {}
     function, given = find_dataset(name)
-    settings = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+    settings = {
+        p.name: p.default
+        for p in inspect.signature(function).parameters.values()
+        if p.default is not p.empty
+    }
     if "how" in inspect.signature(function).parameters:
         settings |= {field.name: field.default for field in fields(ImagePreparation)}
-    apart = {*CALLER_ARGUMENTS, "workers", *given}  # the caller's own, or without a part in the outcome
+    apart = {
+        *CALLER_ARGUMENTS,
+        "workers",
+        *given,
+    }  # the caller's own, or without a part in the outcome
     kept = {key: value for key, value in settings.items() if key not in apart and value is not None}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
@@ -82,7 +112,9 @@ def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
         return catalog.find("datasets", name), {}
     path = expanded_path(name) if len(name) < 4096 and "\0" not in name else Path()
     if name and data_path_exists(path):
-        return catalog.find("datasets", "npz" if path.suffix == ".npz" else "folder"), {"path": str(path)}
+        return catalog.find("datasets", "npz" if path.suffix == ".npz" else "folder"), {
+            "path": str(path)
+        }
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
         raise UserError(f"no file or folder {name}: check the path")
     if ":" in name:
@@ -97,7 +129,9 @@ def data_path_exists(path: Path) -> bool:
         return False
 
 
-def _phantom_dataset_progress(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int], None]:
+def _phantom_dataset_progress(
+    progress: Progress, settings: Mapping[str, Any]
+) -> Callable[[int], None]:
     """A counter for the phantoms, which say how many images are new."""
     total, drawn = sum(settings[split] for split in SPLITS), 0
 
@@ -110,10 +144,15 @@ def _phantom_dataset_progress(progress: Progress, settings: Mapping[str, Any]) -
 
 
 def read_training_labels(path: Path | str) -> Labels:
-    """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in MedMNIST's layout."""
+    """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in
+    MedMNIST's layout.
+    """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"no file {path}: give a CSV such as CheXpert's train.csv, or an .npz in MedMNIST's layout")
+        raise UserError(
+            f"no file {path}: give a CSV such as CheXpert's train.csv, or an .npz in MedMNIST's"
+            " layout"
+        )
     if path.suffix == ".npz":
         table = NpzArchive.open(path).table("paper")
     elif "Frontal/Lateral" in CsvSheet.of(path).header:
@@ -121,5 +160,9 @@ def read_training_labels(path: Path | str) -> Labels:
     else:
         table = read_own_tables([path])
     if table.problems:
-        raise UserError(describe_row_problems(path.name, table.problems, len(table.labels) + len(table.problems)))
+        raise UserError(
+            describe_row_problems(
+                path.name, table.problems, len(table.labels) + len(table.problems)
+            )
+        )
     return table.labels.take(table.split_rows("train"))

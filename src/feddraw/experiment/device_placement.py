@@ -1,4 +1,6 @@
-"""On which devices an experiment's workers train, how many on each, and what is recorded about it."""
+"""On which devices an experiment's workers train, how many on each, and what is recorded
+about it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ from feddraw.training.network_by_name import build_network
 Surveyed = dict[str, dict[str, Any]]  # by device
 _SURVEYED: Surveyed = {}  # what was found out about devices, the last time that workers were placed
 WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
-USABLE_MEMORY = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
-ASSUMED_CLASSES = 14  # of a network whose memory is estimated before its data are opened; they hardly matter
+USABLE_MEMORY = (
+    0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
+)
+ASSUMED_CLASSES = (
+    14  # of a network whose memory is estimated before its data are opened; they hardly matter
+)
 
 
 def devices_of(experiment: Experiment) -> list[str]:
@@ -33,7 +39,10 @@ def devices_of(experiment: Experiment) -> list[str]:
         return devices_here(experiment.training.device, "training.device")
     names = devices_here(experiment.devices)
     if len(names) > 1 and experiment.engine != "processes":
-        raise UserError(f"engine {experiment.engine} trains on one device, not on {len(names)}: use engine processes")
+        raise UserError(
+            f"engine {experiment.engine} trains on one device, not on {len(names)}: use engine"
+            " processes"
+        )
     return names
 
 
@@ -50,38 +59,60 @@ def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace
     """A place for every worker of one run."""
     names = devices_of(experiment)
     if experiment.workers > clients:
-        warnings.warn(f"{experiment.workers} workers for {clients} client(s): starting one per client", stacklevel=2)
+        warnings.warn(
+            f"{experiment.workers} workers for {clients} client(s): starting one per client",
+            stacklevel=2,
+        )
     if names == ["cpu"] or experiment.engine != "processes":
-        return [WorkerPlace(names[0])] * limited_workers(min(experiment.workers or cores(), clients))
+        return [WorkerPlace(names[0])] * limited_workers(
+            min(experiment.workers or cores(), clients)
+        )
     return _places_on([experiment], names, experiment.workers, clients)
 
 
-def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[WorkerPlace]:
-    """A place for every worker that carries out whole runs; `devices` replaces those of the experiments."""
-    asked = dict.fromkeys(experiment.devices or experiment.training.device for experiment in experiments)
+def places_for_runs(
+    experiments: Sequence[Experiment], workers: int = 0, devices: str = ""
+) -> list[WorkerPlace]:
+    """A place for every worker that carries out whole runs; `devices` replaces those of the
+    experiments.
+    """
+    asked = dict.fromkeys(
+        experiment.devices or experiment.training.device for experiment in experiments
+    )
     texts = [devices] if devices else [*asked] or ["cpu"]
-    setting = "devices" if devices or any(experiment.devices for experiment in experiments) else "training.device"
+    setting = (
+        "devices"
+        if devices or any(experiment.devices for experiment in experiments)
+        else "training.device"
+    )
     names = list(dict.fromkeys(name for text in texts for name in devices_here(text, setting)))
     if names == ["cpu"]:
         return [WorkerPlace()] * limited_workers(workers)
     return _places_on(experiments, names, workers, max(1, len(experiments)))
 
 
-def _places_on(experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int) -> list[WorkerPlace]:
+def _places_on(
+    experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int
+) -> list[WorkerPlace]:
     on_gpu = any(torch.device(name).type != "cpu" for name in names)
     need = most_worker_memory(experiments) if on_gpu else 0
     _SURVEYED.update(survey_devices_apart(names))
     return place_workers(names, limited_workers(workers) if workers else 0, need, _SURVEYED, most)
 
 
-def place_workers(names: Sequence[str], workers: int, need: int, surveyed: Surveyed, most: int) -> list[WorkerPlace]:
-    """A place for each worker: one on every device, then a second, as long as its memory holds one more.
+def place_workers(
+    names: Sequence[str], workers: int, need: int, surveyed: Surveyed, most: int
+) -> list[WorkerPlace]:
+    """A place for each worker: one on every device, then a second, as long as its memory holds one
+    more.
 
-    `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
-    without images; `most` is how many have work.
+    `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes
+    that one takes there without images; `most` is how many have work.
     """
     usable = {name: USABLE_MEMORY * surveyed[name]["free"] for name in names}
-    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
+    fit = {
+        name: max(1, int(usable[name] / need)) if need else 1000 for name in names
+    }  # the first is tried in any case
     each = max(1, min(WORKERS_PER_GPU, cores() // len(names)))
     usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
     if workers > sum(fit.values()):
@@ -99,52 +130,75 @@ def place_workers(names: Sequence[str], workers: int, need: int, surveyed: Surve
 
 
 def most_worker_memory(experiments: Sequence[Experiment]) -> int:
-    """Bytes that the largest of them takes of a device, without its images; experiments with one network are one."""
+    """Bytes that the largest of them takes of a device, without its images; experiments with one
+    network are one.
+    """
     kinds: dict[str, Experiment] = {}
     for experiment in experiments:
         training = experiment.training
-        about = [experiment.model, experiment.section("data")[1]["size"], training.batch_size, training.amp]
+        about = [
+            experiment.model,
+            experiment.section("data")[1]["size"],
+            training.batch_size,
+            training.amp,
+        ]
         kinds.setdefault(json.dumps(about), experiment)
     return max((worker_memory(experiment) or 0 for experiment in kinds.values()), default=0)
 
 
 def worker_memory(experiment: Experiment) -> int | None:
-    """Bytes that one worker takes of a device; None where the network's shapes alone do not tell."""
+    """Bytes that one worker takes of a device; None where the network's shapes alone do not
+    tell.
+    """
     name, settings = experiment.section("model")
     pixels = experiment.section("data")[1]["size"]
-    return step_memory(partial(build_network, name, ASSUMED_CLASSES, settings), pixels, experiment.training)
+    return step_memory(
+        partial(build_network, name, ASSUMED_CLASSES, settings), pixels, experiment.training
+    )
 
 
 def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dict[str, Any]:
     """What environment.json says about the devices of a run."""
     names = list(dict.fromkeys(place.device for place in places))
     unseen = [name for name in names if name not in _SURVEYED]
-    _SURVEYED.update(survey_devices(unseen))  # this process trains there itself: nobody has placed its workers
+    _SURVEYED.update(
+        survey_devices(unseen)
+    )  # this process trains there itself: nobody has placed its workers
     devices = []
     for name in names:
         about = _SURVEYED[name]
-        said = {"device": name} | {key: about[key] for key in ("type", "name", "capability") if key in about}
+        said = {"device": name} | {
+            key: about[key] for key in ("type", "name", "capability") if key in about
+        }
         if about["type"] == "cuda":
             said["memory_gb"] = round(about["memory"] / 1e9, 1)
         devices.append({**said, "workers": sum(place.device == name for place in places)})
     gpus = any(device["type"] == "cuda" for device in devices)
-    return {"devices": devices} | ({"cuda": cuda_software(experiment.training.tf32)} if gpus else {})
+    return {"devices": devices} | (
+        {"cuda": cuda_software(experiment.training.tf32)} if gpus else {}
+    )
 
 
 def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what computes on it."""
+    """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what
+    computes on it.
+    """
     return {name: _facts_of_device(torch.device(name)) for name in names}
 
 
 def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the process ends."""
+    """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the
+    process ends.
+    """
     if all(torch.device(name).type != "cuda" for name in names):
         return survey_devices(names)
     pipe, process = start_worker(_answer_device_survey, list(names))
     try:
         answer: dict[str, dict[str, Any]] | Exception = pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise RunFailed(f"a process that looked at {', '.join(names)} {cause_of_death(process)[0]}") from None
+        raise RunFailed(
+            f"a process that looked at {', '.join(names)} {cause_of_death(process)[0]}"
+        ) from None
     finally:
         process.join()
     if isinstance(answer, Exception):
@@ -167,4 +221,10 @@ def _facts_of_device(device: torch.device) -> dict[str, Any]:
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     capability = f"{about.major}.{about.minor}"
-    return {"type": "cuda", "name": about.name, "capability": capability, "memory": total, "free": free}
+    return {
+        "type": "cuda",
+        "name": about.name,
+        "capability": capability,
+        "memory": total,
+        "free": free,
+    }

@@ -1,4 +1,6 @@
-"""How much the sites of an experiment differ, measured before training and, where asked for, after some rounds."""
+"""How much the sites of an experiment differ, measured before training and, where asked for, after
+some rounds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import client_seed, federate
 
-Groups = dict[str, NDArray[np.intp]]  # of parameters that are compared together: their positions in the flat vector
+Groups = dict[
+    str, NDArray[np.intp]
+]  # of parameters that are compared together: their positions in the flat vector
 MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
@@ -66,7 +70,11 @@ def _model_after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress 
             progress("training", done, jobs)
 
     with opened_engine(prepared) as engine:
-        how: dict[str, Any] = {"rounds": rounds, "seed": experiment.seed, "efforts": prepared.efforts}
+        how: dict[str, Any] = {
+            "rounds": rounds,
+            "seed": experiment.seed,
+            "efforts": prepared.efforts,
+        }
         how |= {"gate": experiment.gate, "policy": experiment.policy, "on_update": told}
         for result in federate(model, prepared.method, engine, prepared.clients, **how):
             model = result.next_model
@@ -74,26 +82,49 @@ def _model_after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress 
 
 
 def _heterogeneity_of_model(
-    prepared: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
+    prepared: PreparedRun,
+    model: Model,
+    round: int,
+    how: HeterogeneityOptions,
+    rounds: int,
+    progress: Progress | None,
 ) -> site_heterogeneity.Heterogeneity:
     seed, compare = prepared.experiment.seed, site_heterogeneity.compare_sites
     layers, findings = parameter_groups(model.layout, prepared.dataset.findings)
-    batches, measured = _gathered_gradients(prepared, model, round, how.measurement, layers | findings, progress)
+    batches, measured = _gathered_gradients(
+        prepared, model, round, how.measurement, layers | findings, progress
+    )
     overall = compare(batches, how.layer, how.permutations, seed)
     found = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
     weights = site_heterogeneity.site_weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
-    for number, (client, size, count) in enumerate(zip(prepared.clients, sizes, measured, strict=True)):
+    for number, (client, size, count) in enumerate(
+        zip(prepared.clients, sizes, measured, strict=True)
+    ):
         of = {rule: column[number] for rule, column in weights.items()}
-        distance, low, high = map(site_heterogeneity.number_or_none, next(distances) if count else [math.nan] * 3)
-        sites.append(site_heterogeneity.SiteDistance(client, size, count * batches.batch_size, distance, low, high, of))
-    by = [tuple(compare(batches, name, how.permutations, seed) for name in names) for names in (layers, findings)]
+        distance, low, high = map(
+            site_heterogeneity.number_or_none, next(distances) if count else [math.nan] * 3
+        )
+        sites.append(
+            site_heterogeneity.SiteDistance(
+                client, size, count * batches.batch_size, distance, low, high, of
+            )
+        )
+    by = [
+        tuple(compare(batches, name, how.permutations, seed) for name in names)
+        for names in (layers, findings)
+    ]
     return site_heterogeneity.Heterogeneity(round, overall, tuple(sites), *by)
 
 
 def _gathered_gradients(
-    prepared: PreparedRun, model: Model, round: int, how: Measurement, groups: Groups, progress: Progress | None
+    prepared: PreparedRun,
+    model: Model,
+    round: int,
+    how: Measurement,
+    groups: Groups,
+    progress: Progress | None,
 ) -> tuple[site_heterogeneity.BatchProducts, list[int]]:
     """The batches of all sites, and how many each site has."""
     clients, experiment = prepared.clients, prepared.experiment
@@ -105,9 +136,16 @@ def _gathered_gradients(
         rows += own
         counts.append(len(own))
         if progress is not None:
-            progress(f"measuring after {round} rounds" if round else "measuring", number + 1, len(clients))
+            progress(
+                f"measuring after {round} rounds" if round else "measuring",
+                number + 1,
+                len(clients),
+            )
     if sum(count > 0 for count in counts) < 2:
-        raise UserError(f"fewer than two sites have {2 * how.batch_size} images for two batches: lower --batch-size")
+        raise UserError(
+            f"fewer than two sites have {2 * how.batch_size} images for two batches: lower"
+            " --batch-size"
+        )
     matrix = np.stack(rows)
     origin = np.zeros(matrix.shape[1], np.float32)
     products = {name: gram(matrix[:, place], origin[place]) for name, place in groups.items()}
@@ -119,24 +157,32 @@ def _require_gradient_memory(batches: int, parameters: int) -> None:
     needed = 4 * batches * parameters
     if needed > MOST_GRADIENT_BYTES:
         raise UserError(
-            f"{batches} gradients of {parameters:,} parameters need {needed / 2**30:.1f} GB: lower --batches, "
-            "or run the method random_effects, which keeps only sums"
+            f"{batches} gradients of {parameters:,} parameters need {needed / 2**30:.1f} GB: lower"
+            " --batches, or run the method random_effects, which keeps only sums"
         )
 
 
 def parameter_groups(layout: Layout, findings: tuple[str, ...]) -> tuple[Groups, Groups]:
-    """Which parameters are compared together: all, the body in three parts, the classifier; and each finding's row."""
+    """Which parameters are compared together: all, the body in three parts, the classifier; and
+    each finding's row.
+    """
     every = np.arange(layout.length("param"))
     classifier = every[layout.find("classifier")]
     inside = set(classifier.tolist())
     body = [e for e in layout.entries if e.kind == "param" and e.start not in inside]
     names = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in body))
     layers = {"all": every[layout.find("all")]}
-    for part, title in zip(np.array_split(np.arange(len(names)), 3), ("first", "middle", "last"), strict=True):
+    for part, title in zip(
+        np.array_split(np.arange(len(names)), 3), ("first", "middle", "last"), strict=True
+    ):
         own = {names[i] for i in part}
-        places = [np.arange(e.start, e.start + e.size) for e in body if e.name.rpartition(".")[0] in own]
+        places = [
+            np.arange(e.start, e.start + e.size) for e in body if e.name.rpartition(".")[0] in own
+        ]
         if places:
             layers[f"{title} third"] = np.concatenate(places)
     layers["classifier"] = classifier
     rows = enumerate(findings)
-    return layers, {name: np.concatenate([every[place] for place in layout.rows_of(row)]) for row, name in rows}
+    return layers, {
+        name: np.concatenate([every[place] for place in layout.rows_of(row)]) for row, name in rows
+    }

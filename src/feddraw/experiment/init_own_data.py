@@ -1,4 +1,6 @@
-"""An experiment file for a user's own data as they were inspected, with a first run that fits the machine."""
+"""An experiment file for a user's own data as they were inspected, with a first run that fits the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from feddraw.core.schedules import ROUNDS
 from feddraw.data.label_cells import ABSENT, BLANK, PRESENT, UNCERTAIN
+from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData
-from feddraw.scenarios.by_site import MIN_SITE_IMAGES
-from feddraw.schedules import ROUNDS
 from feddraw.system.machine import cores
 
-# Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and width in pixels.
+# Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and
+# width in pixels.
 STEP_SECONDS = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
 FIRST_RUN_SECONDS = 20 * 60  # seconds that a first run may take
 FIRST_RUN_EPOCHS = 2  # the paper's
@@ -42,11 +45,16 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
     smallest = min(sites.values()) if natural else images // 8
     batch = next((size for size in (64, 32, 16) if smallest >= 4 * size), 8)
     busy = min(processors or cores(), clients)
-    seconds = {px: ROUNDS * FIRST_RUN_EPOCHS * images / 64 * step / busy for px, step in STEP_SECONDS.items()}
+    seconds = {
+        px: ROUNDS * FIRST_RUN_EPOCHS * images / 64 * step / busy
+        for px, step in STEP_SECONDS.items()
+    }
     fitting = [px for px in STEP_SECONDS if px <= found.pixels and seconds[px] <= FIRST_RUN_SECONDS]
     size = max(fitting, default=min(STEP_SECONDS))
     holdout = 0.2 if smallest >= ENOUGH_TO_HOLD_BACK else 0.0
-    return FirstRun("by_site" if natural else "quantity", clients, size, batch, holdout, seconds[size] / 60)
+    return FirstRun(
+        "by_site" if natural else "quantity", clients, size, batch, holdout, seconds[size] / 60
+    )
 
 
 def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, name: str) -> str:
@@ -54,13 +62,22 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
     lines = [
         f"# Written by `{comment_text(command)}`. To run it, from the folder where that was typed:",
         f"#     feddraw run {comment_text(name)}",
-        f"# About {max(1, round(chosen.minutes))} min on this machine. All other settings have their defaults. Change",
+        (
+            f"# About {max(1, round(chosen.minutes))} min on this machine. All other settings have"
+            " their defaults. Change"
+        ),
         "# a setting here, or for one run with --set, as in --set method.beta_max=2.",
         "",
-        toml_line("rounds", ROUNDS, "rounds of training, T; FedDRAW's schedules run over all of them"),
-        toml_line("seed", 0, "initial model, batches and partition; give several runs several seeds"),
         toml_line(
-            "holdout", chosen.holdout, "share of each client's images kept back to test the model on that client"
+            "rounds", ROUNDS, "rounds of training, T; FedDRAW's schedules run over all of them"
+        ),
+        toml_line(
+            "seed", 0, "initial model, batches and partition; give several runs several seeds"
+        ),
+        toml_line(
+            "holdout",
+            chosen.holdout,
+            "share of each client's images kept back to test the model on that client",
         ),
         "",
         "[data]",
@@ -70,14 +87,22 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
         *init_scenario_section(found, chosen),
         "",
         "[model]",
-        toml_line("name", "compact", "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')"),
+        toml_line(
+            "name",
+            "compact",
+            "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')",
+        ),
         "",
         "[method]",
-        toml_line("name", "feddraw", "compare with fedavg and uniform; all methods: feddraw list methods"),
+        toml_line(
+            "name", "feddraw", "compare with fedavg and uniform; all methods: feddraw list methods"
+        ),
         "",
         "[training]",
         toml_line("epochs", FIRST_RUN_EPOCHS, "local epochs per round"),
-        toml_line("batch_size", chosen.batch_size, "the smallest client should fill several batches"),
+        toml_line(
+            "batch_size", chosen.batch_size, "the smallest client should fill several batches"
+        ),
         toml_line("lr", 1e-3, "Adam's; 1e-5 for densenet121, as in the paper"),
         toml_line("augment", False, "turn, shift and scale each batch a little"),
     ]
@@ -85,56 +110,94 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
 
 
 def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
-    names = {"split": "training, validation, test", "site": "hospital of the image", "patient": "kept in one split"}
+    names = {
+        "split": "training, validation, test",
+        "site": "hospital of the image",
+        "patient": "kept in one split",
+    }
     yield toml_line("name", "folder", "a table and image files")
     tables = [path_in_toml(sheet) for sheet in found.sheets]
     one = "the table; relative paths start where the command is typed"
     several = "one table per site; a finding that a table lacks is unknown there"
     yield toml_line("path", tables if tables[1:] else tables[0], several if tables[1:] else one)
     if found.images is not None:
-        yield toml_line("images", path_in_toml(found.images), "the folder that its paths start from")
+        yield toml_line(
+            "images", path_in_toml(found.images), "the folder that its paths start from"
+        )
     yield toml_line("path_column", found.columns["path"], "PNG, JPEG or DICOM files")
     for kind, meaning in names.items():
         if found.columns[kind]:
             yield toml_line(f"{kind}_column", found.columns[kind], meaning)
     if not found.columns["split"]:
-        yield toml_line("shares", [0.7, 0.1, 0.2], "training, validation, test: by patient, each finding in proportion")
+        yield toml_line(
+            "shares",
+            [0.7, 0.1, 0.2],
+            "training, validation, test: by patient, each finding in proportion",
+        )
     yield "findings = ["
     for name, counts in found.marks().items():
         said = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
-        unclear = [f"{counts[code]:,} {word}" for code, word in UNCLEAR_CELLS.items() if counts[code]]
-        yield f"  {json.dumps(name, ensure_ascii=False)},".ljust(31) + f" # {', '.join([said, *unclear])}"
+        unclear = [
+            f"{counts[code]:,} {word}" for code, word in UNCLEAR_CELLS.items() if counts[code]
+        ]
+        yield (
+            f"  {json.dumps(name, ensure_ascii=False)},".ljust(31)
+            + f" # {', '.join([said, *unclear])}"
+        )
     yield "]"
     first = json.dumps(next(iter(found.marks())), ensure_ascii=False)
     each = f'unknown, negative, positive, or {{ {first} = "negative" }}'
-    totals = {code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR_CELLS}
+    totals = {
+        code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR_CELLS
+    }
     yield toml_line("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {each}")
-    yield toml_line("uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above")
+    yield toml_line(
+        "uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above"
+    )
     if found.missing or found.table.problems:
         bad = len(found.missing) + len(found.table.problems)
         yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
     yield toml_line("clahe", False, "equalise contrast, as the paper does")
-    yield toml_line("normalize", "measured", "mean and spread of the training images; or paper, for the paper's values")
+    yield toml_line(
+        "normalize",
+        "measured",
+        "mean and spread of the training images; or paper, for the paper's values",
+    )
 
 
 def init_scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     yield toml_line("name", chosen.scenario, clients_in_words(found, chosen))
     if chosen.scenario == "by_site":
-        yield toml_line("minimum", MIN_SITE_IMAGES, "training images below which a site is left out")
+        yield toml_line(
+            "minimum", MIN_SITE_IMAGES, "training images below which a site is left out"
+        )
         return
-    yield toml_line("clients", chosen.clients, "other scenarios are iid and dirichlet: feddraw list scenarios")
+    yield toml_line(
+        "clients", chosen.clients, "other scenarios are iid and dirichlet: feddraw list scenarios"
+    )
     if found.columns["patient"]:
         yield toml_line("patient_disjoint", True, "all images of a patient at one client")
 
 
 def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
-    """Who the clients are, who is left out, and why the table's sites are not the clients where they are not."""
+    """Who the clients are, who is left out, and why the table's sites are not the clients where
+    they are not.
+    """
     if chosen.scenario == "by_site":
         said = f"each site is a client: {sites_in_words(found.large_sites)}"
-        small = {site: count for site, count in found.sites.items() if site not in found.large_sites}
-        return said + (f"; left out, under {MIN_SITE_IMAGES} training images: {sites_in_words(small)}" if small else "")
-    few = f"fewer than two sites have {MIN_SITE_IMAGES} training images ({sites_in_words(found.sites)})"
+        small = {
+            site: count for site, count in found.sites.items() if site not in found.large_sites
+        }
+        return said + (
+            f"; left out, under {MIN_SITE_IMAGES} training images: {sites_in_words(small)}"
+            if small
+            else ""
+        )
+    few = (
+        f"fewer than two sites have {MIN_SITE_IMAGES} training images"
+        f" ({sites_in_words(found.sites)})"
+    )
     why = few if found.sites else "no column with sites was found"
     return f"{why}, so the images are split into {chosen.clients} simulated clients of unequal size"
 
@@ -146,7 +209,10 @@ def sites_in_words(sites: Mapping[str, int]) -> str:
 
 def toml_line(name: str, value: object, comment: str) -> str:
     """A line of TOML; JSON writes these values as TOML does."""
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}".ljust(31) + f" # {comment_text(comment)}"
+    return (
+        f"{name} = {json.dumps(value, ensure_ascii=False)}".ljust(31)
+        + f" # {comment_text(comment)}"
+    )
 
 
 def comment_text(text: str) -> str:

@@ -1,7 +1,8 @@
 """Inspect a user's data: where the images lie, which columns are what, how many rows can be used.
 
-A table with one column per finding is used as it is; several, one per site, are used together. A single column of class
-names, or a folder with one subfolder per class, is first written out as such a table beside the experiment file.
+A table with one column per finding is used as it is; several, one per site, are used together. A
+single column of class names, or a folder with one subfolder per class, is first written out as such
+a table beside the experiment file.
 """
 
 from __future__ import annotations
@@ -20,17 +21,39 @@ from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.label_cells import ABSENT, BLANK, CELL_WORDS, NO_COLUMN, PRESENT, UNCERTAIN, label_in_cell
+from feddraw.data.label_cells import (
+    ABSENT,
+    BLANK,
+    CELL_WORDS,
+    NO_COLUMN,
+    PRESENT,
+    UNCERTAIN,
+    label_in_cell,
+)
 from feddraw.data.label_table import LabelTable, RowProblem
+from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.errors import UserError
-from feddraw.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.system.csv_cells import csv_text
 
-LABEL_COLUMNS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
+LABEL_COLUMNS = (
+    "label",
+    "labels",
+    "finding",
+    "findings",
+    "findinglabels",
+    "class",
+    "classes",
+    "category",
+    "diagnosis",
+)
 # Names that are no class of their own.
 NORMAL_CLASSES = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")
-# A column that only an archive has, its data set, and what lies beside the table in the archive's own folder.
-KNOWN_ARCHIVES = {"Frontal/Lateral": ("chexpert", "valid.csv", "train.csv"), "Finding Labels": ("nih", "test_list.txt")}
+# A column that only an archive has, its data set, and what lies beside the table in the archive's
+# own folder.
+KNOWN_ARCHIVES = {
+    "Frontal/Lateral": ("chexpert", "valid.csv", "train.csv"),
+    "Finding Labels": ("nih", "test_list.txt"),
+}
 MOST_LABEL_CLASSES = 50
 SAMPLED_ROWS = 2000  # rows that guesses are based on
 UNCLEAR_CELLS = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
@@ -41,9 +64,13 @@ class InspectedData:
     """What there is."""
 
     sheets: tuple[Path, ...]
-    images: Path | None  # the folder that the tables' paths start from; none where it is each table's own
+    images: (
+        Path | None
+    )  # the folder that the tables' paths start from; none where it is each table's own
     written: str  # the table itself, where it had to be made
-    columns: Mapping[str, str]  # path, split, site, patient: the columns' names, empty where there is none
+    columns: Mapping[
+        str, str
+    ]  # path, split, site, patient: the columns' names, empty where there is none
     table: LabelTable
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
     missing: tuple[RowProblem, ...]  # rows without a file
@@ -53,7 +80,11 @@ class InspectedData:
     def sites(self) -> dict[str, int]:
         """Training images of each site."""
         labels = self.table.labels
-        return {} if labels.sites is None else dict(Counter(labels.sites[self.table.split == 0].tolist()))
+        return (
+            {}
+            if labels.sites is None
+            else dict(Counter(labels.sites[self.table.split == 0].tolist()))
+        )
 
     @property
     def large_sites(self) -> dict[str, int]:
@@ -61,9 +92,14 @@ class InspectedData:
         return {site: count for site, count in self.sites.items() if count >= MIN_SITE_IMAGES}
 
     def positives(self, label: int = 1) -> dict[str, list[int]]:
-        """Images known to be with each finding (0: without it) in the training, validation and test split."""
+        """Images known to be with each finding (0: without it) in the training, validation and test
+        split.
+        """
         labels = self.table.labels
-        counts = [(labels.truth(self.table.split_rows(split)) == label).sum(axis=0).tolist() for split in SPLITS]
+        counts = [
+            (labels.truth(self.table.split_rows(split)) == label).sum(axis=0).tolist()
+            for split in SPLITS
+        ]
         return {name: [one[c] for one in counts] for c, name in enumerate(labels.findings)}
 
     def marks(self) -> dict[str, dict[int, int]]:
@@ -71,7 +107,9 @@ class InspectedData:
         assert self.table.marks is not None
         codes = (PRESENT, ABSENT, *UNCLEAR_CELLS)
         columns = zip(self.table.labels.findings, self.table.marks.T, strict=True)
-        return {name: {code: int((column == code).sum()) for code in codes} for name, column in columns}
+        return {
+            name: {code: int((column == code).sum()) for code in codes} for name, column in columns
+        }
 
     def unlabelled(self) -> Iterator[str]:
         """Sites that do not label a finding at all."""
@@ -80,7 +118,9 @@ class InspectedData:
             return
         for site in sorted(set(labels.sites.tolist())):
             known = labels.known[labels.sites == site].any(axis=0)
-            if lacking := [name for name, there in zip(labels.findings, known, strict=True) if not there]:
+            if lacking := [
+                name for name, there in zip(labels.findings, known, strict=True) if not there
+            ]:
                 yield f"{', '.join(lacking)} at {site}"
 
     def sizes(self) -> list[int]:
@@ -94,7 +134,9 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
         if not path.exists():
             raise UserError(f"no file or folder {path}")
         if path.suffix == ".npz":
-            raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
+            raise UserError(
+                f"{path} needs no experiment file: feddraw run --data {path} --scenario iid"
+            )
     if len(listed) == 1 and listed[0].is_dir():
         if not own_tables.csv_tables_in(listed[0]):
             made = inspected_class_table(inspect_class_folders(listed[0]))
@@ -114,16 +156,24 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
     return inspect_tables(sheets, images, sheets[0])
 
 
-def inspect_made_table(sheet: Path, images: str, content: str, original: Path | None = None) -> InspectedData:
-    """As `inspect_tables`, for a table that is made from another or from class folders and not written yet."""
+def inspect_made_table(
+    sheet: Path, images: str, content: str, original: Path | None = None
+) -> InspectedData:
+    """As `inspect_tables`, for a table that is made from another or from class folders and not
+    written yet.
+    """
     with TemporaryDirectory() as folder:
         passing = Path(folder) / sheet.name
         passing.write_text(content, encoding="utf-8")
-        return replace(inspect_tables([passing], images, original or sheet), sheets=(sheet,), written=content)
+        return replace(
+            inspect_tables([passing], images, original or sheet), sheets=(sheet,), written=content
+        )
 
 
 def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> InspectedData:
-    """Read the tables, and find out what their columns are and which of their files are there; `named` is for words."""
+    """Read the tables, and find out what their columns are and which of their files are there;
+    `named` is for words.
+    """
     images = images or image_folder(sheets)
     root = own_tables.own_image_root(sheets, images)
     sources = own_tables.open_own_tables(sheets, root, images, {}, "all", False)
@@ -131,19 +181,27 @@ def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> Inspecte
     columns = {}
     for kind in ("path", "split", "site", "patient"):
         found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
-        columns[kind] = next((sheet.header[place] for sheet, place in found if place is not None), "")
-    missing = tuple(missing_file_problem(root, path) for path in table.paths if not (root / path).is_file())
+        columns[kind] = next(
+            (sheet.header[place] for sheet, place in found if place is not None), ""
+        )
+    missing = tuple(
+        missing_file_problem(root, path) for path in table.paths if not (root / path).is_file()
+    )
     if len(missing) == len(table.paths):
         raise UserError(no_image_found(named, root, table, images))
     guesses = tuple(own_tables.own_table_guesses_in_words(sources))
     table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
     pixels = first_image_side(root, (path for path in table.paths if (root / path).is_file()))
-    return InspectedData(tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels)
+    return InspectedData(
+        tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels
+    )
 
 
 def image_folder(sheets: Sequence[Path]) -> str:
-    """The folder below or above the table that its first paths start from; empty if that is the table's own."""
+    """The folder below or above the table that its first paths start from; empty if that is the
+    table's own.
+    """
     if len(sheets) > 1:
         return ""
     source = own_tables.open_own_tables(sheets, sheets[0].parent, "", {}, "all", False)[0]
@@ -159,7 +217,11 @@ def image_folder_candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
     """Where images may lie: beside the table, in a folder there, or in one that all paths name."""
     yield home
     try:
-        yield from sorted(folder for folder in home.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+        yield from sorted(
+            folder
+            for folder in home.iterdir()
+            if folder.is_dir() and not folder.name.startswith(".")
+        )
     except OSError:
         return
     absolute = [path for path in paths if PurePosixPath(path).is_absolute()]
@@ -194,16 +256,23 @@ def first_image_side(folder: Path, paths: Iterable[str]) -> int:
 
 
 def inspect_class_folders(folder: Path) -> Iterator[dict[str, str]]:
-    """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
+    """One row per image: its class is the folder it is in, its split a folder above it called
+    train, val or test.
+    """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if path.suffix.lower() in table_columns.IMAGE_SUFFIXES and len(inside.parts) > 1:
-            split = next((name for name in inside.parts[:-2] if name.lower() in table_columns.SPLIT_NAMES), "")
+            split = next(
+                (name for name in inside.parts[:-2] if name.lower() in table_columns.SPLIT_NAMES),
+                "",
+            )
             yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
 
 
 def with_class_columns(sheet: CsvSheet) -> str:
-    """The table with one column per class, where it has one column of class names; empty where it needs no change."""
+    """The table with one column per class, where it has one column of class names; empty where it
+    needs no change.
+    """
     place = table_columns.column_by_usual_name(sheet.header, LABEL_COLUMNS)
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLED_ROWS)]
     if place is None or all(label_in_cell(fields[place]) is not None for fields in sample):
@@ -214,11 +283,14 @@ def with_class_columns(sheet: CsvSheet) -> str:
     columns = [path, *(table_columns.column_by_usual_name(sheet.header, names) for names in others)]
     kept = {sheet.header[column]: column for column in columns if column is not None}
     kept["label"] = place
-    return inspected_class_table({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
+    return inspected_class_table(
+        {name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows()
+    )
 
 
 def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Rows with a `label`, several of them with | or ; between, as a table with one column per class.
+    """Rows with a `label`, several of them with | or ; between, as a table with one column per
+    class.
 
     A row without a label is blank in all of them.
     """
@@ -229,14 +301,20 @@ def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     classes = sorted(name for name in every - blank if name.lower() not in NORMAL_CLASSES)
     if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
         raise UserError(
-            f"found {len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
-            "(0 or 1), a column of class names, or a folder with one subfolder per class"
+            f"found {len(classes)} classes in {len(rows):,} labelled images: give a CSV with one"
+            " column per finding (0 or 1), a column of class names, or a folder with one subfolder"
+            " per class"
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
     lines = []
     for row, names in zip(rows, named, strict=True):
         silent = blank.issuperset(names)
-        lines.append([*(row[name] for name in others), *("" if silent else int(name in names) for name in classes)])
+        lines.append(
+            [
+                *(row[name] for name in others),
+                *("" if silent else int(name in names) for name in classes),
+            ]
+        )
     return csv_text([[*others, *classes], *lines])
 
 

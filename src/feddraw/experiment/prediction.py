@@ -1,4 +1,6 @@
-"""New images through a trained model: found in folders and tables, decoded and scored by several processes at once."""
+"""New images through a trained model: found in folders and tables, decoded and scored by several
+processes at once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from feddraw.system.csv_cells import csv_text
 from feddraw.system.workers import in_workers, limited_workers
 
 SCORED_CHUNK = 64  # images that a worker takes at a time
-WORKERS_PAY = 8.0  # seconds of work for one process from which on it pays to start others, which takes seconds
+# seconds of work for one process from which on it pays to start others, which takes seconds
+WORKERS_PAY = 8.0
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv")
 
 
@@ -47,8 +50,14 @@ class Prediction:
     problems: dict[int, str]
 
     def csv(self) -> str:
-        """One row per image: each finding's score and call, and in the last column why there is none."""
-        header = ["image", *(word for name in self.findings for word in (name, f"{name} call")), "problem"]
+        """One row per image: each finding's score and call, and in the last column why there is
+        none.
+        """
+        header = [
+            "image",
+            *(word for name in self.findings for word in (name, f"{name} call")),
+            "problem",
+        ]
         return csv_text([header, *map(self._row, range(len(self.images)))])
 
     def _row(self, place: int) -> list[object]:
@@ -58,8 +67,12 @@ class Prediction:
         return [self.images[place].name, *cells, self.problems.get(place, "")]
 
 
-def find_images_to_predict(inputs: Sequence[Path], root: Path | None = None, column: str = "") -> list[ImageToPredict]:
-    """Image files as they were named: files themselves, all in a folder and below it, or the rows of a table."""
+def find_images_to_predict(
+    inputs: Sequence[Path], root: Path | None = None, column: str = ""
+) -> list[ImageToPredict]:
+    """Image files as they were named: files themselves, all in a folder and below it, or the rows
+    of a table.
+    """
     found: list[ImageToPredict] = []
     for path in inputs:
         if path.is_dir():
@@ -79,7 +92,9 @@ def find_images_to_predict(inputs: Sequence[Path], root: Path | None = None, col
 def _images_in_folder(folder: Path) -> Iterator[Path]:
     for place, below, files in os.walk(folder):
         below.sort()
-        yield from (Path(place) / name for name in sorted(files) if name.lower().endswith(IMAGE_SUFFIXES))
+        yield from (
+            Path(place) / name for name in sorted(files) if name.lower().endswith(IMAGE_SUFFIXES)
+        )
 
 
 def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageToPredict]:
@@ -88,7 +103,9 @@ def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[Ima
     place = path_column(sheet, column)
     if place is None:
         there = ", ".join(sheet.header)
-        raise UserError(f"{path} has no column of image paths; it has {there} (name it with --column)")
+        raise UserError(
+            f"{path} has no column of image paths; it has {there} (name it with --column)"
+        )
     folder = path.parent if root is None else root
     for _, fields in sheet.rows():
         name = path_inside_folder(fields[place], folder)
@@ -104,19 +121,29 @@ def predict_images(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Prediction:
-    """Score images as the run's evaluation does; one that cannot be read is told, and the others are done."""
+    """Score images as the run's evaluation does; one that cannot be read is told, and the others
+    are done.
+    """
     trained, say = _loaded_model(run, model, trust), progress or no_progress
     job = ImageScoring(run, model, trust, tuple(image.path for image in images))
     scores = np.full((len(images), len(trained.findings)), np.nan, np.float32)
     problems: dict[int, str] = {}
     done = 0
     say("scoring images", 0, len(images))
-    for start, (block, bad) in job.chunks(range(0, len(images), SCORED_CHUNK), limited_workers(workers)):
+    for start, (block, bad) in job.chunks(
+        range(0, len(images), SCORED_CHUNK), limited_workers(workers)
+    ):
         scores[start : start + len(block)] = block
         problems |= {start + row: why for row, why in bad.items()}
         done += len(block)
         say("scoring images", done, len(images))
-    return Prediction(tuple(images), trained.findings, scores, trained.calls(scores), dict(sorted(problems.items())))
+    return Prediction(
+        tuple(images),
+        trained.findings,
+        scores,
+        trained.calls(scores),
+        dict(sorted(problems.items())),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -137,11 +164,18 @@ class ImageScoring:
     paths: tuple[Path | None, ...]
 
     def chunks(self, starts: Sequence[int], workers: int) -> Iterator[tuple[int, ScoredChunk]]:
-        """Each chunk's start with its scores, as they get ready; the time of the first says if other processes pay."""
+        """Each chunk's start with its scores, as they get ready; the time of the first says if
+        other processes pay.
+        """
         begun = time.perf_counter()
         yield starts[0], self(starts[0])
         rest, left = starts[1:], (time.perf_counter() - begun) * (len(starts) - 1)
-        if workers > 1 and len(rest) > 1 and left > WORKERS_PAY and not multiprocessing.current_process().daemon:
+        if (
+            workers > 1
+            and len(rest) > 1
+            and left > WORKERS_PAY
+            and not multiprocessing.current_process().daemon
+        ):
             words = {"doing": "scored images", "then": "no scores were written: start again"}
             yield from in_workers(self, rest, min(workers, len(rest)), **words)
         else:

@@ -1,7 +1,8 @@
-"""A rehearsal of training on made-up images, before any data are prepared: what a step costs in time and memory.
+"""A rehearsal of training on made-up images, before any data are prepared: what a step costs in
+time and memory.
 
-Where a whole batch would take too long, smaller ones are timed and multiplied up, for the first method on each network;
-what the others add to its steps is then measured on a small network.
+Where a whole batch would take too long, smaller ones are timed and multiplied up, for the first
+method on each network; what the others add to its steps is then measured on a small network.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ from feddraw.training.network_by_name import build_network
 from feddraw.training.reproducibility import one_thread
 from feddraw.training.settings import Training
 
-REHEARSAL_SECONDS = 45.0  # for all that is timed; a first step of a large network may take it beyond
+REHEARSAL_SECONDS = (
+    45.0  # for all that is timed; a first step of a large network may take it beyond
+)
 MOST_REHEARSED_STEPS = 20
-LEAST_REHEARSED_BATCH = 8  # images in the largest batch on each network: two sizes tell how memory grows
-SMALL_BATCH, SMALL_STEPS = 16, 8  # images of a batch, and steps, of the small network on which methods are compared
+LEAST_REHEARSED_BATCH = (
+    8  # images in the largest batch on each network: two sizes tell how memory grows
+)
+SMALL_BATCH, SMALL_STEPS = (
+    16,
+    8,
+)  # images of a batch, and steps, of the small network on which methods are compared
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,9 @@ class RehearsedTimes:
     """What an experiment's work costs on a device."""
 
     step: float  # seconds of a training step of a whole batch
-    batch: int  # images in the batches that were timed; 0 = estimated from what the method adds on a small network
+    # images in the batches that were timed; 0 = estimated from what the method adds on a small
+    # network
+    batch: int
     client: float  # seconds of a client's work beside its steps
     evaluated_image: float  # seconds
     memory: int  # bytes of the process, or of a GPU, at its highest
@@ -56,14 +66,22 @@ class RehearsedTimes:
 
 
 def time_profile(experiment: Experiment) -> str:
-    """Experiments with the same profile cost the same per step: network, size, training and what a client does."""
+    """Experiments with the same profile cost the same per step: network, size, training and what a
+    client does.
+    """
     return json.dumps([_network_profile(experiment), _method_profile(make_method(experiment))])
 
 
 def _network_profile(experiment: Experiment) -> str:
     """What a step costs whatever the method: network, size and training."""
-    training = {k: v for k, v in asdict(experiment.training).items() if k not in ("epochs", "steps", "device", "lr")}
-    return json.dumps([experiment.model, experiment.section("data")[1]["size"], training], sort_keys=True)
+    training = {
+        k: v
+        for k, v in asdict(experiment.training).items()
+        if k not in ("epochs", "steps", "device", "lr")
+    }
+    return json.dumps(
+        [experiment.model, experiment.section("data")[1]["size"], training], sort_keys=True
+    )
 
 
 def _method_profile(method: Method) -> str:
@@ -73,16 +91,25 @@ def _method_profile(method: Method) -> str:
 def rehearse_step_times(
     experiments: Sequence[Experiment], findings: int, devices: Sequence[str], seconds: float
 ) -> list[RehearsedTimes]:
-    """What each experiment costs with a worker at once on each of the devices: the mean over these."""
+    """What each experiment costs with a worker at once on each of the devices: the mean
+    over these.
+    """
     tables = [complete(experiment).table() for experiment in experiments]
-    team = [start_worker(serve_rehearsal, json.dumps([tables, findings, device, seconds])) for device in devices]
+    team = [
+        start_worker(serve_rehearsal, json.dumps([tables, findings, device, seconds]))
+        for device in devices
+    ]
     return [_mean_over_devices(one) for one in zip(*estimate_by_workers(team), strict=True)]
 
 
 def _mean_over_devices(found: Sequence[Mapping[str, Any]]) -> RehearsedTimes:
     """Mean times, the smallest batch and the most memory."""
-    step, client, image = (fmean(one[name] for one in found) for name in ("step", "client", "evaluated_image"))
-    return RehearsedTimes(step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found))
+    step, client, image = (
+        fmean(one[name] for one in found) for name in ("step", "client", "evaluated_image")
+    )
+    return RehearsedTimes(
+        step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found)
+    )
 
 
 def serve_rehearsal(pipe: Connection, request: str) -> None:
@@ -90,16 +117,24 @@ def serve_rehearsal(pipe: Connection, request: str) -> None:
     belong_to_parent()
     warnings.simplefilter("ignore")
     tables, findings, device, seconds = json.loads(request)
-    experiments = [Experiment.of(table).with_settings({"training.device": device}) for table in tables]
+    experiments = [
+        Experiment.of(table).with_settings({"training.device": device}) for table in tables
+    ]
     try:
-        said: dict[str, Any] = {"timed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]}
+        said: dict[str, Any] = {
+            "timed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]
+        }
     except (UserError, RunFailed) as mistake:
         said = {"mistake": str(mistake)}
     pipe.send_bytes(json.dumps(said).encode())
 
 
-def _rehearsed(experiments: Sequence[Experiment], findings: int, seconds: float) -> Iterator[RehearsedTimes]:
-    """The first experiment on each network is timed in any case, the others where whole batches leave the time."""
+def _rehearsed(
+    experiments: Sequence[Experiment], findings: int, seconds: float
+) -> Iterator[RehearsedTimes]:
+    """The first experiment on each network is timed in any case, the others where whole batches
+    leave the time.
+    """
     began, firsts = time.perf_counter(), dict[str, _TimedExperiment]()
     networks = len({_network_profile(experiment) for experiment in experiments})
     for experiment in experiments:
@@ -110,34 +145,50 @@ def _rehearsed(experiments: Sequence[Experiment], findings: int, seconds: float)
         elif first.is_whole and time.perf_counter() - began < seconds:
             yield _TimedExperiment(experiment, findings, seconds / 2 / len(experiments)).rehearsed
         else:
-            here, there = step_time_factors([make_method(experiment), first.method], experiment.training)
+            here, there = step_time_factors(
+                [make_method(experiment), first.method], experiment.training
+            )
             yield replace(first.rehearsed, step=first.rehearsed.step * here / there, batch=0)
 
 
 def step_time_factors(methods: Sequence[Method], training: Training | None = None) -> list[float]:
-    """How much longer a step takes under each method than plain training, on a small network on the processor."""
+    """How much longer a step takes under each method than plain training, on a small network on the
+    processor.
+    """
     how = replace(training or Training(), batch_size=SMALL_BATCH, device="cpu", amp="off")
 
     def step(method: Method) -> float:
         make = partial(build_network, "compact", 5, {})
         client = _RehearsedClient(method, make, 32, 5, how, images=SMALL_BATCH * (1 + SMALL_STEPS))
-        client.work(SMALL_BATCH, 1)  # allocates memory; some rules do more once there is a round to remember
-        longer, shorter = (min(client.work(SMALL_BATCH, steps) for _ in range(3)) for steps in (1 + SMALL_STEPS, 1))
+        client.work(
+            SMALL_BATCH, 1
+        )  # allocates memory; some rules do more once there is a round to remember
+        longer, shorter = (
+            min(client.work(SMALL_BATCH, steps) for _ in range(3)) for steps in (1 + SMALL_STEPS, 1)
+        )
         return max(longer - shorter, 1e-6)
 
     plain = combined_method("fedavg", {})
     kinds = {_method_profile(method): method for method in (plain, *methods)}
     taken = {kind: step(method) for kind, method in kinds.items()}
-    return [max(1.0, taken[_method_profile(method)] / taken[_method_profile(plain)]) for method in methods]
+    return [
+        max(1.0, taken[_method_profile(method)] / taken[_method_profile(plain)])
+        for method in methods
+    ]
 
 
 class _TimedExperiment:
-    """One experiment: batches of two, four, eight … images, as far as the time allows and the batch size goes."""
+    """One experiment: batches of two, four, eight … images, as far as the time allows and the batch
+    size goes.
+    """
 
     def __init__(self, experiment: Experiment, findings: int, seconds: float) -> None:
         began, whole = time.perf_counter(), experiment.training.batch_size
         self.method = make_method(experiment)
-        size, make = experiment.section("data")[1]["size"], run_preparation.network_builder(experiment, findings)
+        size, make = (
+            experiment.section("data")[1]["size"],
+            run_preparation.network_builder(experiment, findings),
+        )
         how = (size, findings, experiment.training)
         client = _RehearsedClient(self.method, make, *how, images=2 * whole, seed=experiment.seed)
         client.work(2, 1)  # the first step allocates memory and chooses algorithms
@@ -147,7 +198,10 @@ class _TimedExperiment:
             before = time.perf_counter()
             one, used[batch] = client.work(batch, 1), client.memory()
             now = time.perf_counter()
-            waited, left = now - before, seconds - (now - began)  # on a busy processor, longer than its own seconds
+            waited, left = (
+                now - before,
+                seconds - (now - began),
+            )  # on a busy processor, longer than its own seconds
             if batch == whole or (batch >= LEAST_REHEARSED_BATCH and 6 * waited > left):
                 break
             batch = min(2 * batch, whole)
@@ -156,7 +210,9 @@ class _TimedExperiment:
         memory = max(used.values()) + round(_estimated_memory_per_image(used) * (whole - batch))
         self.is_whole = batch == whole
         evaluated = client.evaluate(batch)
-        self.rehearsed = RehearsedTimes(step * whole / batch, batch, max(0.0, one - step), evaluated, memory)
+        self.rehearsed = RehearsedTimes(
+            step * whole / batch, batch, max(0.0, one - step), evaluated, memory
+        )
 
 
 def _estimated_memory_per_image(used: Mapping[int, int]) -> float:
@@ -166,10 +222,20 @@ def _estimated_memory_per_image(used: Mapping[int, int]) -> float:
 
 
 class _RehearsedClient:
-    """A trainer with made-up images for one client, in a round in which it remembers the one before."""
+    """A trainer with made-up images for one client, in a round in which it remembers the one
+    before.
+    """
 
     def __init__(
-        self, method: Method, make: Build, size: int, findings: int, training: Training, *, images: int, seed: int = 0
+        self,
+        method: Method,
+        make: Build,
+        size: int,
+        findings: int,
+        training: Training,
+        *,
+        images: int,
+        seed: int = 0,
     ) -> None:
         self.method, self.training, self.images = method, training, images
         rng = np.random.default_rng(0)
@@ -182,7 +248,9 @@ class _RehearsedClient:
         self.memory_of_client: Memory = {}
 
     def work(self, batch: int, steps: int) -> float:
-        """Seconds of so many steps with batches of so many images, and of a client's work around them."""
+        """Seconds of so many steps with batches of so many images, and of a client's work around
+        them.
+        """
         self.trainer.shards = [np.arange(min(self.images, steps * batch), dtype=np.intp)]
         self.trainer.training = replace(self.training, batch_size=batch, steps=steps)
         began = self.clock()
@@ -201,10 +269,18 @@ class _RehearsedClient:
         return (self.clock() - began) / images
 
     def clock(self) -> float:
-        """Seconds; on a processor only those that it worked for us, because other programs' time would count, too."""
-        return time.process_time() if self.trainer.network.device.type == "cpu" else time.perf_counter()
+        """Seconds; on a processor only those that it worked for us, because other programs' time
+        would count, too.
+        """
+        return (
+            time.process_time()
+            if self.trainer.network.device.type == "cpu"
+            else time.perf_counter()
+        )
 
     def memory(self) -> int:
         """Bytes at the highest so far: on a GPU there, else of this process."""
         device = self.trainer.network.device
-        return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else peak_memory()
+        return (
+            int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else peak_memory()
+        )

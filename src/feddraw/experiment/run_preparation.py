@@ -21,13 +21,13 @@ from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.folds import refold
 from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import PreparationEstimate
+from feddraw.data.scenarios.partition import Partition
+from feddraw.data.scenarios.scenario_by_name import deal
 from feddraw.data.splits import stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.scenarios.partition import Partition
-from feddraw.scenarios.scenario_by_name import deal
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch
@@ -53,7 +53,9 @@ class PreparedTask:
         if self.method.centralised:
             return {0: 1.0}
         sizes = [len(rows) for rows in self.training_rows]
-        return self.experiment.participation.efforts(self.experiment.seed, round, self.clients, sizes)
+        return self.experiment.participation.efforts(
+            self.experiment.seed, round, self.clients, sizes
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,9 @@ class PreparedData:
     partition: Partition
     training_rows: tuple[Rows, ...]  # by client, into the data set
     holdout_rows: tuple[Rows, ...]
-    views: Mapping[str, Rows] = field(default_factory=dict)  # the test images as sites with other images have them
+    views: Mapping[str, Rows] = field(
+        default_factory=dict
+    )  # the test images as sites with other images have them
 
 
 def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
@@ -89,12 +93,21 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
     if experiment.folds:
         dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
     scenario, options = experiment.section("scenario")
-    how = {"seed": experiment.partition_seed, "scale": options.pop("scale", 1.0), "options": options}
+    how = {
+        "seed": experiment.partition_seed,
+        "scale": options.pop("scale", 1.0),
+        "options": options,
+    }
     partition = deal(scenario, dataset.training_labels(), **how)
     training, kept_back = _hold_out(experiment, dataset, partition)
     sites = [shard.client for shard in partition.shards]
-    rows = {site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)}
-    trained_on, alterations = dict(zip(sites, training, strict=True)), experiment.corruption.alterations(sites)
+    rows = {
+        site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)
+    }
+    trained_on, alterations = (
+        dict(zip(sites, training, strict=True)),
+        experiment.corruption.alterations(sites),
+    )
     altered = corrupt_dataset(dataset, alterations, rows, trained_on, experiment.partition_seed)
     return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 
@@ -102,13 +115,20 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
 def _require_evaluation_images(dataset: Dataset) -> None:
     for split in ("validation", "test"):
         if not len(dataset.rows[split]):
-            raise UserError(f"{dataset.name} has no {split} images: thresholds and metrics need some (data.{split})")
+            raise UserError(
+                f"{dataset.name} has no {split} images: thresholds and metrics need some"
+                f" (data.{split})"
+            )
 
 
-def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> PreparedRun:
+def prepare(
+    experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None
+) -> PreparedRun:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
-    device = devices_of(experiment)[0]  # refuses devices that are not here, before the data are opened
+    device = devices_of(experiment)[
+        0
+    ]  # refuses devices that are not here, before the data are opened
     data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
     _require_evaluation_images(data.dataset)
     task = prepare_task(experiment, data)
@@ -117,11 +137,20 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     build = network_builder(experiment, len(dataset.findings))
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
-    trainer = make_trainer(on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen)
+    trainer = make_trainer(
+        on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen
+    )
     evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
     proxy = prepare_server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     places = tuple(places_for_clients(experiment, len(task.clients)))
-    setup = PreparedRun(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
+    setup = PreparedRun(
+        **vars(task),
+        evaluator=evaluator,
+        trainer=trainer,
+        initial=initial,
+        proxy=proxy,
+        places=places,
+    )
     if experiment.secure:
         _check_secure_rounds(setup)
     return setup
@@ -141,30 +170,45 @@ def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
 
 def _check_secure_rounds(setup: PreparedRun) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
-    from feddraw.secure_rounds.announcement import announce_secure_round, announced_party
-    from feddraw.secure_rounds.round_weights import check_weights_fit_sum
+    from feddraw.secure.rounds.announcement import announce_secure_round, announced_party
+    from feddraw.secure.rounds.round_weights import check_weights_fit_sum
 
     experiment, labelled = setup.experiment, setup.trainer.labelled
     _, settings = experiment.section("method")
     sizes = [len(rows) for rows in setup.training_rows]
-    everyone = [announced_party(*party) for party in zip(setup.clients, sizes, labelled, strict=True)]
+    everyone = [
+        announced_party(*party) for party in zip(setup.clients, sizes, labelled, strict=True)
+    ]
     for round in range(experiment.rounds):
         asked = [everyone[client] for client in setup.efforts(round)]
-        told = announce_secure_round("", settings, round, experiment.rounds, asked, experiment.policy)
+        told = announce_secure_round(
+            "", settings, round, experiment.rounds, asked, experiment.policy
+        )
         check_weights_fit_sum(setup.method, told.facts())
 
 
 def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
     """Name the findings that the model cannot learn, because no client labels them."""
     counts = sum(dataset.labels.known_counts(own) for own in rows)
-    names = [name for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True) if not count]
+    names = [
+        name
+        for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True)
+        if not count
+    ]
     if names:
-        warnings.warn(f"no client has labels for {', '.join(names)}: leave it out of data.findings", stacklevel=2)
+        warnings.warn(
+            f"no client has labels for {', '.join(names)}: leave it out of data.findings",
+            stacklevel=2,
+        )
 
 
-def prepare_server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
+def prepare_server_images(
+    experiment: Experiment, dataset: Dataset, trainer: Trainer
+) -> ServerImages:
     """Some validation images, for a server that weighs clients by them."""
-    rows = choose_server_images(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+    rows = choose_server_images(
+        dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed
+    )
     return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
 
 
@@ -175,7 +219,9 @@ def make_trainer(
     method: Method,
     frozen: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> Trainer:
-    """What trains some clients, by their rows in the data set; `frozen` are the initial model's frozen layers."""
+    """What trains some clients, by their rows in the data set; `frozen` are the initial model's
+    frozen layers.
+    """
     targets = dataset.labels.targets()
     groups = dataset.labels.two_groups() if "groups" in method.asks else None
     patients = dataset.labels.patient_numbers() if "gradient spread" in method.asks else None
@@ -187,14 +233,24 @@ def make_trainer(
 def network_builder(experiment: Experiment, classes: int) -> Build:
     """A function that makes the experiment's network and names its classifier."""
     name, settings = experiment.section("model")
-    return partial(build_network, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
+    return partial(
+        build_network,
+        name,
+        classes,
+        settings,
+        side=int(experiment.section("data")[1].get("size", 0)),
+    )
 
 
 def open_experiment_data(
-    experiment: Experiment, progress: Progress | None = None, estimate: PreparationEstimate | None = None
+    experiment: Experiment,
+    progress: Progress | None = None,
+    estimate: PreparationEstimate | None = None,
 ) -> Dataset:
     name, settings = complete(experiment).section("data")
-    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress, estimate=estimate)
+    return open_dataset(
+        name, size=settings.pop("size"), options=settings, progress=progress, estimate=estimate
+    )
 
 
 def initial_model(build: Build, seed: int) -> Model:
@@ -204,7 +260,9 @@ def initial_model(build: Build, seed: int) -> Model:
         return Network(*build()).read()
 
 
-def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) -> tuple[tuple[Rows, ...], ...]:
+def _hold_out(
+    experiment: Experiment, dataset: Dataset, partition: Partition
+) -> tuple[tuple[Rows, ...], ...]:
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
     train, held = [], []
     dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
@@ -213,27 +271,46 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
         train.append(np.sort(rows[~kept_back]))
         held.append(np.sort(rows[kept_back]))
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
-            few = f"client {shard.client} has {len(train[-1])} image(s), too few for a training step"
+            few = (
+                f"client {shard.client} has {len(train[-1])} image(s), too few for a training step"
+            )
             raise UserError(f"{few}: use more images or fewer clients")
         if not dataset.labels.known_counts(train[-1]).any():
-            raise UserError(f"client {shard.client} has no known label in {len(train[-1])} images: leave it out")
+            raise UserError(
+                f"client {shard.client} has no known label in {len(train[-1])} images: leave it out"
+            )
     return tuple(train), tuple(held)
 
 
-def _prepared_holdout(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
-    """Which of its images each client keeps back: whole patients, each finding in proportion, where they are known."""
+def _prepared_holdout(
+    experiment: Experiment, labels: Labels, dealt: Sequence[Rows]
+) -> list[NDArray[np.bool_]]:
+    """Which of its images each client keeps back: whole patients, each finding in proportion, where
+    they are known.
+    """
     seed, share = experiment.partition_seed, experiment.holdout
     if labels.patients is None or not share:
-        orders = [np.random.default_rng([seed, number]).permutation(len(rows)) for number, rows in enumerate(dealt)]
-        return [np.isin(np.arange(len(order)), order[: math.floor(share * len(order))]) for order in orders]
+        orders = [
+            np.random.default_rng([seed, number]).permutation(len(rows))
+            for number, rows in enumerate(dealt)
+        ]
+        return [
+            np.isin(np.arange(len(order)), order[: math.floor(share * len(order))])
+            for order in orders
+        ]
     patients = [np.unique(labels.patients[rows]) for rows in dealt]
     if len(np.unique(np.concatenate(patients))) == sum(map(len, patients)):
-        return [np.equal(stratified_split(labels, rows, [1 - share, share], seed), 1) for rows in dealt]
-    # a patient of several clients is kept back by all of them or by none: else the others would train on the test
+        return [
+            np.equal(stratified_split(labels, rows, [1 - share, share], seed), 1) for rows in dealt
+        ]
+    # a patient of several clients is kept back by all of them or by none: else the others would
+    # train on the test
     sizes = [len(rows) for rows in dealt]
     sites = np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
     everyone = replace(labels.take(np.concatenate(dealt)), sites=sites)
-    kept_back = np.equal(stratified_split(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1)
+    kept_back = np.equal(
+        stratified_split(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1
+    )
     return np.split(kept_back, np.cumsum(sizes)[:-1])
 
 

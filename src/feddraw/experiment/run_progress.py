@@ -1,8 +1,9 @@
 """How much of a run is done, told at least once a second, also while one client trains for minutes.
 
-Work is counted in images. A trained image counts three times as much as an evaluated one, because a training step costs
-about three forward passes. Engines that count the optimiser steps under way (`steps_taken`) are read as they work; for
-the others, and for evaluations, the work under way is estimated from the pace so far.
+Work is counted in images. A trained image counts three times as much as an evaluated one, because a
+training step costs about three forward passes. Engines that count the optimiser steps under way
+(`steps_taken`) are read as they work; for the others, and for evaluations, the work under way is
+estimated from the pace so far.
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ def images_to_evaluate(task: PreparedTask, *, final: bool) -> int:
 class RunProgress:
     """Follows one run: which round, which clients are back, how many of all images are done."""
 
-    def __init__(self, prepared: PreparedRun, engine: Engine, start: int, progress: Progress | None) -> None:
+    def __init__(
+        self, prepared: PreparedRun, engine: Engine, start: int, progress: Progress | None
+    ) -> None:
         self._prepared, self._engine, self._progress = prepared, engine, progress
         self._rounds = prepared.experiment.rounds
-        by_round = [sum(self._training(round).values()) + self._evaluation(round) for round in range(self._rounds)]
+        by_round = [
+            sum(self._training(round).values()) + self._evaluation(round)
+            for round in range(self._rounds)
+        ]
         self._before = list(accumulate(by_round, initial=0))
         self.total = self._before[-1]
         self._lock = threading.Lock()
@@ -55,12 +61,17 @@ class RunProgress:
         """What each client's work costs."""
         rows, training = self._prepared.training_rows, self._prepared.experiment.training
         efforts = self._prepared.efforts(round)
-        steps = {one: steps_in_round(len(rows[one]), training, effort) for one, effort in efforts.items()}
+        steps = {
+            one: steps_in_round(len(rows[one]), training, effort) for one, effort in efforts.items()
+        }
         return {one: self._cost(one, own) for one, own in steps.items()}
 
     def _cost(self, client: int, steps: int) -> int:
         """Of so many training steps of a client."""
-        images, batch = len(self._prepared.training_rows[client]), self._prepared.experiment.training.batch_size
+        images, batch = (
+            len(self._prepared.training_rows[client]),
+            self._prepared.experiment.training.batch_size,
+        )
         return TRAINED_COST * steps * min(images, batch)
 
     def _evaluation(self, round: int) -> int:
@@ -93,7 +104,9 @@ class RunProgress:
         """What is under way, in words."""
         asked = len(self._costs)
         training = f"{len(self._back)} of {asked} client{'s' * (asked > 1)}"
-        return f"round {self._round}: {training if self._evaluating_since is None else 'evaluating'}"
+        return (
+            f"round {self._round}: {training if self._evaluating_since is None else 'evaluating'}"
+        )
 
     def done(self) -> int:
         trained = self._before[self._round]

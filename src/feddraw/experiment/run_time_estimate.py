@@ -1,7 +1,8 @@
 """How long a run will take on this machine, from a few timed training steps.
 
-Runs are timed on their own data, at their own settings; for a time before there are any data see `rehearsal`. As many
-processes as will train are timed at once, because cores share memory and caches.
+Runs are timed on their own data, at their own settings; for a time before there are any data see
+`rehearsal`. As many processes as will train are timed at once, because cores share memory and
+caches.
 """
 
 from __future__ import annotations
@@ -43,17 +44,28 @@ class RunTimeEstimate:
     whole: float  # the run, with what comes before its first step
 
 
-def estimate_run_times(experiments: Sequence[Experiment], places: Sequence[WorkerPlace]) -> list[RunTimeEstimate]:
+def estimate_run_times(
+    experiments: Sequence[Experiment], places: Sequence[WorkerPlace]
+) -> list[RunTimeEstimate]:
     """An estimate for each experiment, with a run at each place at once; these share their data."""
     request = json.dumps([experiment.table() for experiment in experiments])
-    found = estimate_by_workers([start_worker(serve_run_timing, request, place) for place in places])
+    found = estimate_by_workers(
+        [start_worker(serve_run_timing, request, place) for place in places]
+    )
     names = [field.name for field in fields(RunTimeEstimate)]
     by_experiment = zip(*found, strict=True)
-    return [RunTimeEstimate(*(fmean(one[name] for one in times) for name in names)) for times in by_experiment]
+    return [
+        RunTimeEstimate(*(fmean(one[name] for one in times) for name in names))
+        for times in by_experiment
+    ]
 
 
-def estimate_by_workers(team: Sequence[tuple[Connection, SpawnProcess]]) -> list[list[dict[str, Any]]]:
-    """What each worker has timed, in JSON; all of them end, and a mistake that one tells is raised."""
+def estimate_by_workers(
+    team: Sequence[tuple[Connection, SpawnProcess]],
+) -> list[list[dict[str, Any]]]:
+    """What each worker has timed, in JSON; all of them end, and a mistake that one tells is
+    raised.
+    """
     try:
         return [_estimate_by_worker(*worker) for worker in team]
     finally:
@@ -92,7 +104,9 @@ def serve_run_timing(pipe: Connection, request: str, place: WorkerPlace) -> None
 
 
 def estimate_run_time(setup: run_preparation.PreparedRun, opening: float = 0.0) -> RunTimeEstimate:
-    """Time a few steps and an evaluation of what has been prepared; its trainer cannot be used afterwards."""
+    """Time a few steps and an evaluation of what has been prepared; its trainer cannot be used
+    afterwards.
+    """
     step, client = _time_training(setup)
     image = _time_evaluation(setup)
     return RunTimeEstimate(step, image, opening + RunWork.of(setup).seconds(step, client, image))
@@ -116,7 +130,10 @@ class RunWork:
         rounds = range(task.experiment.rounds)
         efforts = [task.efforts(round) for round in rounds]
         asked = [(sizes[client], effort) for each in efforts for client, effort in each.items()]
-        steps = sum(steps_in_round(n, training, effort) * min(1.0, n / training.batch_size) for n, effort in asked)
+        steps = sum(
+            steps_in_round(n, training, effort) * min(1.0, n / training.batch_size)
+            for n, effort in asked
+        )
         evaluated = sum(images_to_evaluate(task, final=round == rounds[-1]) for round in rounds)
         return RunWork(steps, len(asked), evaluated)
 
@@ -134,16 +151,21 @@ def _time_training(setup: run_preparation.PreparedRun) -> tuple[float, float]:
         learnt = trainer.work(job, remembered)[1]
         return time.perf_counter() - began, learnt
 
-    # The first step allocates memory and chooses algorithms; some rules do more once they have a round behind them.
+    # The first step allocates memory and chooses algorithms; some rules do more once they have a
+    # round behind them.
     _, memory = work(1, {})
     short, _ = work(1, memory)
-    count = min(MOST_TIMED_STEPS, max(FEWEST_TIMED_STEPS, math.ceil(TIMED_SECONDS / max(short, 1e-6))))
+    count = min(
+        MOST_TIMED_STEPS, max(FEWEST_TIMED_STEPS, math.ceil(TIMED_SECONDS / max(short, 1e-6)))
+    )
     step = max((work(1 + count, memory)[0] - short) / count, 1e-6)
     return step, max(0.0, short - step)
 
 
 def _time_evaluation(setup: run_preparation.PreparedRun) -> float:
-    """Seconds per image, with the metrics where the validation images are few enough to be evaluated whole."""
+    """Seconds per image, with the metrics where the validation images are few enough to be
+    evaluated whole.
+    """
     engine, model, rows = Serial(setup.trainer), setup.initial, setup.dataset.rows["validation"]
     engine.predict(model, rows[:8])
     began = time.perf_counter()

@@ -34,24 +34,32 @@ from feddraw.system.file_reading import read_json
 from feddraw.training.device_memory import memory_shortage_told
 
 if TYPE_CHECKING:
-    from feddraw.secure_rounds.in_process import InProcessSecureRounds
+    from feddraw.secure.rounds.in_process import InProcessSecureRounds
 
-Evaluated = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, and the scores of every image
+Evaluated = tuple[
+    dict[str, Any], dict[str, NDArray[Any]]
+]  # as in metrics.json, and the scores of every image
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
     """A run that has been carried out: its rounds in order, and what came of it."""
 
-    rounds: tuple[RoundResult, ...]  # that were carried out now; a resumed run did the others before
-    metrics: Mapping[str, Any]  # of the model after the last round: validation, test, each client's own
+    rounds: tuple[
+        RoundResult, ...
+    ]  # that were carried out now; a resumed run did the others before
+    metrics: Mapping[
+        str, Any
+    ]  # of the model after the last round: validation, test, each client's own
     folder: Path | None  # where everything was written, if anywhere
 
     @property
     def last(self) -> RoundResult:
         """The last round, with the model."""
         if not self.rounds:
-            raise UserError(f"{self.folder} was finished before: its model and metrics are in that folder")
+            raise UserError(
+                f"{self.folder} was finished before: its model and metrics are in that folder"
+            )
         return self.rounds[-1]
 
     def __iter__(self) -> Iterator[RoundResult]:
@@ -72,12 +80,19 @@ def run(
 ) -> RunResult:
     """Carry out an experiment to its end; gives its rounds, the last one with the test metrics.
 
-    With `out`, everything is written to that folder as it happens, and a killed run continues with `resume`. The result
-    holds every round's model: for many rounds of a large network, or to see each round when it is done, use `iterate`.
+    With `out`, everything is written to that folder as it happens, and a killed run continues with
+    `resume`. The result holds every round's model: for many rounds of a large network, or to see
+    each round when it is done, use `iterate`.
     """
-    rounds = tuple(iterate(experiment, out, resume=resume, dataset=dataset, progress=progress, on_update=on_update))
+    rounds = tuple(
+        iterate(
+            experiment, out, resume=resume, dataset=dataset, progress=progress, on_update=on_update
+        )
+    )
     folder = None if out is None else Path(out)
-    metrics = rounds[-1].metrics if rounds or folder is None else read_json(RunFolder(folder).metrics)
+    metrics = (
+        rounds[-1].metrics if rounds or folder is None else read_json(RunFolder(folder).metrics)
+    )
     return RunResult(rounds, metrics, folder)
 
 
@@ -91,10 +106,11 @@ def iterate(
     on_update: OnUpdate | None = None,
     on_setup: Callable[[PreparedRun], None] | None = None,
 ) -> Iterator[RoundResult]:
-    """Carry out an experiment round by round: each is trained when it is asked for, and nothing happens before.
+    """Carry out an experiment round by round: each is trained when it is asked for, and nothing
+    happens before.
 
-    Takes what `run` takes; `on_setup` is called with the data and the clients before the first round. To stop before
-    the end, stop asking; with `out` and `resume` it continues later.
+    Takes what `run` takes; `on_setup` is called with the data and the clients before the first
+    round. To stop before the end, stop asking; with `out` and `resume` it continues later.
     """
     folder = None if out is None else RunFolder(Path(out))
     experiment = complete(experiment)
@@ -104,7 +120,9 @@ def iterate(
 
     def finished() -> bool:
         """Whether there is nothing left to do; refuses a folder that is not free for this run."""
-        return folder is not None and not folder.begin(wanted, resume=resume, defaults=unnamed_defaults())
+        return folder is not None and not folder.begin(
+            wanted, resume=resume, defaults=unnamed_defaults()
+        )
 
     if finished():  # before the data are opened, which may take long
         return
@@ -124,12 +142,19 @@ def iterate(
             )
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
-                raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another folder")
+                raise UserError(
+                    f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another"
+                    " folder"
+                )
         if on_setup is not None:
             on_setup(setup)
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
-        with memory_shortage_told(setup.trainer), opened_engine(setup) as engine, tensorboard_log(shown, start) as show:
+        with (
+            memory_shortage_told(setup.trainer),
+            opened_engine(setup) as engine,
+            tensorboard_log(shown, start) as show,
+        ):
             meter = RunProgress(setup, engine, start, progress)
             meter.tell()
 
@@ -138,14 +163,20 @@ def iterate(
                 if on_update is not None:
                     on_update(round, update)
 
-            for result in meter.over(_carry_out_rounds(setup, engine, folder, checkpoint, count_update)):
+            for result in meter.over(
+                _carry_out_rounds(setup, engine, folder, checkpoint, count_update)
+            ):
                 meter.finished(result.round)
                 show(result)
                 yield result
 
 
 def _carry_out_rounds(
-    setup: PreparedRun, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
+    setup: PreparedRun,
+    engine: Engine,
+    folder: RunFolder | None,
+    checkpoint: Checkpoint | None,
+    on_update: OnUpdate,
 ) -> Iterator[RoundResult]:
     experiment, method = setup.experiment, setup.method
     model, state, start = setup.initial, None, 0
@@ -184,17 +215,27 @@ def _carry_out_rounds(
         began = time.perf_counter()
         scored, predictions = evaluate_round(setup, engine, plain.model, final=last)
         keeper.add(plain.round, plain.model, scored)
-        kept = evaluate_kept_models(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
+        kept = (
+            evaluate_kept_models(evaluate_common, keeper.models(plain.model), scored, predictions)
+            if last
+            else {}
+        )
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
         pieces = ledger_pieces_by_finding(plain.pieces, setup.dataset.findings)
         result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)
-            folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
+            folder.save_checkpoint(
+                Checkpoint(result.next_model, result.state, result.round + 1, engine.memory)
+            )
             if last:
-                folder.finish(result.model, {"round": result.round} | scored, predictions, setup.dataset, kept)
+                folder.finish(
+                    result.model, {"round": result.round} | scored, predictions, setup.dataset, kept
+                )
         yield result
-    if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
+    if (
+        folder is not None and start == experiment.rounds
+    ):  # killed after its last round, before its last file
         shown = method.shown(model, state or {})
         scored, predictions = evaluate_round(setup, engine, shown, final=True)
         kept = evaluate_kept_models(evaluate_common, keeper.models(shown), scored, predictions)
@@ -202,10 +243,12 @@ def _carry_out_rounds(
 
 
 def _secure_rounds(setup: PreparedRun, sizes: list[int]) -> InProcessSecureRounds:
-    from feddraw.secure_rounds.in_process import InProcessSecureRounds
+    from feddraw.secure.rounds.in_process import InProcessSecureRounds
 
     name, settings = setup.experiment.section("method")
-    return InProcessSecureRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
+    return InProcessSecureRounds(
+        setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled
+    )
 
 
 def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:
@@ -213,7 +256,9 @@ def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:
     keep = setup.experiment.keep
     if keep != Keep() and has_personal_models(setup.method):
         name = setup.experiment.section("method")[0]
-        warnings.warn(f"{name} has one model per client: only those of the last round are kept", stacklevel=2)
+        warnings.warn(
+            f"{name} has one model per client: only those of the last round are kept", stacklevel=2
+        )
         keep = Keep()
     return ModelKeeper(keep, setup.experiment.rounds, folder)
 
@@ -224,7 +269,9 @@ def evaluate_kept_models(
     scored: dict[str, Any],
     predictions: dict[str, NDArray[Any]],
 ) -> dict[str, Model]:
-    """Add the metrics and scores of the kept models to those of the last, each with thresholds of its own."""
+    """Add the metrics and scores of the kept models to those of the last, each with thresholds of
+    its own.
+    """
     for name, one in kept.items():
         found, scores = evaluate_one(one.model)
         scored.setdefault("models", {})[name] = one.described() | found
@@ -234,11 +281,15 @@ def evaluate_kept_models(
 
 
 def evaluate_round(setup: PreparedRun, engine: Engine, model: Model, *, final: bool) -> Evaluated:
-    """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
+    """Validation AUC after every round; after the last one thresholds, test metrics, each client's
+    own, and scores.
+    """
     models, personal = models_to_evaluate(setup.method, engine, model, len(setup.clients))
     if final:
         return setup.evaluator.at_the_end(engine, models, personal=personal)
-    splits: tuple[Split, ...] = ("validation", "test") if setup.experiment.test_every_round else ("validation",)
+    splits: tuple[Split, ...] = (
+        ("validation", "test") if setup.experiment.test_every_round else ("validation",)
+    )
     return setup.evaluator.after_a_round(engine, models, splits), {}
 
 

@@ -1,7 +1,8 @@
-"""What a federation is compared with: each client alone, and all data in one place, for the same number of steps.
+"""What a federation is compared with: each client alone, and all data in one place, for the same
+number of steps.
 
-The same number of steps and not of epochs, because epochs would give a client with four times the images four times
-the training.
+The same number of steps and not of epochs, because epochs would give a client with four times the
+images four times the training.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy as np
 
 from feddraw.analysis import metrics
 from feddraw.core import Job, Local
+from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.experiment.run_preparation import PreparedRun, pooled_rows, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import OnUpdate, client_seed
-from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 ALL_TOGETHER = "all together"
 
@@ -44,7 +45,9 @@ class ScenarioCheck:
 
     @property
     def margin(self) -> float:
-        """The worst small client's AUC less the best large one's; not a number without both kinds."""
+        """The worst small client's AUC less the best large one's; not a number without both
+        kinds.
+        """
         small = [client.auc for client in self.clients if client.small]
         large = [client.auc for client in self.clients if not client.small]
         return min(small) - max(large) if small and large else float("nan")
@@ -54,8 +57,12 @@ class ScenarioCheck:
         return self.margin > 0
 
 
-def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | None = None) -> ScenarioCheck:
-    """Train every client alone, and all together, for the same number of steps; test on validation data."""
+def check_scenario(
+    experiment: Experiment, steps: int, on_update: OnUpdate | None = None
+) -> ScenarioCheck:
+    """Train every client alone, and all together, for the same number of steps; test on validation
+    data.
+    """
     setup = _with_clients_apart(prepare(replace(experiment, stream=False)), steps)
     small = _small_clients(setup)
     names = (*setup.clients, ALL_TOGETHER)
@@ -72,9 +79,14 @@ def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | Non
         found = []
         for client, name in enumerate(names):
             scores = engine.predict(models[client], validation)
-            areas = {one: metrics.auc(scores[:, c], truth[:, c]) for c, one in enumerate(setup.dataset.findings)}
+            areas = {
+                one: metrics.auc(scores[:, c], truth[:, c])
+                for c, one in enumerate(setup.dataset.findings)
+            }
             size = len(setup.trainer.shards[client])
-            found.append(TrainedAlone(name, size, client in small, metrics.macro(areas.values()), areas))
+            found.append(
+                TrainedAlone(name, size, client in small, metrics.macro(areas.values()), areas)
+            )
     return ScenarioCheck(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
 
 
@@ -82,7 +94,9 @@ def _with_clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
     """The same clients without a federation, and one more that has everybody's images."""
     shards = (*setup.training_rows, pooled_rows(setup.training_rows))
     training = replace(setup.experiment.training, steps=steps)
-    return replace(setup, trainer=replace(setup.trainer, shards=shards, training=training, local=Local()))
+    return replace(
+        setup, trainer=replace(setup.trainer, shards=shards, training=training, local=Local())
+    )
 
 
 def _small_clients(setup: PreparedRun) -> set[int]:

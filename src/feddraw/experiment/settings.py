@@ -10,15 +10,20 @@ from typing import Any, ClassVar
 
 from feddraw import catalog
 from feddraw.core import Method
+from feddraw.core.participation import Participation
+from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
+from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
+from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
 from feddraw.errors import UserError, at_least, not_negative, unknown
 from feddraw.experiment.dataset_by_name import dataset_defaults
-from feddraw.experiment.method_by_name import Section, combined_method, method_section, method_with_defaults
-from feddraw.participation import Participation
+from feddraw.experiment.method_by_name import (
+    Section,
+    combined_method,
+    method_section,
+    method_with_defaults,
+)
 from feddraw.results.kept_models import Keep
-from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
-from feddraw.scenarios.scenario_by_name import complete_scenario_options
-from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.streaming import check_stream_limits
@@ -27,16 +32,29 @@ from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training
 
-NAMED_SECTIONS = ("data", "scenario", "model", "method")  # a name and its settings; the others have settings only
-SETTINGS_SECTIONS = {kind.__name__.lower(): kind for kind in (Training, Participation, Corruption, Gate, Policy, Keep)}
+NAMED_SECTIONS = (
+    "data",
+    "scenario",
+    "model",
+    "method",
+)  # a name and its settings; the others have settings only
+SETTINGS_SECTIONS = {
+    kind.__name__.lower(): kind
+    for kind in (Training, Participation, Corruption, Gate, Policy, Keep)
+}
 MOST_ROUNDS = 100_000
-SEED_OF_EXPERIMENT = -1  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
+SEED_OF_EXPERIMENT = (
+    -1
+)  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
 DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run. `data`, `scenario`, `model` and `method` are a name, or a mapping with a name and settings."""
+    """What to run.
+
+    `data`, `scenario`, `model` and `method` are a name, or a mapping with a name and settings.
+    """
 
     data: str | Section = "phantom"
     scenario: str | Section = "CHM-2"
@@ -44,24 +62,39 @@ class Experiment:
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
     participation: Participation = field(default_factory=Participation)
-    corruption: Corruption = field(default_factory=Corruption)  # sites whose data are worse, or made otherwise
+    corruption: Corruption = field(
+        default_factory=Corruption
+    )  # sites whose data are worse, or made otherwise
     gate: Gate = field(default_factory=Gate)  # which updates are let in
-    policy: Policy = field(default_factory=Policy)  # limits on how much a client may count, whatever the method says
+    policy: Policy = field(
+        default_factory=Policy
+    )  # limits on how much a client may count, whatever the method says
     keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
     rounds: int = ROUNDS
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
-    folds: int = 0  # 0: the data's own split; else cross-validation with this many folds of patients
+    folds: int = (
+        0  # 0: the data's own split; else cross-validation with this many folds of patients
+    )
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
-    stream: bool = False  # sum updates as they come, in client order: one model of memory, however many clients
+    # sum updates as they come, in client order: one model of memory, however many clients
+    stream: bool = False
     secure: bool = False  # the server sees sums over clients only, under masks: docs/privacy.md
-    test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
-    proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
+    test_every_round: bool = (
+        False  # the test AUC in every round's line, for curves; never used to choose anything
+    )
+    proxy: int = (
+        200  # validation images that the server weighs clients by, for the methods that need some
+    )
     engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
-    workers: int = 0  # 0: one per core, at most one per client; on GPUs as many as their memory holds
+    workers: int = (
+        0  # 0: one per core, at most one per client; on GPUs as many as their memory holds
+    )
     devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
-    is_complete: ClassVar[bool] = False  # whether `complete` has checked it and written out every default
+    is_complete: ClassVar[bool] = (
+        False  # whether `complete` has checked it and written out every default
+    )
 
     def __post_init__(self) -> None:
         for name in NAMED_SECTIONS:
@@ -71,7 +104,9 @@ class Experiment:
             object.__setattr__(self, name, method_section(section) if name == "method" else section)
         for name, kind in SETTINGS_SECTIONS.items():
             if isinstance(getattr(self, name), Mapping):
-                catalog.check_setting_types(getattr(self, name), {f.name: f.default for f in fields(kind)}, name)
+                catalog.check_setting_types(
+                    getattr(self, name), {f.name: f.default for f in fields(kind)}, name
+                )
                 object.__setattr__(self, name, kind(**getattr(self, name)))
 
     def section(self, name: str) -> tuple[str, dict[str, Any]]:
@@ -80,9 +115,13 @@ class Experiment:
         return settings.pop("name"), settings
 
     def with_settings(self, changes: Mapping[str, Any]) -> Experiment:
-        """The same with some settings changed, by their dotted path in `experiment.toml`: {"method.mu": 0.1}."""
+        """The same with some settings changed, by their dotted path in `experiment.toml`:
+        {"method.mu": 0.1}.
+        """
         table = self.table()
-        for path, value in sorted(changes.items(), key=lambda change: "." in change[0]):  # names, then their settings
+        for path, value in sorted(
+            changes.items(), key=lambda change: "." in change[0]
+        ):  # names, then their settings
             head, _, rest = path.partition(".")
             if head not in table:
                 raise unknown("settings", path, [f.name for f in fields(Experiment)])
@@ -108,8 +147,12 @@ class Experiment:
                 raise unknown("settings", name, known)
             if name in NAMED_SECTIONS and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
-            if name in NAMED_SECTIONS and not isinstance(value if isinstance(value, str) else value.get("name"), str):
-                raise UserError(f"{name} needs a name, such as {name}.name = '{known[name].default}'")
+            if name in NAMED_SECTIONS and not isinstance(
+                value if isinstance(value, str) else value.get("name"), str
+            ):
+                raise UserError(
+                    f"{name} needs a name, such as {name}.name = '{known[name].default}'"
+                )
             if name in SETTINGS_SECTIONS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
         numbers = {n: v for n, v in table.items() if n not in (*NAMED_SECTIONS, *SETTINGS_SECTIONS)}
@@ -118,18 +161,26 @@ class Experiment:
 
     @staticmethod
     def read(path: Path, *, trust: bool = False) -> Experiment:
-        """From a TOML file, also the one in a run's folder. Code that it names is refused unless trusted."""
+        """From a TOML file, also the one in a run's folder.
+
+        Code that it names is refused unless trusted.
+        """
         table = read_toml(path)
         table.pop("partition", None)  # what came of the settings, not one of them
         return Experiment.of(table).trusted(trust, f"{path} names")
 
-    def trusted(self, trust: bool, source: str, permit: str = "add --trust if you trust it") -> Experiment:
+    def trusted(
+        self, trust: bool, source: str, permit: str = "add --trust if you trust it"
+    ) -> Experiment:
         """The experiment itself, unless it names code that the user has not allowed.
 
-        Settings that were not typed here (files, run folders, Flower's run settings) pass this check once,
-        before `complete` or anything else imports what they name; making an `Experiment` imports nothing.
+        Settings that were not typed here (files, run folders, Flower's run settings) pass this
+        check once, before `complete` or anything else imports what they name; making an
+        `Experiment` imports nothing.
         """
-        named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {"engine": self.engine}
+        named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {
+            "engine": self.engine
+        }
         for section, name in named.items():
             if ":" in name and not trust:
                 raise UserError(f"{source} code to import ({section} = {name}): {permit}")
@@ -143,7 +194,10 @@ class Experiment:
 
 
 def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
-    """Defaults beyond the functions' own: the laptop preset. The paper's scenarios are scaled down, others are not."""
+    """Defaults beyond the functions' own: the laptop preset.
+
+    The paper's scenarios are scaled down, others are not.
+    """
     if section == "scenario":
         return {"scale": 0.045 if paper_dataset_of(settings.get("name", "")) else 1.0}
     return {"size": 32} if section == "data" else {}
@@ -170,15 +224,25 @@ def _changed_setting(path: str, old: Any, new: Any) -> Any:
     if not isinstance(old, Mapping):
         return new
     if path in SETTINGS_SECTIONS:
-        raise UserError(f"{path} is a table: set one of its values, such as {path}.{next(iter(old))}")
+        raise UserError(
+            f"{path} is a table: set one of its values, such as {path}.{next(iter(old))}"
+        )
     if not isinstance(new, str):
         raise UserError(f"{path} must be a name, not {new!r}")
-    return {"name": new} | {key: value for key, value in old.items() if key in _kept_settings(path, old["name"], new)}
+    return {"name": new} | {
+        key: value for key, value in old.items() if key in _kept_settings(path, old["name"], new)
+    }
 
 
 def _without_setting(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Leave out what a new value replaces: the setting with or without a method's name before it."""
-    return {old: v for old, v in table.items() if old != key.rpartition(".")[2] and old.rpartition(".")[2] != key}
+    """Leave out what a new value replaces: the setting with or without a method's name
+    before it.
+    """
+    return {
+        old: v
+        for old, v in table.items()
+        if old != key.rpartition(".")[2] and old.rpartition(".")[2] != key
+    }
 
 
 def _kept_settings(section: str, old: str, new: str) -> tuple[str, ...]:
@@ -191,7 +255,9 @@ def _kept_settings(section: str, old: str, new: str) -> tuple[str, ...]:
 
 def make_method(experiment: Experiment) -> Method:
     """An experiment's method. `A+B` takes the weighting of A, the local and server rules of B."""
-    return replace(combined_method(*experiment.section("method")), limited=experiment.policy.limits_weights)
+    return replace(
+        combined_method(*experiment.section("method")), limited=experiment.policy.limits_weights
+    )
 
 
 def complete(experiment: Experiment) -> Experiment:
@@ -210,7 +276,9 @@ def complete(experiment: Experiment) -> Experiment:
     if not 0 <= experiment.holdout < 1:
         raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
     if experiment.folds < 0 or experiment.folds == 1:
-        raise UserError(f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}")
+        raise UserError(
+            f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}"
+        )
     if experiment.proxy < 2:
         raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
     not_negative("workers", experiment.workers)
@@ -233,7 +301,9 @@ def complete(experiment: Experiment) -> Experiment:
         scenario=_scenario_defaults(experiment),
         method=method_with_defaults(*experiment.section("method")),
         model={"name": model} | model_defaults(catalog.find("models", model)) | settings,
-        partition_seed=experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed,
+        partition_seed=(
+            experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
+        ),
     )
     object.__setattr__(found, "is_complete", True)
     return found
@@ -241,21 +311,29 @@ def complete(experiment: Experiment) -> Experiment:
 
 def _check_stream_settings(experiment: Experiment, method: Method) -> None:
     if not method.streams:
-        raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
+        raise UserError(
+            f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which"
+            " can)"
+        )
     check_stream_limits(experiment.gate, experiment.policy)
 
 
 def _check_secure_settings(experiment: Experiment, method: Method) -> None:
-    import feddraw.secure_sums  # noqa: F401 - says so if cryptography is not installed
+    import feddraw.secure.sums  # noqa: F401 - says so if cryptography is not installed
 
     name = experiment.section("method")[0]
     if why := method.secure.why_not:
-        raise UserError(f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)")
+        raise UserError(
+            f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)"
+        )
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
         instead = "set gate.norm to off or warn, and gate.clip to 0"
         raise UserError(f"a secure sum cannot leave out or clip single updates: {instead}")
     if experiment.engine == "flower":
-        raise UserError("secure = true is for engine serial or processes; over Flower, give the strategy secure=True")
+        raise UserError(
+            "secure = true is for engine serial or processes; over Flower, give the strategy"
+            " secure=True"
+        )
     if experiment.stream and (method.secure.sums > 1 or experiment.policy.limits_weights):
         raise UserError(f"{name} needs more than one exchange per round here: set stream = false")
 
@@ -263,11 +341,17 @@ def _check_secure_settings(experiment: Experiment, method: Method) -> None:
 def data_name(experiment: Experiment) -> str:
     """The data set of an experiment, also where it follows the scenario."""
     name, _ = experiment.section("data")
-    return (paper_dataset_of(experiment.section("scenario")[0]) or "chestmnist") if name == DATA_OF_SCENARIO else name
+    return (
+        (paper_dataset_of(experiment.section("scenario")[0]) or "chestmnist")
+        if name == DATA_OF_SCENARIO
+        else name
+    )
 
 
 def _data_defaults(experiment: Experiment) -> Section:
-    """Phantoms have no natural number or mix: they follow the scenario, as the preset `paper` does."""
+    """Phantoms have no natural number or mix: they follow the scenario, as the preset
+    `paper` does.
+    """
     name, settings = data_name(experiment), experiment.section("data")[1]
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings

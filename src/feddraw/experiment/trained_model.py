@@ -1,4 +1,6 @@
-"""A finished run's model, ready to use: the network, its findings and thresholds, and how images are prepared."""
+"""A finished run's model, ready to use: the network, its findings and thresholds, and how images
+are prepared.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,20 @@ class TrainedModel:
         """(images, findings): probabilities for prepared images, on one thread as in training."""
         nothing = np.zeros((len(images), len(self.findings)), np.float32)
         with one_thread():
-            return predict(self._network, Examples(images, nothing, self.mean, self.std), np.arange(len(images)))
+            return predict(
+                self._network,
+                Examples(images, nothing, self.mean, self.std),
+                np.arange(len(images)),
+            )
 
     @cached_property
     def _network(self) -> Network:
         return Network(copy.deepcopy(self.module), self.classifier)
 
     def calls(self, scores: NDArray[np.float32]) -> NDArray[np.float64]:
-        """1 where a score reaches the threshold, 0 below it, not a number where there is no threshold."""
+        """1 where a score reaches the threshold, 0 below it, not a number where there is no
+        threshold.
+        """
         limits = np.array(self.thresholds)
         called = (scores.astype(np.float64) >= limits).astype(np.float64)
         return np.where(np.isnan(limits) | np.isnan(scores), math.nan, called)
@@ -74,7 +82,9 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     if model != "last":
         if model not in run.models:
             command = f"feddraw run --set keep.{'best=true' if model == 'best' else 'tail=5'}"
-            raise UserError(f"{path} kept no model '{model}': train with `{command}`, or use --model last")
+            raise UserError(
+                f"{path} kept no model '{model}': train with `{command}`, or use --model last"
+            )
         run = run.models[model]
         if "validation" not in run.metrics:  # a Flower server without images of its own
             why = "was not evaluated, so it has no thresholds"
@@ -82,16 +92,23 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     experiment = Experiment.read(RunFolder(path).settings, trust=trust)
     name = experiment.section("method")[0]
     if has_personal_models(make_method(experiment)):
-        raise UserError(f"{name} has one model per client, and a run's folder keeps none of them: choose another run")
+        raise UserError(
+            f"{name} has one model per client, and a run's folder keeps none of them: choose"
+            " another run"
+        )
     with damage_told(RunFolder(path).metrics):
         findings, thresholds = _findings_and_thresholds(run.metrics)
     module, classifier = network_builder(experiment, len(findings))()
     _load_model_file(module, RunFolder(path).model_file(model))
     recipe, normalization = _preparation_of_trained(run, experiment)
-    return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
+    return TrainedModel(
+        run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization
+    )
 
 
-def _findings_and_thresholds(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _findings_and_thresholds(
+    metrics: Mapping[str, Any],
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
     tested = metrics["test"] if metrics["test"]["auc"]["per_class"] else metrics["validation"]
     findings = tuple(map(str, tested["auc"]["per_class"]))
     if not findings:
@@ -107,21 +124,32 @@ def _load_model_file(module: nn.Module, path: Path) -> None:
             raise UserError(f"{path} is larger than {MAX_MODEL_BYTES >> 30} GB: not a model")
         state = load_file(path)
         own = module.state_dict()
-        shaped = {name: tensor.reshape(own[name].shape) for name, tensor in state.items() if name in own}
+        shaped = {
+            name: tensor.reshape(own[name].shape) for name, tensor in state.items() if name in own
+        }
         module.load_state_dict(shaped if len(shaped) == len(state) else state)
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read {path}: {str(error)[:100]}") from None
     except RuntimeError:
-        raise UserError(f"{path} is not a model of the network that experiment.toml names") from None
+        raise UserError(
+            f"{path} is not a model of the network that experiment.toml names"
+        ) from None
     if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
-        raise UserError(f"{path} holds numbers that are not finite: the run diverged, its model is of no use")
+        raise UserError(
+            f"{path} holds numbers that are not finite: the run diverged, its model is of no use"
+        )
 
 
-def _preparation_of_trained(run: RecordedRun, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
+def _preparation_of_trained(
+    run: RecordedRun, experiment: Experiment
+) -> tuple[Recipe, tuple[float, float]]:
     """What the run did to its images."""
     name, settings = experiment.section("data")
     if ":" in name:
-        raise UserError(f"the images of this run come from code ({name}), which alone knows how they were prepared")
+        raise UserError(
+            f"the images of this run come from code ({name}), which alone knows how they were"
+            " prepared"
+        )
     recipe = Recipe(int(settings["size"]), bool(settings.get("clahe", False)))
     recorded = run.partition.get("normalization")
     if recorded is None:  # a run of an earlier version, which did not write it down
@@ -131,5 +159,7 @@ def _preparation_of_trained(run: RecordedRun, experiment: Experiment) -> tuple[R
             return recipe, (dataset.mean, dataset.std)
         recorded = (PAPER_MEAN, PAPER_STD) if recorded == "paper" else recorded
     if not is_list_of_numbers(recorded, 2) or float(recorded[1]) <= 0:
-        raise UserError("experiment.toml has a [partition] normalization that is no mean and standard deviation")
+        raise UserError(
+            "experiment.toml has a [partition] normalization that is no mean and standard deviation"
+        )
     return recipe, (float(recorded[0]), float(recorded[1]))

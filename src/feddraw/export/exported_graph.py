@@ -57,8 +57,13 @@ def about_exported_model(trained: TrainedModel) -> dict[str, Any]:
     return {
         "findings": list(trained.findings),
         "thresholds": limits,
-        "input": f"(n, 1, {trained.recipe.size}, {trained.recipe.size}) float32, grey levels 0 to 255",
-        "output": "(n, findings) probabilities; a finding is called if its probability is at least the threshold",
+        "input": (
+            f"(n, 1, {trained.recipe.size}, {trained.recipe.size}) float32, grey levels 0 to 255"
+        ),
+        "output": (
+            "(n, findings) probabilities; a finding is called if its probability is at least the"
+            " threshold"
+        ),
         "size": trained.recipe.size,
         "clahe": trained.recipe.clahe,
         "clahe_kernel": trained.recipe.kernel,

@@ -1,6 +1,7 @@
 """A MONAI bundle that MONAI's own command runs on new images, without feddraw.
 
-The network is TorchScript, so that any architecture fits; the preparation of images is our own module, copied whole.
+The network is TorchScript, so that any architecture fits; the preparation of images is our own
+module, copied whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ import torch
 from feddraw import __version__
 from feddraw.data import imaging
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.export.exported_graph import Scorer, about_exported_model, example_input, from_pixels, scorer_of_graph
+from feddraw.export.exported_graph import (
+    Scorer,
+    about_exported_model,
+    example_input,
+    from_pixels,
+    scorer_of_graph,
+)
 from feddraw.system.file_writing import make_subfolder, write_json, write_whole
 
 SCHEMA_URL = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -83,7 +90,10 @@ def write_monai_bundle(trained: TrainedModel, folder: Path) -> Scorer:
     write_whole(folder / "scripts" / "__init__.py", b"")
     write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
     write_whole(folder / "scripts" / "scoring.py", SCORING_SCRIPT.encode())
-    write_whole(folder / "docs" / "README.md", (resources.files("feddraw.export") / "bundle_readme.md").read_bytes())
+    write_whole(
+        folder / "docs" / "README.md",
+        (resources.files("feddraw.export") / "bundle_readme.md").read_bytes(),
+    )
     return scorer_of_graph(torch.jit.load(folder / "models" / "model.ts"))  # type: ignore[no-untyped-call]
 
 
@@ -107,10 +117,30 @@ def inference_config(trained: TrainedModel) -> dict[str, Any]:
 
 def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
     size = trained.recipe.size
-    grey = {"type": "image", "format": "magnitude", "modality": "DX", "num_channels": 1, "spatial_shape": [size, size]}
-    grey |= {"dtype": "float32", "value_range": [0, 255], "is_patch_data": False, "channel_def": {"0": "grey"}}
-    given = {"type": "probabilities", "format": "classification", "num_channels": len(trained.findings)}
-    given |= {"spatial_shape": [], "dtype": "float32", "value_range": [0, 1], "is_patch_data": False}
+    grey = {
+        "type": "image",
+        "format": "magnitude",
+        "modality": "DX",
+        "num_channels": 1,
+        "spatial_shape": [size, size],
+    }
+    grey |= {
+        "dtype": "float32",
+        "value_range": [0, 255],
+        "is_patch_data": False,
+        "channel_def": {"0": "grey"},
+    }
+    given = {
+        "type": "probabilities",
+        "format": "classification",
+        "num_channels": len(trained.findings),
+    }
+    given |= {
+        "spatial_shape": [],
+        "dtype": "float32",
+        "value_range": [0, 1],
+        "is_patch_data": False,
+    }
     given |= {"channel_def": {str(place): name for place, name in enumerate(trained.findings)}}
     method = trained.experiment.section("method")[0]
     return {
@@ -120,7 +150,10 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
         "monai_version": version("monai"),
         "pytorch_version": str(torch.__version__).partition("+")[0],
         "numpy_version": np.__version__,
-        "required_packages_version": {"pillow": version("pillow"), "scikit-image": version("scikit-image")},
+        "required_packages_version": {
+            "pillow": version("pillow"),
+            "scikit-image": version("scikit-image"),
+        },
         "task": "Findings on chest radiographs",
         "description": f"Trained by several sites together ({method}) with feddraw {__version__}",
         "authors": "",

@@ -1,4 +1,6 @@
-"""ONNX: the graph takes grey levels and gives probabilities, so the normalisation travels with it."""
+"""ONNX: the graph takes grey levels and gives probabilities, so the normalisation travels
+with it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, first_line
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.export.exported_graph import Scorer, about_exported_model, example_input, from_pixels, graph_input
+from feddraw.export.exported_graph import (
+    Scorer,
+    about_exported_model,
+    example_input,
+    from_pixels,
+    graph_input,
+)
 from feddraw.system.file_writing import write_json, write_whole
 
 OPSET = 17
@@ -26,7 +34,9 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Scorer:
 
     try:
         with warnings.catch_warnings(), TemporaryDirectory() as place:
-            warnings.simplefilter("ignore")  # the tracing exporter is called old; the other one needs more packages
+            warnings.simplefilter(
+                "ignore"
+            )  # the tracing exporter is called old; the other one needs more packages
             torch.onnx.export(
                 from_pixels(trained.module, trained),
                 (example_input(trained),),
@@ -39,13 +49,17 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Scorer:
             )
             graph = onnx.load(str(Path(place) / "model.onnx"))
     except (torch.onnx.OnnxExporterError, RuntimeError) as error:
-        raise RunFailed(f"this network cannot be written as ONNX: {first_line(error):.200}") from None
+        raise RunFailed(
+            f"this network cannot be written as ONNX: {first_line(error):.200}"
+        ) from None
     onnx.helper.set_model_props(graph, {"feddraw": json.dumps(about_exported_model(trained))})
     write_whole(folder / "model.onnx", graph.SerializeToString())
     write_json(folder / "model.json", about_exported_model(trained))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        folder / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
 
     def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         return np.asarray(session.run(["probabilities"], {"pixels": graph_input(images)})[0])

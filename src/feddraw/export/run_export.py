@@ -1,7 +1,8 @@
-"""A run's model for use elsewhere: ONNX, a MONAI bundle, safetensors, and a model card. Each format is checked.
+"""A run's model for use elsewhere: ONNX, a MONAI bundle, safetensors, and a model card. Each format
+is checked.
 
-Every format is written to a folder of its own and applied to all test images; a probability that differs by more than
-`TOLERANCE` from the run's own model stops the export.
+Every format is written to a folder of its own and applied to all test images; a probability that
+differs by more than `TOLERANCE` from the run's own model stops the export.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError, unknown
-from feddraw.experiment.run_preparation import PreparedData, open_experiment_data, prepare_client_data
+from feddraw.experiment.run_preparation import (
+    PreparedData,
+    open_experiment_data,
+    prepare_client_data,
+)
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export.exported_graph import Scorer
 from feddraw.export.model_card import model_card
@@ -46,7 +51,10 @@ class ExportCheck:
     @property
     def words(self) -> str:
         kind = "test images" if self.test_images else "random images"
-        return f"{self.format}: largest difference of a probability {self.difference:.1e} on {self.images:,} {kind}"
+        return (
+            f"{self.format}: largest difference of a probability {self.difference:.1e} on"
+            f" {self.images:,} {kind}"
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,9 @@ def export_run(
             raise unknown("formats", name, FORMATS)
         needed = NEEDED_PACKAGES.get(name, ())
         if not all(installed(package.lower()) for package in needed):
-            raise UserError(f"the format {name} needs {' and '.join(needed)}: pip install 'feddraw[export]'")
+            raise UserError(
+                f"the format {name} needs {' and '.join(needed)}: pip install 'feddraw[export]'"
+            )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already used: choose another folder with --out")
     trained = load_trained(run, model, trust=trust)
@@ -90,10 +100,18 @@ def export_run(
         make_subfolder(out / name)
         scorer = FORMATS[name](trained, out / name)
         found = images.scored(scorer, f"checking {name}", say)
-        checks.append(ExportCheck(name, len(images.rows), data is not None, _largest_difference(found, expected)))
+        checks.append(
+            ExportCheck(
+                name, len(images.rows), data is not None, _largest_difference(found, expected)
+            )
+        )
         if not checks[-1].difference <= EXPORT_TOLERANCE:
-            raise RunFailed(f"{checks[-1].words}, more than {EXPORT_TOLERANCE:g}: do not use {out / name}")
-    card = model_card(trained, data, [check.words for check in checks], names=names, licence=licence)
+            raise RunFailed(
+                f"{checks[-1].words}, more than {EXPORT_TOLERANCE:g}: do not use {out / name}"
+            )
+    card = model_card(
+        trained, data, [check.words for check in checks], names=names, licence=licence
+    )
     write_whole(out / "MODEL_CARD.md", card.encode())
     write_json(out / "check.json", {"model": model, "checks": [vars(check) for check in checks]})
     return Export(out, tuple(checks), note)
@@ -102,17 +120,24 @@ def export_run(
 def _export_data(trained: TrainedModel, say: ExportProgress) -> tuple[PreparedData | None, str]:
     """The run's images and who had which, or why they are not here."""
     try:
-        data = prepare_client_data(trained.experiment, open_experiment_data(trained.experiment, say))
+        data = prepare_client_data(
+            trained.experiment, open_experiment_data(trained.experiment, say)
+        )
         if data.partition.sha256 != trained.run.partition.get("sha256"):
             raise UserError("the clients' images are not those of the run")
         return data, ""
     except UserError as why:
-        return None, f"the run's data cannot be opened here ({why}), so the check used random images"
+        return (
+            None,
+            f"the run's data cannot be opened here ({why}), so the check used random images",
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class ExportCheckImages:
-    """Prepared images to check on, read chunk by chunk: all test images may be more than the memory holds."""
+    """Prepared images to check on, read chunk by chunk: all test images may be more than the memory
+    holds.
+    """
 
     images: GreyImages
     rows: NDArray[np.intp]
@@ -121,13 +146,17 @@ class ExportCheckImages:
         blocks = []
         for start in range(0, len(self.rows), IMAGES_AT_A_TIME):
             say(what, start, len(self.rows))
-            blocks.append(scorer(np.asarray(self.images[self.rows[start : start + IMAGES_AT_A_TIME]])))
+            blocks.append(
+                scorer(np.asarray(self.images[self.rows[start : start + IMAGES_AT_A_TIME]]))
+            )
         say(what, len(self.rows), len(self.rows))
         return np.concatenate(blocks)
 
 
 def random_images(size: int) -> ExportCheckImages:
-    images = np.random.default_rng(0).integers(0, 256, (IMAGES_AT_A_TIME, size, size), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(
+        0, 256, (IMAGES_AT_A_TIME, size, size), dtype=np.uint8
+    )
     return ExportCheckImages(images, np.arange(IMAGES_AT_A_TIME))
 
 

@@ -26,11 +26,18 @@ network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"])
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> Scorer:
-    """Write `model.safetensors`, `model.json` and `load.py`; gives the scores of the network as loaded from there."""
+    """Write `model.safetensors`, `model.json` and `load.py`; gives the scores of the network as
+    loaded from there.
+    """
     name, settings = trained.experiment.section("model")
-    settings.pop("weights", None)  # where the training began from; not needed to load what came of it
+    settings.pop(
+        "weights", None
+    )  # where the training began from; not needed to load what came of it
     document = about_exported_model(trained) | {"network": {"name": name, "settings": settings}}
-    write_whole(folder / "model.safetensors", save({k: v.contiguous() for k, v in trained.module.state_dict().items()}))
+    write_whole(
+        folder / "model.safetensors",
+        save({k: v.contiguous() for k, v in trained.module.state_dict().items()}),
+    )
     write_json(folder / "model.json", document)
     write_whole(folder / "load.py", LOADER_SCRIPT.encode())
     network, _ = network_builder(trained.experiment, len(trained.findings))()

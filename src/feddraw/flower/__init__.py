@@ -1,4 +1,5 @@
-"""For federations on Flower: FedDRAW in place of FedAvg, any method as a Strategy, clients that train by our rules.
+"""For federations on Flower: FedDRAW in place of FedAvg, any method as a Strategy, clients that
+train by our rules.
 
 flwr is an extra (`pip install 'feddraw[flower]'`); Ray is needed only for Flower's own simulation.
 """
@@ -9,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feddraw.errors import UserError
-from feddraw.old_names import warn_renamed
 from feddraw.system.machine import installed
 
 if not installed("flwr"):
@@ -23,14 +23,20 @@ from feddraw.server.round import RoundRecord
 if TYPE_CHECKING:
     from feddraw.flower.client_app import Site, client
 
-__all__ = ["FedDRAW", "MethodStrategy", "RoundRecord", "Site", "client", "record", "secure_mod", "state_dict"]
+__all__ = [
+    "FedDRAW",
+    "MethodStrategy",
+    "RoundRecord",
+    "Site",
+    "client",
+    "record",
+    "secure_mod",
+    "state_dict",
+]
 
 
 def __getattr__(name: str) -> Any:
     """The client's half only when it is asked for: it needs torch, and a server does not."""
     if name in ("Site", "client"):
         return getattr(import_module("feddraw.flower.client_app"), name)
-    if name == "Round":
-        warn_renamed("feddraw.flower.Round", "feddraw.flower.RoundRecord", 2)
-        return RoundRecord
     raise AttributeError(f"module 'feddraw.flower' has no '{name}'")

@@ -1,8 +1,10 @@
-"""The operator's signature of an app bundle: what a site asks for before it runs an app that the server sends.
+"""The operator's signature of an app bundle: what a site asks for before it runs an app that the
+server sends.
 
-A signature is a text file of two lines: a statement in JSON, and the Ed25519 signature of exactly that line. The
-statement names the app (publisher/name), its version, the bundle's SHA-256, the time of signing and an expiry. A site
-keeps the signatures that it was given in a folder of its own, so the server cannot bring an old one back.
+A signature is a text file of two lines: a statement in JSON, and the Ed25519 signature of exactly
+that line. The statement names the app (publisher/name), its version, the bundle's SHA-256, the time
+of signing and an expiry. A site keeps the signatures that it was given in a folder of its own, so
+the server cannot bring an old one back.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from feddraw.errors import UserError, positive
-from feddraw.secure_sums.signing_keys import read_key_file
+from feddraw.secure.sums.signing_keys import read_key_file
 
-SIGNED_PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
+SIGNED_PURPOSE = (  # so that a signature made for anything else never counts here
+    "feddraw app bundle 1"
+)
 SIGNATURE_SUFFIX = ".signature"
 LARGEST_BUNDLE = 10 * 1024 * 1024  # Flower's own limit
 MOST_SIGNED_DAYS = 3660.0  # days that a signature may count
@@ -57,13 +61,17 @@ class SignedAppStatement:
     purpose: str = SIGNED_PURPOSE
 
 
-def sign_bundle(bundle: AppBundle, key: Ed25519PrivateKey, *, days: float, now: datetime | None = None) -> str:
+def sign_bundle(
+    bundle: AppBundle, key: Ed25519PrivateKey, *, days: float, now: datetime | None = None
+) -> str:
     """The text of a signature file."""
     if positive("--days", days) > MOST_SIGNED_DAYS:
         raise UserError(f"--days must be at most {MOST_SIGNED_DAYS:.0f}")
     signed = now or datetime.now(UTC)
     times = {"signed": _signed_time(signed), "expires": _signed_time(signed + timedelta(days=days))}
-    line = json.dumps(asdict(SignedAppStatement(bundle.app, bundle.version, bundle.sha256, **times)))
+    line = json.dumps(
+        asdict(SignedAppStatement(bundle.app, bundle.version, bundle.sha256, **times))
+    )
     return f"{line}\n{base64.b64encode(key.sign(line.encode())).decode()}\n"
 
 
@@ -77,7 +85,9 @@ def _signed_time(time: datetime) -> str:
 
 
 def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedAppStatement:
-    """What the operator has signed in this file; nothing of it is looked at before the signature is found right."""
+    """What the operator has signed in this file; nothing of it is looked at before the signature is
+    found right.
+    """
     lines = read_key_file(path).splitlines()
     try:
         line, signature = lines
@@ -89,23 +99,32 @@ def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedAppSt
         statement = SignedAppStatement(**found)
     except (ValueError, TypeError, RecursionError):
         raise UserError(f"{path} is no signature that this version knows") from None
-    if statement.purpose != SIGNED_PURPOSE or not all(isinstance(value, str) for value in found.values()):
+    if statement.purpose != SIGNED_PURPOSE or not all(
+        isinstance(value, str) for value in found.values()
+    ):
         raise UserError(f"{path} is no signature of an app bundle that this version knows")
-    if not all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at) for at in (statement.signed, statement.expires)):
+    if not all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at)
+        for at in (statement.signed, statement.expires)
+    ):
         raise UserError(f"{path} has times that this version does not know")
     return statement
 
 
 @dataclass(frozen=True)
 class Signatures:
-    """The signatures that a site was given: a file, or a folder of them, read anew for every run."""
+    """The signatures that a site was given: a file, or a folder of them, read anew for
+    every run.
+    """
 
     path: Path
     operator: Ed25519PublicKey
 
     def read(self) -> tuple[list[SignedAppStatement], list[str]]:
         """What counts, and what is wrong with the other files."""
-        files = sorted(self.path.glob(f"*{SIGNATURE_SUFFIX}")) if self.path.is_dir() else [self.path]
+        files = (
+            sorted(self.path.glob(f"*{SIGNATURE_SUFFIX}")) if self.path.is_dir() else [self.path]
+        )
         statements, complaints = [], []
         for file in files:
             try:
@@ -114,21 +133,34 @@ class Signatures:
                 complaints.append(str(complaint))
         return statements, complaints
 
-    def check(self, content: bytes, app: str, version: str, now: datetime | None = None) -> SignedAppStatement:
-        """The signature under which these bytes may be unpacked; `app` and `version` are the server's words."""
+    def check(
+        self, content: bytes, app: str, version: str, now: datetime | None = None
+    ) -> SignedAppStatement:
+        """The signature under which these bytes may be unpacked; `app` and `version` are the
+        server's words.
+        """
         digest = hashlib.sha256(content).hexdigest()
         statements, complaints = self.read()
         found = [statement for statement in statements if statement.sha256 == digest]
         if not found:
             others = f" ({'; '.join(complaints)})" if complaints else ""
-            raise AppRefused(f"the operator has not signed this bundle (SHA-256 {digest[:16]}…){others}")
+            raise AppRefused(
+                f"the operator has not signed this bundle (SHA-256 {digest[:16]}…){others}"
+            )
         newest = max(found, key=lambda statement: statement.signed)
         if (newest.app, newest.version) != (app, version):
-            raise AppRefused(f"the bundle is signed as {newest.app} {newest.version}, not as what the server calls it")
+            raise AppRefused(
+                f"the bundle is signed as {newest.app} {newest.version}, not as what the server"
+                " calls it"
+            )
         if newest.expires <= _signed_time(now or datetime.now(UTC)):
             expired = f"the signature of {app} {version} expired at {newest.expires}"
             raise AppRefused(f"{expired}: ask the operator for a new one")
-        latest = max((one for one in statements if one.app == app), key=lambda statement: statement.signed)
+        latest = max(
+            (one for one in statements if one.app == app), key=lambda statement: statement.signed
+        )
         if latest.signed > newest.signed:
-            raise AppRefused(f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}")
+            raise AppRefused(
+                f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}"
+            )
         return newest

@@ -1,7 +1,8 @@
-"""Between Flower's records and our flat models: every tensor keeps its name, shape and type, and no bit is lost.
+"""Between Flower's records and our flat models: every tensor keeps its name, shape and type, and no
+bit is lost.
 
-A tensor travels in numpy's own file format. bfloat16, which numpy does not know, travels as the 16 bits of each number
-under the type name `bfloat16`. Nothing is ever unpickled.
+A tensor travels in numpy's own file format. bfloat16, which numpy does not know, travels as the 16
+bits of each number under the type name `bfloat16`. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from feddraw.core import GRADIENT_MEANS, Entry, Extent, Layout, Model, Vector
-from feddraw.flat_model import blank_model
+from feddraw.core.model import blank_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,9 @@ def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     name = dtype or str(values.dtype)
     stored = _npy_to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
     stored = np.ascontiguousarray(stored).reshape(values.shape)
-    data = b"".join([_npy_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""])
+    data = b"".join(
+        [_npy_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""]
+    )
     return Array(name, tuple(values.shape), NUMPY_ARRAY, data)
 
 
@@ -45,7 +48,9 @@ def unpack_array(array: Array) -> NDArray[Any]:
         raise Refused(f"a tensor of the kind '{array.stype:.40}', not {NUMPY_ARRAY}")
     try:
         values = _view_npy(array.data)
-    except Exception as error:  # numpy evaluates the header's text, and raises whatever that text provokes
+    except (
+        Exception
+    ) as error:  # numpy evaluates the header's text, and raises whatever that text provokes
         raise Refused(f"a tensor that cannot be read ({str(error)[:80]})") from None
     if array.dtype == "bfloat16" and values.dtype.itemsize == 2:
         bits = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << np.uint32(16)
@@ -65,20 +70,28 @@ def _view_npy(data: bytes) -> NDArray[Any]:
 
 @lru_cache(maxsize=4096)
 def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the columns come first, and type; the same few headers come from every client in every round."""
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = np.lib.format.read_array_header_1_0(BytesIO(header))
+    """Shape, whether the columns come first, and type; the same few headers come from every client
+    in every round.
+    """
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = np.lib.format.read_array_header_1_0(
+        BytesIO(header)
+    )
     return found
 
 
 @lru_cache(maxsize=4096)
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue()
 
 
 def _npy_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """The upper half of each float32, rounded to the nearest, to even where two are equally near."""
+    """The upper half of each float32, rounded to the nearest, to even where two are equally
+    near.
+    """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
@@ -90,7 +103,9 @@ def model_to_arrays(model: Model) -> ArrayRecord:
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     record = ArrayRecord()
     for entry in model.layout.entries:
-        record[entry.name] = pack_array(vectors[entry.kind][entry.span].reshape(entry.shape), entry.dtype)
+        record[entry.name] = pack_array(
+            vectors[entry.kind][entry.span].reshape(entry.shape), entry.dtype
+        )
     return record
 
 
@@ -101,7 +116,9 @@ def arrays_to_model(arrays: ArrayRecord, layout: Layout) -> Model:
 
 
 class ArrayRecordReader:
-    """Copies state dicts of one layout from messages into models; the expected headers are computed once."""
+    """Copies state dicts of one layout from messages into models; the expected headers are computed
+    once.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -112,10 +129,16 @@ class ArrayRecordReader:
         vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
         _check_array_names(arrays, self._layout)
         tensors = dict(arrays.items())  # Flower's record checks types at every access
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the gate finds it
+        with np.errstate(
+            over="ignore"
+        ):  # what does not fit becomes infinite, and the gate finds it
             for entry, header, dtype, size in self._expected:
                 data = tensors[entry.name].data
-                if dtype is not None and data.startswith(header) and len(data) == len(header) + size * dtype.itemsize:
+                if (
+                    dtype is not None
+                    and data.startswith(header)
+                    and len(data) == len(header) + size * dtype.itemsize
+                ):
                     values = np.frombuffer(data, dtype, size, len(header))
                 else:
                     values = _npy_values(tensors[entry.name], entry)
@@ -123,7 +146,9 @@ class ArrayRecordReader:
 
 
 def _expected_npy_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
-    """The header that a tensor has where the client's numpy writes as ours does, its type, and how many numbers."""
+    """The header that a tensor has where the client's numpy writes as ours does, its type, and how
+    many numbers.
+    """
     if entry.dtype == "bfloat16":
         return b"", None, entry.size
     dtype = np.dtype(entry.dtype)
@@ -157,31 +182,43 @@ def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
     return {name: np.array(unpack_array(array)) for name, array in arrays.items()}
 
 
-def arrays_to_extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout) -> dict[str, Vector]:
-    """What a client sends beside the model, each a float32 vector of its length; zeros for a mean left out."""
+def arrays_to_extras(
+    arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout
+) -> dict[str, Vector]:
+    """What a client sends beside the model, each a float32 vector of its length; zeros for a mean
+    left out.
+    """
     found: dict[str, Vector] = {}
     for name, extent in sends.items():
         if name in GRADIENT_MEANS and arrays is not None and name not in arrays:
             found[name] = np.zeros(layout.extent(extent), np.float32)
             continue
         if arrays is None or name not in arrays:
-            raise Refused(f"no {name} beside the model: does its client train by the method's rule?")
+            raise Refused(
+                f"no {name} beside the model: does its client train by the method's rule?"
+            )
         values, length = unpack_array(arrays[name]), layout.extent(extent)
         if values.shape != (length,) or values.dtype.kind != "f":
-            raise Refused(f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats")
+            raise Refused(
+                f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats"
+            )
         found[name] = values.astype(np.float32)
     return found
 
 
 def record(state: Mapping[str, Tensor]) -> ArrayRecord:
-    """`ArrayRecord(state_dict)` for networks of any precision: Flower's own cannot hold bfloat16."""
+    """`ArrayRecord(state_dict)` for networks of any precision: Flower's own cannot hold
+    bfloat16.
+    """
     import torch
 
     found = ArrayRecord()
     for name, tensor in state.items():
         bits = tensor.dtype == torch.bfloat16
         values = tensor.detach().cpu()
-        found[name] = pack_array(values.float().numpy(), "bfloat16") if bits else pack_array(values.numpy())
+        found[name] = (
+            pack_array(values.float().numpy(), "bfloat16") if bits else pack_array(values.numpy())
+        )
     return found
 
 
@@ -189,4 +226,7 @@ def state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
     """The way back, each tensor in the type that it was sent with."""
     import torch
 
-    return {name: torch.from_numpy(np.array(unpack_array(a))).to(getattr(torch, a.dtype)) for name, a in arrays.items()}
+    return {
+        name: torch.from_numpy(np.array(unpack_array(a))).to(getattr(torch, a.dtype))
+        for name, a in arrays.items()
+    }

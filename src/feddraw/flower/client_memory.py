@@ -1,8 +1,10 @@
-"""What a client remembers between rounds, in the site's own folder: Flower forgets it when a node restarts.
+"""What a client remembers between rounds, in the site's own folder: Flower forgets it when a node
+restarts.
 
-A round's memory counts once the server has counted the round's update: with every job it says which round of this
-client that was, and the client goes on from there. So a client whose update was refused or lost, and one that is asked
-for a round again after the server was killed, start from the same memory as before. Two memories are kept for this.
+A round's memory counts once the server has counted the round's update: with every job it says which
+round of this client that was, and the client goes on from there. So a client whose update was
+refused or lost, and one that is asked for a round again after the server was killed, start from the
+same memory as before. Two memories are kept for this.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 
 
 def default_memory_folder() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
+    return (
+        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        / "feddraw"
+        / "memory"
+    )
 
 
 def memory_folder(node: Mapping[str, Any]) -> Path:
@@ -36,18 +42,29 @@ def client_alias(run: str, client: str) -> str:
 
 
 class ClientMemory:
-    """What one client remembers in one run. The run's name comes from the server, so only its hash becomes a path."""
+    """What one client remembers in one run.
+
+    The run's name comes from the server, so only its hash becomes a path.
+    """
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
         self.path = folder / client_alias(run, client)
 
     def _kept_rounds(self) -> dict[int, Path]:
         """Round to file, for rounds whose memory is there."""
-        return {int(file.stem): file for file in sorted(self.path.glob("[0-9]*.safetensors")) if file.stem.isdecimal()}
+        return {
+            int(file.stem): file
+            for file in sorted(self.path.glob("[0-9]*.safetensors"))
+            if file.stem.isdecimal()
+        }
 
     def load(self, round: int, counted: int | None = None) -> Memory:
-        """What the client remembers after the round in which it last counted; if none is said, after the last one."""
-        before = [number for number in self._kept_rounds() if number < round and counted in (None, number)]
+        """What the client remembers after the round in which it last counted; if none is said,
+        after the last one.
+        """
+        before = [
+            number for number in self._kept_rounds() if number < round and counted in (None, number)
+        ]
         if not before:
             return {}
         file = self._kept_rounds()[max(before)]
@@ -55,7 +72,9 @@ class ClientMemory:
             return {name: np.array(vector) for name, vector in load_file(file).items()}
         except (SafetensorError, OSError, ValueError) as error:
             why = f"{file}: {first_line(error):.80}"
-            raise UserError(f"what this client remembers is damaged ({why}); without the file it begins anew") from None
+            raise UserError(
+                f"what this client remembers is damaged ({why}); without the file it begins anew"
+            ) from None
 
     def save(self, round: int, memory: Memory, counted: int | None = None) -> None:
         if not memory:

@@ -1,7 +1,9 @@
-"""`--engine flower`: the package's own loop, with clients that answer over a Flower Grid. The bits do not change.
+"""`--engine flower`: the package's own loop, with clients that answer over a Flower Grid. The bits
+do not change.
 
-With Ray it is Flower's simulation in worker processes; without, every message is answered in this process. What clients
-remember travels with the messages here, so that a checkpoint holds it and any engine can go on from it.
+With Ray it is Flower's simulation in worker processes; without, every message is answered in this
+process. What clients remember travels with the messages here, so that a checkpoint holds it and any
+engine can go on from it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def flower(setup: PreparedRun, workers: int) -> Engine:
 class FlowerEngine(EngineWithMemory):
     """An engine whose clients are reached over a Grid."""
 
-    def __init__(self, grid: Grid, setup: PreparedRun, simulation: RaySimulation | None = None) -> None:
+    def __init__(
+        self, grid: Grid, setup: PreparedRun, simulation: RaySimulation | None = None
+    ) -> None:
         super().__init__()
         self._grid, self._setup, self._simulation = grid, setup, simulation
         self._evaluation = Serial(setup.trainer)  # evaluation is the server's own
@@ -55,7 +59,9 @@ class FlowerEngine(EngineWithMemory):
     def _nodes_by_client(self) -> dict[int, int]:
         """Client to node: simulated nodes get new ids with every start."""
         nodes = self._wait_for_nodes()
-        asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
+        asked = [
+            Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes
+        ]
         replies, failures = reply_intake.read_replies(self._exchange(asked), nodes, "roll call")
         self._stop_on_failures(failures, {node: f"node {node}" for node in nodes})
         return {self._numbers[reply.name]: reply.node for reply in replies}
@@ -67,7 +73,10 @@ class FlowerEngine(EngineWithMemory):
             if self._simulation is not None:
                 self._simulation.stop_if_over()
             if time.monotonic() > deadline:
-                raise RunFailed(f"only {len(nodes)} of {len(self._numbers)} nodes came up within {WAIT_FOR_NODES:g} s")
+                raise RunFailed(
+                    f"only {len(nodes)} of {len(self._numbers)} nodes came up within"
+                    f" {WAIT_FOR_NODES:g} s"
+                )
             time.sleep(0.05)
         return nodes
 
@@ -86,16 +95,27 @@ class FlowerEngine(EngineWithMemory):
         silent = names.keys() - failures.keys() - {reply.node for reply in replies}
         self._stop_on_failures(failures | dict.fromkeys(silent, "it did not answer"), names)
         for reply in replies:
-            self._learnt[self._numbers[reply.name]] = arrays_to_vectors(reply.content.array_records["memory"])
+            self._learnt[self._numbers[reply.name]] = arrays_to_vectors(
+                reply.content.array_records["memory"]
+            )
         given = (replies, self._numbers, sent, ReplyFormat(self._setup.method.sends))
         updates, refused, self._room = reply_intake.decode_replies(*given, room=self._room)
         if refused:
-            raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
+            raise RunFailed(
+                f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}"
+            )
         yield from sorted(updates, key=lambda update: update.client) if in_turn else updates
 
     def _job_message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
-        numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
-        content = RecordDict({"arrays": arrays, "config": job_orders.add_orders(ConfigRecord(), numbers)})
+        numbers = {
+            "round": job.round,
+            "rounds": job.rounds,
+            "client-seed": job.seed,
+            "effort": job.effort,
+        }
+        content = RecordDict(
+            {"arrays": arrays, "config": job_orders.add_orders(ConfigRecord(), numbers)}
+        )
         content["memory"] = vectors_to_arrays(self.memory.get(job.client, {}))
         if job.broadcast:
             content["broadcast"] = vectors_to_arrays(job.broadcast)

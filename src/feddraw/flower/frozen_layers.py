@@ -1,4 +1,6 @@
-"""Frozen layers over Flower: sent to a site once, kept in its folder, and from then on named by their digest only."""
+"""Frozen layers over Flower: sent to a site once, kept in its folder, and from then on named by
+their digest only.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,13 @@ class FrozenLayers:
 
 
 def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
-    """The site's side: give the network the server's frozen layers, and say by their digest that they are here."""
-    wanted, here = str(job_orders.read_orders(content).get(FROZEN, "")), trainer.network.layout.frozen
+    """The site's side: give the network the server's frozen layers, and say by their digest that
+    they are here.
+    """
+    wanted, here = (
+        str(job_orders.read_orders(content).get(FROZEN, "")),
+        trainer.network.layout.frozen,
+    )
     if not wanted or arrays_digest(here, None) == wanted:
         return wanted
     file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"
@@ -58,17 +65,26 @@ def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
         try:
             sent = arrays_to_vectors(content.array_records[FROZEN])
         except Refused as error:
-            raise UserError(f"the server's frozen layers cannot be read: {one_line(error)}") from None
+            raise UserError(
+                f"the server's frozen layers cannot be read: {one_line(error)}"
+            ) from None
     else:
         sent = _kept_frozen_layers(file)
     if arrays_digest(sent, None) != wanted:
-        raise UserError("the server's frozen layers are not here, or damaged: they come again in the next round")
+        raise UserError(
+            "the server's frozen layers are not here, or damaged: they come again in the next round"
+        )
     if {name: a.shape for name, a in sent.items()} != {name: a.shape for name, a in here.items()}:
-        raise UserError("the server's frozen layers are not those of this site's network: do the settings agree?")
+        raise UserError(
+            "the server's frozen layers are not those of this site's network: do the settings"
+            " agree?"
+        )
     trainer.freeze(sent)
     if FROZEN in content.array_records:
         make_folder(folder, private=True)
-        write_whole(file, save({name: np.ascontiguousarray(a) for name, a in sent.items()}), private=True)
+        write_whole(
+            file, save({name: np.ascontiguousarray(a) for name, a in sent.items()}), private=True
+        )
     return wanted
 
 

@@ -1,7 +1,8 @@
-"""A Flower Grid without a network: every message is answered at once, in this process, by a ClientApp.
+"""A Flower Grid without a network: every message is answered at once, in this process, by a
+ClientApp.
 
-The one module that touches what Flower keeps private: from 1.38 on, messages ask for an identity that only its own
-launchers set.
+The one module that touches what Flower keeps private: from 1.38 on, messages ask for an identity
+that only its own launchers set.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def identify_in_process_grid(run: int = 1, node: int = SUPERLINK) -> None:
 
 
 class InProcessGrid(Grid):
-    """Nodes in this process, each given by its settings. `arrive` may change replies, as a network would."""
+    """Nodes in this process, each given by its settings.
+
+    `arrive` may change replies, as a network would.
+    """
 
     def __init__(
         self,
@@ -40,9 +44,13 @@ class InProcessGrid(Grid):
         self.app, self.arrive = app, arrive
         self._pushed: dict[str, Message] = {}
         run, numbered = run_config or {}, enumerate(nodes, FIRST_NODE)
-        self.contexts = {id: Context(1, id, dict(node), RecordDict(), dict(run)) for id, node in numbered}
+        self.contexts = {
+            id: Context(1, id, dict(node), RecordDict(), dict(run)) for id, node in numbered
+        }
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         replies = [self._answer(message) for message in messages]
         return list(self.arrive(replies)) if self.arrive and replies else replies
 
@@ -70,14 +78,20 @@ class InProcessGrid(Grid):
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The next answer, or all of them where `arrive` wants to see them; what it loses, the SuperLink reports."""
+        """The next answer, or all of them where `arrive` wants to see them; what it loses, the
+        SuperLink reports.
+        """
         asked = [self._pushed[identity] for identity in message_ids if identity in self._pushed]
         asked = asked if self.arrive else asked[:1]
         for message in asked:
             del self._pushed[message.metadata.message_id]
         replies = list(self.send_and_receive(asked))
         answered = {reply.metadata.reply_to_message_id for reply in replies}
-        return replies + [_lost_message(message) for message in asked if message.metadata.message_id not in answered]
+        return replies + [
+            _lost_message(message)
+            for message in asked
+            if message.metadata.message_id not in answered
+        ]
 
 
 def _lost_message(message: Message) -> Message:

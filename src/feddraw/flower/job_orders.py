@@ -1,7 +1,7 @@
 """What our server sends to our clients beside the user's own configuration: one text under one key.
 
-Every other key of the configuration is the user's. A record of its own would be simpler, but Flower's client-side
-mods refuse a message with two.
+Every other key of the configuration is the user's. A record of its own would be simpler, but
+Flower's client-side mods refuse a message with two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ KEY = "feddraw"
 def add_orders(config: ConfigRecord, orders: Mapping[str, Any]) -> ConfigRecord:
     """A copy of the user's configuration with our orders in it."""
     if KEY in config:
-        raise UserError(f"the configuration has a key '{KEY}', which this package uses itself: choose another name")
+        raise UserError(
+            f"the configuration has a key '{KEY}', which this package uses itself: choose another"
+            " name"
+        )
     return ConfigRecord(dict(config) | {KEY: json.dumps(orders)})
 
 
@@ -37,11 +40,16 @@ def read_orders(content: RecordDict) -> dict[str, Any]:
 
 
 def last_counted_in_orders(content: RecordDict, name: str) -> int | None:
-    """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
+    """The last round in which the server counted this client, -1 before the first; none if the
+    server does not say.
+    """
     rounds = read_orders(content).get("counted")
     if rounds is None:
         return None
     counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
     if not isinstance(counted, int):
-        raise UserError("the server's settings cannot be read: which updates it counted is not a round by client")
+        raise UserError(
+            "the server's settings cannot be read: which updates it counted is not a round by"
+            " client"
+        )
     return counted

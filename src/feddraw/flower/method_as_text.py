@@ -1,7 +1,8 @@
-"""A method as text, for the messages of secure rounds: a site weighs itself by the rules that the server names.
+"""A method as text, for the messages of secure rounds: a site weighs itself by the rules that the
+server names.
 
-Only this package's own rules travel, by their file and class and with their settings. A server must not choose what
-code runs at a site, so nothing else is ever imported.
+Only this package's own rules travel, by their file and class and with their settings. A server must
+not choose what code runs at a site, so nothing else is ever imported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ CORE_MODULE, METHODS_PACKAGE = "feddraw.core", "feddraw.methods."
 
 def method_as_text(method: Method) -> dict[str, Any]:
     """The rules by name, with their settings."""
-    return {part: _rule_as_text(getattr(method, part)) for part in RULE_TYPES} | {"limited": method.limited}
+    return {part: _rule_as_text(getattr(method, part)) for part in RULE_TYPES} | {
+        "limited": method.limited
+    }
 
 
 def method_from_text(given: Mapping[str, Any]) -> Method:
@@ -38,14 +41,22 @@ def method_from_text(given: Mapping[str, Any]) -> Method:
 def _rule_as_text(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         name = f"{type(value).__module__.removeprefix(METHODS_PACKAGE)}:{type(value).__name__}"
-        if type(value).__module__ != CORE_MODULE and not type(value).__module__.startswith(METHODS_PACKAGE):
-            raise UserError(f"secure sums over Flower need the rules of this package, and {name} is another's")
-        return {"rule": name} | {one.name: _rule_as_text(getattr(value, one.name)) for one in fields(value) if one.init}
+        if type(value).__module__ != CORE_MODULE and not type(value).__module__.startswith(
+            METHODS_PACKAGE
+        ):
+            raise UserError(
+                f"secure sums over Flower need the rules of this package, and {name} is another's"
+            )
+        return {"rule": name} | {
+            one.name: _rule_as_text(getattr(value, one.name)) for one in fields(value) if one.init
+        }
     if isinstance(value, list | tuple):
         return [_rule_as_text(one) for one in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise UserError(f"secure sums over Flower need plain settings, and a {type(value).__name__} is none")
+    raise UserError(
+        f"secure sums over Flower need plain settings, and a {type(value).__name__} is none"
+    )
 
 
 def _rule_from_text(given: Any) -> Any:
@@ -56,6 +67,10 @@ def _rule_from_text(given: Any) -> Any:
     file, _, name = str(given["rule"]).partition(":")
     module = core if file == CORE_MODULE else sys.modules[catalog.find("methods", file).__module__]
     found = vars(module)[name]
-    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__):
+    if not (
+        isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__
+    ):
         raise ValueError(f"{name} is no rule")
-    return found(**{name: _rule_from_text(value) for name, value in given.items() if name != "rule"})
+    return found(
+        **{name: _rule_from_text(value) for name, value in given.items() if name != "rule"}
+    )

@@ -1,4 +1,6 @@
-"""Means of the metrics that clients report with their replies, weighted by how many images they say they have."""
+"""Means of the metrics that clients report with their replies, weighted by how many images they say
+they have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ log = logging.getLogger("flwr")
 
 
 def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
-    """By metric, the mean over clients that report it with finite numbers, weighted by size; of lists, by number."""
+    """By metric, the mean over clients that report it with finite numbers, weighted by size; of
+    lists, by number.
+    """
     given: dict[str, list[tuple[float, Any]]] = {}
     for content in contents:
         for name, value in metrics_in_reply(content).items():
@@ -26,8 +30,14 @@ def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRe
         good = [(size, value) for size, value in column if np.isfinite(value).all() and size > 0]
         shapes = {np.shape(value) for _, value in good}
         if len(good) < len(column) or len(shapes) > 1:
-            why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
-            log.warning("%s of %d clients: %s, left out of the mean", safe_line(name), len(column), why)
+            why = (
+                "lists of several lengths"
+                if len(shapes) > 1
+                else f"{len(column) - len(good)} not finite"
+            )
+            log.warning(
+                "%s of %d clients: %s, left out of the mean", safe_line(name), len(column), why
+            )
         if len(shapes) == 1 and name not in (size_key, "partition-id", SECONDS):
             sizes, values = zip(*good, strict=True)
             means[name] = np.average(values, axis=0, weights=sizes).tolist()

@@ -1,4 +1,6 @@
-"""Flower's own simulation on Ray, held open: its server side waits while somebody else drives the Grid."""
+"""Flower's own simulation on Ray, held open: its server side waits while somebody else drives the
+Grid.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class RaySimulation:
         return found
 
     def send_and_receive(self, grid: Grid, messages: Sequence[Message]) -> list[Message]:
-        """As the Grid's own, which would wait for ever for nodes that are gone with the simulation."""
+        """As the Grid's own, which would wait for ever for nodes that are gone with the
+        simulation.
+        """
         waiting, replies = set(grid.push_messages(messages)), list[Message]()
         while waiting:
             self.stop_if_over()
@@ -66,7 +70,9 @@ class RaySimulation:
         """Raise if the simulation has ended, which it does only when it crashes or is closed."""
         if self._ended.is_set():
             why = "it ended early" if self._crash is None else _cause_of_ray_crash(self._crash)
-            remedy = "run again with engine = serial, or see Ray's log in /tmp/ray/session_latest/logs"
+            remedy = (
+                "run again with engine = serial, or see Ray's log in /tmp/ray/session_latest/logs"
+            )
             raise RunFailed(f"Flower's simulation on Ray crashed: {why}; {remedy}")
 
     def _run_simulation(self) -> None:

@@ -1,7 +1,8 @@
-"""From replies to updates in one matrix: who answered, who answered twice or late, and what cannot be used.
+"""From replies to updates in one matrix: who answered, who answered twice or late, and what cannot
+be used.
 
-A node is known by the name that its client gives (or its partition number, else its node id), so neither the order of
-arrival nor a node id that changes with every start changes the result.
+A node is known by the name that its client gives (or its partition number, else its node id), so
+neither the order of arrival nor a node id that changes with every start changes the result.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from feddraw.core import Extent, Model, Update
-from feddraw.flat_model import blank_model, model_in_row
+from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
 from feddraw.naming import one_line
 from feddraw.server.policy import size_as_int_if_whole
@@ -47,18 +48,24 @@ class Reply:
     content: RecordDict
 
 
-def read_replies(messages: Iterable[Message], asked: Collection[int], group: str) -> tuple[list[Reply], dict[int, str]]:
+def read_replies(
+    messages: Iterable[Message], asked: Collection[int], group: str
+) -> tuple[list[Reply], dict[int, str]]:
     """Valid replies in client order, and, by node, why others are not valid."""
     replies, failures = [], {}
     for message in messages:
         node = message.metadata.src_node_id
         if message.has_error():
             if node in asked:  # of a node that is gone, the server's own id is all that comes
-                failures[node] = f"its app failed: {one_line(message.error.reason or 'no reason given')}"
+                failures[node] = (
+                    f"its app failed: {one_line(message.error.reason or 'no reason given')}"
+                )
         elif node not in asked:
             failures[node] = "it was not asked"
         elif message.metadata.group_id != group:
-            failures[node] = f"it answers round {one_line(message.metadata.group_id)}, not round {group}"
+            failures[node] = (
+                f"it answers round {one_line(message.metadata.group_id)}, not round {group}"
+            )
         else:
             replies.append(named_reply(node, message.content))
     once, twice = _one_reply_per_node(replies)
@@ -102,12 +109,17 @@ Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
 
 
 def records_of_kind(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
-    """The records of one kind. Flower's own views are cycles that would keep a reply's tensors in memory."""
+    """The records of one kind.
+
+    Flower's own views are cycles that would keep a reply's tensors in memory.
+    """
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def metrics_in_reply(content: RecordDict) -> dict[str, Any]:
-    """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
+    """All numbers and lists of a reply; of two records with one name for a metric, the first
+    counts.
+    """
     found: dict[str, Any] = {}
     for metrics in records_of_kind(content, MetricRecord).values():
         found = dict(metrics.items()) | found
@@ -129,12 +141,15 @@ def decode_replies(
 ) -> tuple[list[Update], dict[str, str], Model]:
     """Updates whose models are rows of one matrix, and, by name, why others cannot be read.
 
-    Unless `keep` is set, tensors are removed from the messages as they are read, so that replies never take twice
-    their memory. `room` is the matrix of the round before, if there is one: memory that is used for the first time is
-    slow.
+    Unless `keep` is set, tensors are removed from the messages as they are read, so that replies
+    never take twice their memory. `room` is the matrix of the round before, if there is one: memory
+    that is used for the first time is slow.
     """
     fresh = room is None or len(room.params) != len(replies)
-    matrices, reader = blank_model(sent.layout, len(replies)) if fresh else room, ArrayRecordReader(sent.layout)
+    matrices, reader = (
+        blank_model(sent.layout, len(replies)) if fresh else room,
+        ArrayRecordReader(sent.layout),
+    )
     assert matrices is not None
 
     def decode_row(row: int) -> Update | Refused:
@@ -145,17 +160,24 @@ def decode_replies(
             return reason
         finally:
             if fresh and not keep:
-                return_freed_memory()  # of the reply that was read: else all replies would be there twice
+                # of the reply that was read: else all replies would be there twice
+                return_freed_memory()
 
     rows = range(len(replies))
     found = [decode_row(row) for row in rows] if fresh else in_threads(decode_row, rows)
-    refused = {r.name: one_line(one, 200) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
+    refused = {
+        r.name: one_line(one, 200)
+        for r, one in zip(replies, found, strict=True)
+        if isinstance(one, Refused)
+    }
     updates = [one for one in found if isinstance(one, Update)]
     return _replies_without_gaps(updates, matrices) if refused else updates, refused, matrices
 
 
 def _replies_without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:
-    """Moved to the first rows of the matrices, so that no row of a refused reply is between them."""
+    """Moved to the first rows of the matrices, so that no row of a refused reply is between
+    them.
+    """
     moved = []
     for number, update in enumerate(updates):
         into = model_in_row(matrices, number)
@@ -166,7 +188,12 @@ def _replies_without_gaps(updates: Sequence[Update], matrices: Model) -> list[Up
 
 
 def _decode_update(
-    content: RecordDict, client: int, into: Model, reader: ArrayRecordReader, format: ReplyFormat, keep: bool
+    content: RecordDict,
+    client: int,
+    into: Model,
+    reader: ArrayRecordReader,
+    format: ReplyFormat,
+    keep: bool,
 ) -> Update:
     metrics, size = _reply_metrics_and_size(content, format.size_key)
     beside = records_of_kind(content, ArrayRecord).get("extra") if format.sends else None
@@ -178,14 +205,27 @@ def _decode_update(
     del arrays
     if not keep:
         del content[name]
-    numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
+    numbers = {
+        k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)
+    }
     steps = next((int(numbers[key]) for key in STEPS if key in numbers), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
     seconds = numbers.pop(SECONDS, math.nan)
-    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, labelled_in_reply(content), seconds)
+    return Update(
+        client,
+        into,
+        size,
+        steps,
+        numbers | {"loss": loss},
+        extra,
+        labelled_in_reply(content),
+        seconds,
+    )
 
 
-def size_and_labels_in_reply(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
+def size_and_labels_in_reply(
+    content: RecordDict, size_key: str
+) -> tuple[float, NDArray[np.bool_] | None]:
     """How many images a client says it has, and which findings it labels."""
     return _reply_metrics_and_size(content, size_key)[1], labelled_in_reply(content)
 
@@ -208,7 +248,11 @@ def labelled_in_reply(content: RecordDict) -> NDArray[np.bool_] | None:
 
 def _reply_metrics_and_size(content: RecordDict, size_key: str) -> tuple[MetricRecord, float]:
     """The first record that has a size, and this size: any positive number."""
-    found = [metrics for metrics in records_of_kind(content, MetricRecord).values() if size_key in metrics]
+    found = [
+        metrics
+        for metrics in records_of_kind(content, MetricRecord).values()
+        if size_key in metrics
+    ]
     if not found:
         raise Refused(f"no {size_key} among its metrics")
     value = found[0][size_key]
@@ -230,4 +274,6 @@ def _record_of_model(content: RecordDict, arrays_key: str) -> str:
     names = [name for name in records_of_kind(content, ArrayRecord) if name != "extra"]
     if arrays_key in names or len(names) == 1:
         return arrays_key if arrays_key in names else names[0]
-    raise Refused(f"{len(names)} records of tensors, none of them '{arrays_key}'" if names else "no tensors")
+    raise Refused(
+        f"{len(names)} records of tensors, none of them '{arrays_key}'" if names else "no tensors"
+    )

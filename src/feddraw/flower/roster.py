@@ -1,7 +1,8 @@
-"""Which client a node is: a name belongs to the node that first answered under it, unless the operator decides.
+"""Which client a node is: a name belongs to the node that first answered under it, unless the
+operator decides.
 
-A node is identified by its registered key if the SuperLink has one, else by its node id, never by what it reports about
-itself. Where the operator gives a list of sites, only that list decides.
+A node is identified by its registered key if the SuperLink has one, else by its node id, never by
+what it reports about itself. Where the operator gives a list of sites, only that list decides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ NODE_NUMBER = re.compile(r"node \d+")
 
 
 def node_fingerprint(public_key: bytes) -> str:
-    """A public key's fingerprint as `ssh-keygen -l` prints it; of other bytes, their hash in the same form."""
+    """A public key's fingerprint as `ssh-keygen -l` prints it; of other bytes, their hash in the
+    same form.
+    """
     try:
         shown = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         blob = base64.b64decode(shown.split()[1])
@@ -43,23 +46,36 @@ class Roster:
     """Names, and the nodes they belong to."""
 
     def __init__(self, sites: Mapping[str, str | int] | None = None) -> None:
-        self.names: list[str] = []  # of clients that have answered; the index is the client's number
-        self.called: dict[str, str] = {}  # by name, what the client last called itself, which is how it knows itself
+        self.names: list[
+            str
+        ] = []  # of clients that have answered; the index is the client's number
+        self.called: dict[
+            str, str
+        ] = {}  # by name, what the client last called itself, which is how it knows itself
         self._listed = _roster_of_sites(sites or {})  # identity to name, by the operator's word
         self._identity_of_name: dict[str, str] = {}  # name to identity
         self._name_of_identity: dict[str, str] = {}  # the same from identity to name
         self._identities: dict[int, str] = {}  # of the nodes that were seen in this run
 
     def meet(self, grid: Grid) -> None:
-        """Read the keys of the connected nodes; a node without a key is identified by its number."""
+        """Read the keys of the connected nodes; a node without a key is identified by its
+        number.
+        """
         if not hasattr(grid, "get_nodes"):
-            if keys := [name for who, name in self._listed.items() if NODE_FINGERPRINT.fullmatch(who)]:
-                why = f"sites: {keys[0]} is given by its key, but this Flower version does not report keys"
+            if keys := [
+                name for who, name in self._listed.items() if NODE_FINGERPRINT.fullmatch(who)
+            ]:
+                why = (
+                    f"sites: {keys[0]} is given by its key, but this Flower version does not report"
+                    " keys"
+                )
                 raise UserError(f"{why}: pip install 'flwr>=1.38', or give node ids")
             return
         for info in grid.get_nodes():
             key = bytes(info.public_key)
-            self._identities[info.node_id] = node_fingerprint(key) if key else f"node {info.node_id}"
+            self._identities[info.node_id] = (
+                node_fingerprint(key) if key else f"node {info.node_id}"
+            )
 
     def identity(self, node: int) -> str:
         return self._identities.get(node, f"node {node}")
@@ -80,7 +96,11 @@ class Roster:
 
     def knows_any(self, nodes: Iterable[int]) -> bool:
         """Whether a node that answered before is among these, where that matters."""
-        return bool(self._listed) or not self._identity_of_name or any(self.name_of(node) for node in nodes)
+        return (
+            bool(self._listed)
+            or not self._identity_of_name
+            or any(self.name_of(node) for node in nodes)
+        )
 
     def recognize(self, answers: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
         """Answers under the names that belong to their nodes, and, by node, why others are refused.
@@ -88,7 +108,9 @@ class Roster:
         New clients get their numbers in their own order.
         """
         names = {answer.node: self.name_of(answer.node) for answer in answers}
-        alike = Counter((names[answer.node], names[answer.node] or answer.name) for answer in answers)
+        alike = Counter(
+            (names[answer.node], names[answer.node] or answer.name) for answer in answers
+        )
         recognized, refused = [], {}
         for answer in answers:
             own = names[answer.node]
@@ -107,25 +129,37 @@ class Roster:
             self.names.append(name)
 
     def _refusal(self, answer: Reply, own: str | None, nodes: int) -> str:
-        """Why an answer is refused; one that only uses a new name is logged and counts under the old name."""
+        """Why an answer is refused; one that only uses a new name is logged and counts under the
+        old name.
+        """
         claimed, unnamed = answer.name, f"node {answer.node}"
         if own is None and self._listed:
             return f"its key {self.identity(answer.node)} is not on the operator's list of sites"
-        if own != claimed and (claimed in self._identity_of_name or claimed in self._listed.values()):
+        if own != claimed and (
+            claimed in self._identity_of_name or claimed in self._listed.values()
+        ):
             return f"it answers as {claimed}, which is another node's name"
         if own is None and NODE_NUMBER.fullmatch(claimed) and claimed != unnamed:
             return f"it answers as {claimed}, which is another node's number"
         if nodes > 1:
             return f"{nodes} nodes answer as {own or claimed}"
         if own is not None and claimed not in (own, unnamed):
-            log.warning("%s now calls itself %s: it counts as %s", *map(safe_line, (own, claimed, own)))
+            log.warning(
+                "%s now calls itself %s: it counts as %s", *map(safe_line, (own, claimed, own))
+            )
         return ""
 
     def for_checkpoint(self) -> dict[str, Any]:
-        return {"clients": list(self.names), "owners": dict(self._identity_of_name), "called": dict(self.called)}
+        return {
+            "clients": list(self.names),
+            "owners": dict(self._identity_of_name),
+            "called": dict(self.called),
+        }
 
     def restore(self, kept: Mapping[str, Any], *, rebind: bool = False) -> None:
-        """Clients keep their numbers; with `rebind` the names are free for whoever answers under them first."""
+        """Clients keep their numbers; with `rebind` the names are free for whoever answers under
+        them first.
+        """
         self.names = [str(name) for name in kept["clients"]]
         self.called = {str(name): str(own) for name, own in kept.get("called", {}).items()}
         self._identity_of_name, self._name_of_identity = {}, {}

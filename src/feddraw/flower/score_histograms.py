@@ -1,7 +1,8 @@
 """Federated evaluation that merges: sites send counts of images by score, the server adds them up.
 
-A mean of the sites' AUCs is not the AUC of all their images. Counts of positive and negative images in fixed bins of
-the score can be added, and give AUC (ties within a bin count half), sensitivity and specificity of all images together.
+A mean of the sites' AUCs is not the AUC of all their images. Counts of positive and negative images
+in fixed bins of the score can be added, and give AUC (ties within a bin count half), sensitivity
+and specificity of all images together.
 """
 
 from __future__ import annotations
@@ -24,20 +25,29 @@ Histograms = NDArray[np.int64]  # (2, findings, bins): negative and positive ima
 BIN_EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
 
-def count_by_score(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]) -> Histograms:
+def count_by_score(
+    scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]
+) -> Histograms:
     """Images by label, finding and bin of their score, a probability.
 
-    A NaN counts as 0 (see `findings_with_broken_scores`). Labels that are not known (NaN) are not counted.
+    A NaN counts as 0 (see `findings_with_broken_scores`). Labels that are not known (NaN) are not
+    counted.
     """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), BIN_EDGES)
     findings, known = scores.shape[1], ~np.isnan(truth)
-    cells = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
+    cells = (
+        np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)
+    ) * BINS + bins
     return np.bincount(cells[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
 
 
-def histograms_to_metrics(split: str, counts: Histograms, broken: Sequence[int] = ()) -> dict[str, list[int]]:
-    """As metrics that Flower carries: filled bins as (index, count); `broken` are findings with scores not finite."""
+def histograms_to_metrics(
+    split: str, counts: Histograms, broken: Sequence[int] = ()
+) -> dict[str, list[int]]:
+    """As metrics that Flower carries: filled bins as (index, count); `broken` are findings with
+    scores not finite.
+    """
     flat = counts.ravel()
     filled = np.flatnonzero(flat)
     found = {f"{split}-places": filled.tolist(), f"{split}-counts": flat[filled].tolist()}
@@ -45,7 +55,9 @@ def histograms_to_metrics(split: str, counts: Histograms, broken: Sequence[int] 
 
 
 def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
-    """A site's counts of both splits as one row of whole numbers, which can be added up under masks."""
+    """A site's counts of both splits as one row of whole numbers, which can be added up under
+    masks.
+    """
     rows = []
     for split in EVALUATED_SPLITS:
         flags = np.zeros(findings, np.int64)
@@ -57,9 +69,13 @@ def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64
 def histograms_from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
     """The sum of such rows, as one site with all images would have sent it."""
     found: dict[str, list[int]] = {}
-    for split, row in zip(EVALUATED_SPLITS, words.reshape(len(EVALUATED_SPLITS), -1).astype(np.int64), strict=True):
+    for split, row in zip(
+        EVALUATED_SPLITS, words.reshape(len(EVALUATED_SPLITS), -1).astype(np.int64), strict=True
+    ):
         counts, flags = np.split(row, [2 * findings * BINS])
-        found |= histograms_to_metrics(split, counts.reshape(2, findings, BINS), np.flatnonzero(flags).tolist())
+        found |= histograms_to_metrics(
+            split, counts.reshape(2, findings, BINS), np.flatnonzero(flags).tolist()
+        )
     return MetricRecord({name: numbers for name, numbers in found.items() if numbers})
 
 
@@ -68,16 +84,29 @@ def add_up_histograms(contents: Sequence[RecordDict], split: str, findings: int)
     total = np.zeros(2 * findings * BINS, np.int64)
     for content in contents:
         for record in content.metric_records.values():
-            cells, counts = (_histogram_counts(record.get(f"{split}-{what}", [])) for what in ("places", "counts"))
-            if cells.shape == counts.shape and (cells < len(total)).all() and counts.sum() <= findings * MOST_IMAGES:
+            cells, counts = (
+                _histogram_counts(record.get(f"{split}-{what}", []))
+                for what in ("places", "counts")
+            )
+            if (
+                cells.shape == counts.shape
+                and (cells < len(total)).all()
+                and counts.sum() <= findings * MOST_IMAGES
+            ):
                 np.add.at(total, cells, counts)
     return total.reshape(2, findings, BINS)
 
 
-def findings_with_broken_scores(contents: Sequence[RecordDict], split: str, findings: int) -> list[int]:
+def findings_with_broken_scores(
+    contents: Sequence[RecordDict], split: str, findings: int
+) -> list[int]:
     """The findings for which a site's scores were not finite numbers."""
     records = [record for content in contents for record in content.metric_records.values()]
-    named = {int(index) for record in records for index in _histogram_counts(record.get(f"{split}-not-finite", []))}
+    named = {
+        int(index)
+        for record in records
+        for index in _histogram_counts(record.get(f"{split}-not-finite", []))
+    }
     return sorted(index for index in named if index < findings)
 
 
@@ -97,7 +126,9 @@ def histogram_auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) ->
 
 
 def best_threshold_bin(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int | None:
-    """The bin from which on images count as positive, for the largest GM (the middle of equals); None for one label."""
+    """The bin from which on images count as positive, for the largest GM (the middle of equals);
+    None for one label.
+    """
     if not (negatives.any() and positives.any()):
         return None
     found = np.concatenate([[0], np.cumsum(positives)])
@@ -107,20 +138,33 @@ def best_threshold_bin(negatives: NDArray[np.int64], positives: NDArray[np.int64
 
 
 def histogram_metrics(
-    counts: Histograms, findings: Sequence[str], edges: Sequence[int | None], broken: Sequence[int] = ()
+    counts: Histograms,
+    findings: Sequence[str],
+    edges: Sequence[int | None],
+    broken: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """All metrics of the summed counts, in the form of `metrics.json`; broken findings have none."""
+    """All metrics of the summed counts, in the form of `metrics.json`; broken findings have
+    none.
+    """
     counts = counts.copy()
     counts[:, list(broken)] = 0
     areas = {name: histogram_auc(*counts[:, c]) for c, name in enumerate(findings)}
-    rates = {name: _histogram_rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(findings)}
+    rates = {
+        name: _histogram_rates(counts[0, c], counts[1, c], edges[c])
+        for c, name in enumerate(findings)
+    }
     bounds = np.concatenate([[-np.inf], BIN_EDGES, [np.inf]])
     pairs = zip(findings, edges, strict=True)
-    thresholds = {name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in pairs}
+    thresholds = {
+        name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
+        for name, edge in pairs
+    }
     return metrics_table(areas, rates, thresholds, [findings[c] for c in broken])
 
 
-def _histogram_rates(negative: NDArray[np.int64], positive: NDArray[np.int64], edge: int | None) -> tuple[float, float]:
+def _histogram_rates(
+    negative: NDArray[np.int64], positive: NDArray[np.int64], edge: int | None
+) -> tuple[float, float]:
     if edge is None:
         return math.nan, math.nan
 
@@ -131,7 +175,9 @@ def _histogram_rates(negative: NDArray[np.int64], positive: NDArray[np.int64], e
 
 
 def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
-    """Metrics from all sites' counts: thresholds from the validation split, and the test split where it was sent."""
+    """Metrics from all sites' counts: thresholds from the validation split, and the test split
+    where it was sent.
+    """
     validation = add_up_histograms(contents, "validation", len(findings))
     edges = [best_threshold_bin(*validation[:, c]) for c in range(len(findings))]
     # without thresholds from validation data there is no GM of test data either
@@ -144,6 +190,12 @@ def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]
 
 def histogram_metrics_for_log(found: dict[str, Any]) -> MetricRecord:
     """The numbers for Flower's own log."""
-    pairs = {f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")}
-    areas = {f"{split}-auc.{name}": auc for split in found for name, auc in found[split]["auc"]["per_class"].items()}
+    pairs = {
+        f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")
+    }
+    areas = {
+        f"{split}-auc.{name}": auc
+        for split in found
+        for name, auc in found[split]["auc"]["per_class"].items()
+    }
     return MetricRecord({name: float(value) for name, value in (pairs | areas).items()})

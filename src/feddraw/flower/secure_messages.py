@@ -1,4 +1,6 @@
-"""The messages of secure rounds between Flower's server and its sites: how both ends write and read them."""
+"""The messages of secure rounds between Flower's server and its sites: how both ends write and read
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
 from feddraw.naming import one_line
-from feddraw.secure_rounds.announcement import announced_fingerprint
+from feddraw.secure.rounds.announcement import announced_fingerprint
 
 Kind = TypeVar("Kind", str, bytes)
 
-SECURE_ORDER = SECURE_RECORD = "secure"  # the key of our orders that asks for it, and the record of an answer
+SECURE_ORDER = SECURE_RECORD = (
+    "secure"  # the key of our orders that asks for it, and the record of an answer
+)
 CONFIG = "config"
 COUNTS_SUM = "counts"  # the sum of an evaluation
 MASKED_WORDS = "words"  # the masked ones, in an answer
@@ -38,21 +42,33 @@ class SecureOrder:
     stage: str = "begin"
     sum: str = ""
     attempt: int = 0
-    told: Mapping[str, str] = field(default_factory=dict)  # what all clients are told about what they add
+    told: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what all clients are told about what they add
     survivors: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  # with the first stage: how to read the app's answer
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # with the first stage: how to read the app's answer
 
     @classmethod
     def of(cls, given: Any) -> SecureOrder:
         """As it came; UserError if it is not one."""
         with reading_secure_message():
             order = cls(**given)
-            order = cls(**(vars(order) | {"sums": tuple(order.sums), "survivors": tuple(order.survivors)}))
+            order = cls(
+                **(vars(order) | {"sums": tuple(order.sums), "survivors": tuple(order.survivors)})
+            )
             texts = (order.run, order.stage, order.sum, *order.sums, *order.survivors)
             tables = (order.told, order.settings)
-            if not all(isinstance(text, str) for text in texts) or not all(isinstance(one, dict) for one in tables):
+            if not all(isinstance(text, str) for text in texts) or not all(
+                isinstance(one, dict) for one in tables
+            ):
                 raise ValueError("texts and tables are of other types")
-            if type(order.round) is not int or type(order.attempt) is not int or order.stage not in SECURE_STAGES:
+            if (
+                type(order.round) is not int
+                or type(order.attempt) is not int
+                or order.stage not in SECURE_STAGES
+            ):
                 raise ValueError("round, attempt or stage is unknown")
             if order.stage != "begin" and order.sum not in order.sums:
                 raise ValueError("there is no such sum in the round")
@@ -65,21 +81,26 @@ class SecureOrder:
 
 
 def digest_of_told(told: Mapping[str, str]) -> bytes:
-    """A hash of what all clients are told about a sum: those that were told different things do not open it."""
+    """A hash of what all clients are told about a sum: those that were told different things do not
+    open it.
+    """
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
 def fingerprint_of_sent(sent: Model, broadcast: Mapping[str, Vector], frozen: str) -> str:
-    """All that a client was sent to train on, as a hash; frozen layers by the digest under which they are sent once."""
+    """All that a client was sent to train on, as a hash; frozen layers by the digest under which
+    they are sent once.
+    """
     plain = replace(sent, layout=replace(sent.layout, frozen={}))
     return f"{announced_fingerprint(plain, broadcast)} {frozen}".strip()
 
 
 def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
-    """All that a site works by, as a hash: a server that sent others a learning rate of 0 would see this move alone.
+    """All that a site works by, as a hash: a server that sent others a learning rate of 0 would see
+    this move alone.
 
-    Frozen layers are left out, as they are sent once; their digest is among the orders. So is whether the server was
-    resumed, which changes nothing at a site.
+    Frozen layers are left out, as they are sent once; their digest is among the orders. So is
+    whether the server was resumed, which changes nothing at a site.
     """
     settings = sorted(item for item in run_config.items() if item[0] != "resume")
     digest = hashlib.sha256(repr(settings).encode())
@@ -87,8 +108,13 @@ def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -
         if name == frozen_layers.FROZEN and isinstance(record, ArrayRecord):
             continue
         if isinstance(record, ArrayRecord):
-            arrays = ((name, array.dtype, list(array.shape), array.stype, array.data) for name, array in record.items())
-            parts: list[Any] = [(*about, hashlib.sha256(data).hexdigest()) for *about, data in arrays]
+            arrays = (
+                (name, array.dtype, list(array.shape), array.stype, array.data)
+                for name, array in record.items()
+            )
+            parts: list[Any] = [
+                (*about, hashlib.sha256(data).hexdigest()) for *about, data in arrays
+            ]
         else:
             parts = sorted(record.items(), key=lambda pair: pair[0])
         digest.update(repr((name, type(record).__name__, parts)).encode())

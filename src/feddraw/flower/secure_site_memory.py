@@ -1,8 +1,9 @@
 """What waits at a site between the messages of a secure sum: its update, and its half of the sum.
 
-Both lie in the site's own memory, for their owner only, and are written before an answer leaves: a site that forgets
-that it has masked, signed or revealed could be asked a second time. When the site has opened its shares, the update is
-gone. What stays is who was in the last sum that was opened (`SecureSiteOpenedRound`).
+Both lie in the site's own memory, for their owner only, and are written before an answer leaves: a
+site that forgets that it has masked, signed or revealed could be asked a second time. When the site
+has opened its shares, the update is gone. What stays is who was in the last sum that was opened
+(`SecureSiteOpenedRound`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from safetensors.numpy import save
 from feddraw.core import Heads, Layout, Model, Update
 from feddraw.errors import UserError, first_line
 from feddraw.flower.client_memory import client_alias
-from feddraw.secure_sums.signing_keys import public_line
+from feddraw.secure.sums.signing_keys import public_line
 from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 from feddraw.system.locks import lock_file
 
@@ -32,14 +33,18 @@ MODEL_VECTORS = ("params", "buffers", "counters")
 
 @dataclass
 class SecureSiteOpenedRound:
-    """The last round whose sums this site has helped to open, and over whom and about what they were.
+    """The last round whose sums this site has helped to open, and over whom and about what they
+    were.
 
-    The same round may be asked for again, by a server that was killed before it had saved its result, but only with
-    the same clients, sizes and weights: two different sums of the same updates would show what one client sent.
+    The same round may be asked for again, by a server that was killed before it had saved its
+    result, but only with the same clients, sizes and weights: two different sums of the same
+    updates would show what one client sent.
     """
 
     round: int = -1
-    sums: dict[str, list[str]] = field(default_factory=dict)  # by name: a hash of what was told, then who was in it
+    sums: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # by name: a hash of what was told, then who was in it
 
 
 @dataclass
@@ -49,15 +54,24 @@ class SecureSiteState:
     round: int = -1
     name: str = ""  # of this site
     received: str = ""  # the hash of the message that it began with
-    members: dict[str, str] = field(default_factory=dict)  # by the name of the sum, this site's half of it
+    members: dict[str, str] = field(
+        default_factory=dict
+    )  # by the name of the sum, this site's half of it
     attempts: dict[str, int] = field(default_factory=dict)  # by the name of the sum
-    told: dict[str, dict[str, str]] = field(default_factory=dict)  # by sum, what the server told everyone about it
-    agreed: dict[str, str] = field(default_factory=dict)  # by sum, a hash of it as it was when this site masked
+    told: dict[str, dict[str, str]] = field(
+        default_factory=dict
+    )  # by sum, what the server told everyone about it
+    agreed: dict[str, str] = field(
+        default_factory=dict
+    )  # by sum, a hash of it as it was when this site masked
     opened: SecureSiteOpenedRound = field(default_factory=SecureSiteOpenedRound)
 
 
 class SecureSiteMemory:
-    """One site's state in one run, for one kind of round, training or evaluation. It is written only while `held`."""
+    """One site's state in one run, for one kind of round, training or evaluation.
+
+    It is written only while `held`.
+    """
 
     def __init__(self, folder: Path, run: str, key: Ed25519PublicKey, kind: str) -> None:
         self.path = folder / client_alias(run, f"secure {public_line(key)}")
@@ -65,7 +79,9 @@ class SecureSiteMemory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One message at a time: two that find the same state would put the same masks on different words."""
+        """One message at a time: two that find the same state would put the same masks on different
+        words.
+        """
         make_folder(self.path.parent, private=True)
         make_subfolder(self.path, private=True)
         with lock_file(self._state):
@@ -77,7 +93,10 @@ class SecureSiteMemory:
 
     def waiting(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         if not self._waiting.is_file():
-            raise UserError("nothing waits at this site for a secure sum: it has not trained, or its part is done")
+            raise UserError(
+                "nothing waits at this site for a secure sum: it has not trained, or its part is"
+                " done"
+            )
         try:
             with safe_open(self._waiting, "np") as file:
                 about = json.loads((file.metadata() or {})["about"])
@@ -105,7 +124,9 @@ class SecureSiteMemory:
         write_whole(self._state, json.dumps(asdict(state)).encode(), private=True)
 
 
-def update_to_site_memory(sent: Model, update: Update) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def update_to_site_memory(
+    sent: Model, update: Update
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The model that came and what training made of it, as vectors and facts."""
     vectors = {f"sent.{name}": getattr(sent, name) for name in MODEL_VECTORS}
     vectors |= {f"own.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
@@ -122,13 +143,19 @@ def classifier_from_json(given: Any) -> Heads:
     return tuple(map(str, given)) if isinstance(given, list) else str(given)
 
 
-def update_from_site_memory(vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> tuple[Model, Update]:
+def update_from_site_memory(
+    vectors: dict[str, NDArray[Any]], about: dict[str, Any]
+) -> tuple[Model, Update]:
     """The sent model and the update, from what `update_to_site_memory` made of them."""
     entries = ((name, kind, tuple(shape), dtype) for name, kind, shape, dtype in about["entries"])
     layout = Layout.of(entries, classifier_from_json(about["classifier"]))
-    parts = ({name: vectors[f"{whose}.{name}"] for name in MODEL_VECTORS} for whose in ("sent", "own"))
+    parts = (
+        {name: vectors[f"{whose}.{name}"] for name in MODEL_VECTORS} for whose in ("sent", "own")
+    )
     sent, own = (Model(**part, layout=layout) for part in parts)
-    extra = {name.removeprefix("extra."): v for name, v in vectors.items() if name.startswith("extra.")}
+    extra = {
+        name.removeprefix("extra."): v for name, v in vectors.items() if name.startswith("extra.")
+    }
     labelled = None if about["labelled"] is None else np.array(about["labelled"], bool)
     facts = (about["size"], about["steps"], about["metrics"])
     return sent, Update(0, own, *facts, extra, labelled, about["seconds"])

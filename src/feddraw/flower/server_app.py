@@ -1,6 +1,8 @@
-"""The ready ServerApp: any experiment over a real federation, in a run's folder like that of `feddraw run`.
+"""The ready ServerApp: any experiment over a real federation, in a run's folder like that of
+`feddraw run`.
 
-If the server has its own images, it evaluates on these; otherwise the sites send counts, which are added up.
+If the server has its own images, it evaluates on these; otherwise the sites send counts, which are
+added up.
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ from flwr.serverapp import Grid, ServerApp
 from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Model, Proxy
 from feddraw.data.dataset import Dataset, Split
+from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.run_preparation import initial_model, make_trainer, network_builder, prepare_server_images
+from feddraw.experiment.run_preparation import (
+    initial_model,
+    make_trainer,
+    network_builder,
+    prepare_server_images,
+)
 from feddraw.experiment.running import Evaluated, evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
@@ -36,8 +44,7 @@ from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.run_folder import RunFolder
-from feddraw.scenarios.partition import Partition
-from feddraw.secure_sums.session import FEWEST_SUMMED
+from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord
 from feddraw.system.file_reading import read_jsonl
@@ -63,16 +70,26 @@ class ServerEvaluation:
                 self._evaluate_on(open_dataset("folder", size=options.pop("size"), options=options))
         else:
             setup = run_preparation.prepare(experiment)
-            self.findings, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
+            self.findings, self.initial, self.partition = (
+                setup.dataset.findings,
+                setup.initial,
+                setup.partition,
+            )
             self._evaluate_on(setup.dataset)
             self._evaluator = setup.evaluator  # with the clients' holdouts
         self.method.weighting.check(self.initial.layout)
 
     def _evaluate_on(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen)
+        trainer = make_trainer(
+            self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen
+        )
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
-        self.proxy = prepare_server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
+        self.proxy = (
+            prepare_server_images(self.experiment, dataset, trainer)
+            if self.method.weighting.proxy
+            else None
+        )
 
     def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:
         self.counted_by_sites = score_histograms.merged_histogram_metrics(contents, self.findings)
@@ -85,11 +102,15 @@ class ServerEvaluation:
             return (counted or nobody) | {"clients": {}}, {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
-        splits: tuple[Split, ...] = ("validation", "test") if self.experiment.test_every_round else ("validation",)
+        splits: tuple[Split, ...] = (
+            ("validation", "test") if self.experiment.test_every_round else ("validation",)
+        )
         return self._evaluator.after_a_round(self._engine, [model], splits), {}
 
     def evaluate_kept(self, model: Model) -> Evaluated:
-        """Another model than that of the last round: the server's own images only, the sites are not asked again."""
+        """Another model than that of the last round: the server's own images only, the sites are
+        not asked again.
+        """
         return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
@@ -107,7 +128,9 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
             folder.begin(table, **how)  # another process may have used the folder in the meantime
             numbers = _least_nodes(federation, evaluation) * len(evaluation.initial.params)
             layout = evaluation.initial.layout
-            folder.write_settings(table, partition=evaluation.partition, parameters=numbers, layout=layout)
+            folder.write_settings(
+                table, partition=evaluation.partition, parameters=numbers, layout=layout
+            )
         return _run_strategy(grid, federation, evaluation, folder)
 
 
@@ -129,7 +152,9 @@ def _run_strategy(
 
     arrays, rounds = model_to_arrays(evaluation.initial), experiment.rounds
     strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
-    if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
+    if (
+        folder is not None and not folder.metrics.is_file()
+    ):  # killed after its last round, before its last file
         _conclude_server_app_round(strategy, evaluation, folder, keeper, rounds - 1)
     return strategy
 
@@ -140,7 +165,9 @@ def _least_nodes(federation: FlowerSettings, evaluation: ServerEvaluation) -> in
     return federation.nodes or len(evaluation.partition.shards) or fewest
 
 
-def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None) -> MethodStrategy:
+def make_strategy(
+    federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
+) -> MethodStrategy:
     experiment, method = evaluation.experiment, evaluation.method
     if not experiment.policy.limits_weights:
         why = why_no_policy(method) or "the run's settings turn it off"
@@ -148,14 +175,17 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
     nodes = _least_nodes(federation, evaluation)
     if experiment.secure and nodes < FEWEST_SUMMED:
         raise UserError(
-            f"secure sums need at least {FEWEST_SUMMED} clients, and nodes = {nodes} would begin with fewer"
+            f"secure sums need at least {FEWEST_SUMMED} clients, and nodes = {nodes} would begin"
+            " with fewer"
         )
     counted = evaluation.dataset is None  # the sites evaluate, and send counts
     return MethodStrategy(
         method,
         fraction_train=federation.fraction,
         fraction_evaluate=1.0 if counted else 0.0,
-        min_train_nodes=max(FEWEST_SUMMED if experiment.secure else 1, int(nodes * federation.fraction)),
+        min_train_nodes=max(
+            FEWEST_SUMMED if experiment.secure else 1, int(nodes * federation.fraction)
+        ),
         min_evaluate_nodes=nodes if counted else 0,
         min_available_nodes=nodes,
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
@@ -179,9 +209,15 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
 
 
 def _conclude_server_app_round(
-    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: ModelKeeper, done: int
+    strategy: MethodStrategy,
+    evaluation: ServerEvaluation,
+    folder: RunFolder | None,
+    keeper: ModelKeeper,
+    done: int,
 ) -> MetricRecord:
-    """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
+    """Evaluate the model after a round, and write the round's line and, after the last one, the
+    last files.
+    """
     assert strategy.model is not None
     assert strategy.state is not None
     final = done == strategy.rounds - 1
@@ -201,7 +237,9 @@ def _conclude_server_app_round(
         if final:
             models = {name: one.model for name, one in kept.items()}
             folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset, models)
-    return MetricRecord({f"{part}-auc": float(one["auc"]["macro"]) for part, one in scores.items() if "auc" in one})
+    return MetricRecord(
+        {f"{part}-auc": float(one["auc"]["macro"]) for part, one in scores.items() if "auc" in one}
+    )
 
 
 app = ServerApp()

@@ -1,8 +1,10 @@
-"""A site's node: Flower's SuperNode, with a check of the operator's signature before any app is unpacked.
+"""A site's node: Flower's SuperNode, with a check of the operator's signature before any app is
+unpacked.
 
-Everything that depends on the inside of `flower-supernode` is here. The seam is one private function of Flower, which
-asks the server for a run and its bundle and stores both; nothing is unpacked before it returns. Another version of
-Flower may work differently, so only versions that were read and tested are accepted.
+Everything that depends on the inside of `flower-supernode` is here. The seam is one private
+function of Flower, which asks the server for a run and its bundle and stores both; nothing is
+unpacked before it returns. Another version of Flower may work differently, so only versions that
+were read and tested are accepted.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from flwr.app import Error, Message
 
 from feddraw.errors import UserError
 from feddraw.flower.app_signatures import LARGEST_BUNDLE, AppBundle, AppRefused, Signatures
-from feddraw.secure_sums.client import NO_DIRECTORY
-from feddraw.secure_sums.signing_keys import read_site_directory, read_site_key
+from feddraw.secure.sums.client import NO_DIRECTORY
+from feddraw.secure.sums.signing_keys import read_site_directory, read_site_key
 
 KNOWN_FLOWER = ("1.41.0",)
 FLOWER_VERSION = version("flwr")
@@ -39,8 +41,13 @@ try:
     from flwr.supercore.constant import TaskType
     from flwr.supernode import start_client_internal as loop
 except ImportError:
-    older = "start nodes of older versions with flower-supernode itself, which runs every app that the server sends"
-    raise UserError(f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: {older}") from None
+    older = (
+        "start nodes of older versions with flower-supernode itself, which runs every app that the"
+        " server sends"
+    )
+    raise UserError(
+        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: {older}"
+    ) from None
 
 SUPERNODE_COMMAND = "flower-supernode"
 
@@ -48,12 +55,17 @@ SUPERNODE_COMMAND = "flower-supernode"
 def refuse_unknown_flower(found: str = FLOWER_VERSION) -> None:
     """With an unknown Flower the check could be bypassed silently: do not start."""
     if found not in KNOWN_FLOWER:
-        why = f"signatures cannot be checked with Flower {found}, only with {' or '.join(KNOWN_FLOWER)}"
+        why = (
+            f"signatures cannot be checked with Flower {found}, only with"
+            f" {' or '.join(KNOWN_FLOWER)}"
+        )
         raise UserError(f"{why}: pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer feddraw")
 
 
 def read_app_bundle(path: Path) -> AppBundle:
-    """An app as `flwr run` would send it: from its folder, or from a .fab that `flwr build` has made."""
+    """An app as `flwr run` would send it: from its folder, or from a .fab that `flwr build` has
+    made.
+    """
     try:
         content = build_fab_from_disk(path) if path.is_dir() else _read_fab_file(path)
         app, version = get_metadata_from_config(get_fab_config(content))
@@ -67,12 +79,18 @@ def _read_fab_file(path: Path) -> bytes:
     if not path.is_file():
         raise UserError(f"there is no app {path}: name its folder or its .fab")
     if path.stat().st_size > LARGEST_BUNDLE:
-        raise UserError(f"{path} is larger than the {LARGEST_BUNDLE:,} bytes that Flower lets an app have")
+        raise UserError(
+            f"{path} is larger than the {LARGEST_BUNDLE:,} bytes that Flower lets an app have"
+        )
     return path.read_bytes()
 
 
-def guarded_pull(pull: Callable[..., int | None], signatures: Signatures) -> Callable[..., int | None]:
-    """Flower's `_pull_and_store_message`, which now stores no bundle that the operator has not signed."""
+def guarded_pull(
+    pull: Callable[..., int | None], signatures: Signatures
+) -> Callable[..., int | None]:
+    """Flower's `_pull_and_store_message`, which now stores no bundle that the operator has not
+    signed.
+    """
 
     @wraps(pull)
     def pull_checked(**given: Any) -> int | None:
@@ -96,28 +114,47 @@ def guarded_pull(pull: Callable[..., int | None], signatures: Signatures) -> Cal
         try:
             return pull(**given | {"receive": receive, "get_run": get_run, "get_fab": get_fab})
         except AppRefused as reason:
-            log(ERROR, "The app of run %s is refused, and nothing of it is unpacked: %s", seen["run"].run_id, reason)
+            log(
+                ERROR,
+                "The app of run %s is refused, and nothing of it is unpacked: %s",
+                seen["run"].run_id,
+                reason,
+            )
             answer = Error(ErrorCode.INVALID_FAB, f"the site refuses the app: {reason}")
-            loop._insert_message(Message(answer, reply_to=seen["message"]), given["state"], given["object_store"])
+            loop._insert_message(
+                Message(answer, reply_to=seen["message"]), given["state"], given["object_store"]
+            )
             return int(seen["run"].run_id)  # so that Flower sends the answer
 
     return pull_checked
 
 
 def check_run_signature(content: bytes, run: Any, signatures: Signatures) -> None:
-    """Raise `Refused` unless the bundle is signed and the run calls it what it is: Flower finds its code by that."""
+    """Raise `Refused` unless the bundle is signed and the run calls it what it is: Flower finds its
+    code by that.
+    """
     if hashlib.sha256(content).hexdigest() != run.fab_hash:
         raise AppRefused("the server sent another bundle than the run names")
     if run.primary_task_type != TaskType.SERVER_APP:
-        raise AppRefused(f"the run is of the kind '{run.primary_task_type}', and sites run client apps only")
+        raise AppRefused(
+            f"the run is of the kind '{run.primary_task_type}', and sites run client apps only"
+        )
     statement = signatures.check(content, run.fab_id, run.fab_version)
-    log(INFO, "Signed by the operator: %s %s, until %s", statement.app, statement.version, statement.expires)
+    log(
+        INFO,
+        "Signed by the operator: %s %s, until %s",
+        statement.app,
+        statement.version,
+        statement.expires,
+    )
 
 
 def check_node_config(text: str) -> None:
-    """Stop at settings that open a way around the checks; warn where secure sums have no directory of sites.
+    """Stop at settings that open a way around the checks; warn where secure sums have no directory
+    of sites.
 
-    A signature covers the app, not the run's settings: with `trust` these could name code all the same.
+    A signature covers the app, not the run's settings: with `trust` these could name code all the
+    same.
     """
     try:
         settings = parse_config_args([text])
@@ -132,23 +169,30 @@ def check_node_config(text: str) -> None:
     if settings.get("key"):
         read_site_key(Path(str(settings["key"])))
         if not settings.get("sites"):
-            warnings.warn(f"{NO_DIRECTORY}; name its file with sites=… in the --node-config", stacklevel=2)
+            warnings.warn(
+                f"{NO_DIRECTORY}; name its file with sites=… in the --node-config", stacklevel=2
+            )
     if settings.get("sites"):
         read_site_directory(Path(str(settings["sites"])))
 
 
 def start_supernode(signatures: Signatures, arguments: list[str]) -> None:
-    """Run `flower-supernode` in this process until it is stopped; apps are unpacked into a new, private folder."""
+    """Run `flower-supernode` in this process until it is stopped; apps are unpacked into a new,
+    private folder.
+    """
     from flwr.supernode.cli import flower_supernode
 
     refuse_unknown_flower()
     loop._pull_and_store_message = guarded_pull(loop._pull_and_store_message, signatures)
     with TemporaryDirectory(prefix="feddraw-site-", ignore_cleanup_errors=True) as home:
-        # Flower takes an app that lies in its folder under the first 8 digits of the hash for the one that was sent.
+        # Flower takes an app that lies in its folder under the first 8 digits of the hash for the
+        # one that was sent.
         os.environ["FLWR_HOME"] = home
         os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
         os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
         # It starts its own commands by their bare names.
-        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        os.environ["PATH"] = (
+            f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        )
         sys.argv = [SUPERNODE_COMMAND, *arguments]
         flower_supernode()

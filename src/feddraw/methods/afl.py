@@ -1,11 +1,13 @@
 """AFL: weights climb towards the clients with the highest loss. (Mohri et al., ICML 2019)
 
-lambda <- the nearest point of the simplex to lambda + rate · losses at the sent model, from equal weights on; a round
-uses the lambda of before. Clients' moves stand in for gradients. The paper's model is the mean over the rounds
-(`show = "mean"`); batch-norm statistics belong to one round's model, so by default the last is shown.
+lambda <- the nearest point of the simplex to lambda + rate · losses at the sent model, from equal
+weights on; a round uses the lambda of before. Clients' moves stand in for gradients. The paper's
+model is the mean over the rounds (`show = "mean"`); batch-norm statistics belong to one round's
+model, so by default the last is shown.
 
-lambda covers all clients from the first round on, present or not. The loss of an absent client is unknown: we take the
-mean of those present for it, so nobody gains or loses by being away. A client that joins later starts at 1/K.
+lambda covers all clients from the first round on, present or not. The loss of an absent client is
+unknown: we take the mean of those present for it, so nobody gains or loses by being away. A client
+that joins later starts at 1/K.
 """
 
 from __future__ import annotations
@@ -15,10 +17,21 @@ from typing import Literal
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+    not_secure,
+)
+from feddraw.core.model import Model, Vector
+from feddraw.core.schedules import Floats
 from feddraw.errors import one_of, positive
-from feddraw.flat_model import Model, Vector
-from feddraw.schedules import Floats
 
 Shown = Literal["last", "mean"]
 
@@ -44,7 +57,9 @@ class AgnosticWeighting(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         losses = np.full(cohort.population, cohort.number("loss").mean())
         losses[list(cohort.clients)] = cohort.number("loss")
-        known = np.array([state["lambda"].get(str(client), np.nan) for client in range(cohort.population)])
+        known = np.array(
+            [state["lambda"].get(str(client), np.nan) for client in range(cohort.population)]
+        )
         new = np.isnan(known)  # these start at 1/K, and the others keep their proportions
         before = np.where(new, 1 / cohort.population, known * (1 - new.mean()))
         now = before[list(cohort.clients)]
@@ -65,7 +80,10 @@ class AgnosticMeanServer(Server):
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         params, _ = super().step(cohort, weights, state)
         rounds = state["rounds"] + 1
-        return params, {"mean": state["mean"] + (params - state["mean"]) / np.float32(rounds), "rounds": rounds}
+        return params, {
+            "mean": state["mean"] + (params - state["mean"]) / np.float32(rounds),
+            "rounds": rounds,
+        }
 
     def shown(self, model: Model, state: State) -> Model:
         return replace(model, params=state["mean"]) if state["rounds"] else model

@@ -1,5 +1,5 @@
-"""Each client for itself: the local-only reference. Models go up, so that the ledger and the gate see them, but nobody
-starts from the common one."""
+"""Each client for itself: the local-only reference. Models go up, so that the ledger and the gate
+see them, but nobody starts from the common one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class TrainsAlone(Local):
     def start(self, job: Job, memory: Memory) -> Model:
         return self.personal(job.model, memory)
 
-    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+    def end(
+        self, job: Job, update: Update, memory: Memory, client: Client
+    ) -> tuple[dict[str, Vector], Memory]:
         return {}, {"own": update.model.joined()}
 
     def personal(self, shown: Model, memory: Memory) -> Model:

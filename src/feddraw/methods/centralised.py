@@ -1,5 +1,5 @@
-"""All clients' images in one place: the reference that hospitals cannot have. As many rounds of as many epochs as a
-federation, with the optimiser started anew in every round as it is there."""
+"""All clients' images in one place: the reference that hospitals cannot have. As many rounds of as
+many epochs as a federation, with the optimiser started anew in every round as it is there."""
 
 from __future__ import annotations
 

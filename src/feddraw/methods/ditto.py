@@ -1,14 +1,28 @@
-"""Ditto: beside FedAvg each client trains a model of its own, pulled towards the common one. (Li et al., ICML 2021)
+"""Ditto: beside FedAvg each client trains a model of its own, pulled towards the common one. (Li et
+al., ICML 2021)
 
-v <- v - lr (gradient at v + pull · (v - x)), from its last v on, with as many steps, in the same order, as for the
-common model; x is the model that was received. Twice the work at the client, nothing more to send.
+v <- v - lr (gradient at v + pull · (v - x)), from its last v on, with as many steps, in the same
+order, as for the common model; x is the model that was received. Twice the work at the client,
+nothing more to send.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddraw.core import ONE_SUM, Client, Correction, Job, Local, Memory, Method, Model, Server, Update, Vector
+from feddraw.core import (
+    ONE_SUM,
+    Client,
+    Correction,
+    Job,
+    Local,
+    Memory,
+    Method,
+    Model,
+    Server,
+    Update,
+    Vector,
+)
 from feddraw.errors import not_negative
 from feddraw.methods.fedavg import BySize
 
@@ -20,7 +34,9 @@ class DittoClient(Local):
     keeps = {"own": "model"}
     secure = ONE_SUM
 
-    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+    def end(
+        self, job: Job, update: Update, memory: Memory, client: Client
+    ) -> tuple[dict[str, Vector], Memory]:
         own = self.personal(job.model, memory)
         # pull · (v - x) is a pull to where v begins, and a constant
         correction = Correction(linear=self.pull * (own.params - job.model.params), pull=self.pull)

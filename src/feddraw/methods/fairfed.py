@@ -1,13 +1,14 @@
 """FairFed: a client whose gap between two groups of patients is unlike the global one loses weight.
 
-(Ezzeldin et al., AAAI 2023.) The gap of a client is its difference in sensitivity between the groups, averaged over
-findings, of the sent model; weights start at p and move by -beta (Delta - mean Delta), Delta = |global gap - own gap|.
-Where a client has no gap, because it lacks a group or the data know of none, Delta is |its accuracy - mean accuracy|.
-beta = 0 is FedAvg. For the threshold of a call see `training.client.client_group_counts`.
+(Ezzeldin et al., AAAI 2023.) The gap of a client is its difference in sensitivity between the
+groups, averaged over findings, of the sent model; weights start at p and move by -beta (Delta -
+mean Delta), Delta = |global gap - own gap|. Where a client has no gap, because it lacks a group or
+the data know of none, Delta is |its accuracy - mean accuracy|. beta = 0 is FedAvg. For the
+threshold of a call see `training.client.client_group_counts`.
 
-The paper has everybody in every round. We remember what a client's weight has become as a multiple of its share, and
-apply it to its share among those present: with everybody there that is the paper's rule, and a client's first weight
-does not depend on who came before it.
+The paper has everybody in every round. We remember what a client's weight has become as a multiple
+of its share, and apply it to its share among those present: with everybody there that is the
+paper's rule, and a client's first weight does not depend on who came before it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import GROUP_COUNTS, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
+from feddraw.core import (
+    GROUP_COUNTS,
+    Cohort,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+    not_secure,
+)
+from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import not_negative
-from feddraw.schedules import Floats, size_prior
 
 
 def fairfed_sensitivity_gap(counts: Floats) -> float:
-    """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a number if none."""
+    """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a
+    number if none.
+    """
     first, second, found_first, found_second = counts[:-2].reshape(len(GROUP_COUNTS), -1)
     both = (first > 0) & (second > 0)
-    return float((found_second[both] / second[both] - found_first[both] / first[both]).mean()) if both.any() else np.nan
+    return (
+        float((found_second[both] / second[both] - found_first[both] / first[both]).mean())
+        if both.any()
+        else np.nan
+    )
 
 
 @dataclass(frozen=True)
@@ -43,13 +61,16 @@ class FairFedWeighting(Weighting):
         counts = cohort.extra("groups").astype(np.float64)
         accuracy = counts[:, -1] / counts[:, -2]
         away = np.abs(
-            np.array([fairfed_sensitivity_gap(row) for row in counts]) - fairfed_sensitivity_gap(counts.sum(axis=0))
+            np.array([fairfed_sensitivity_gap(row) for row in counts])
+            - fairfed_sensitivity_gap(counts.sum(axis=0))
         )
         away = np.where(np.isnan(away), np.abs(accuracy - accuracy.mean()), away)
         scores = prior * np.array([state["multiple"].get(name, 1.0) for name in names])
         scores -= self.beta * (away - away.mean())
         kept = np.maximum(0, scores)
-        state = {"multiple": state["multiple"] | dict(zip(names, (scores / prior).tolist(), strict=True))}
+        state = {
+            "multiple": state["multiple"] | dict(zip(names, (scores / prior).tolist(), strict=True))
+        }
         return normalize(kept if kept.any() else prior, prior=prior, reputation=scores), state
 
 

@@ -1,8 +1,9 @@
-"""FedAdp: a client counts more the closer its move points to the common direction. (Wu and Wang, IEEE TCCN 2021)
+"""FedAdp: a client counts more the closer its move points to the common direction. (Wu and Wang,
+IEEE TCCN 2021)
 
-Angles are over all parameters, in radians, averaged over the rounds in which the client took part. We average by the
-client's own participations, not by the global round. A round with a single client says nothing about its angle to
-others and is not remembered.
+Angles are over all parameters, in radians, averaged over the rounds in which the client took part.
+We average by the client's own participations, not by the global round. A round with a single client
+says nothing about its angle to others and is not remembered.
 """
 
 from __future__ import annotations
@@ -11,13 +12,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure, weighted_sum
+from feddraw.core import (
+    Cohort,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    not_secure,
+    weighted_sum,
+)
+from feddraw.core.schedules import Floats, cosine, size_prior, softmax
 from feddraw.errors import positive
-from feddraw.schedules import Floats, cosine, size_prior, softmax
 
 
 def gompertz(angle: Floats, alpha: float) -> Floats:
-    """The decreasing map from angle to score: about alpha when aligned, about 0 beyond a right angle."""
+    """The decreasing map from angle to score: about alpha when aligned, about 0 beyond a right
+    angle.
+    """
     return np.asarray(alpha * (1 - np.exp(-np.exp(-alpha * (angle - 1)))))
 
 
@@ -37,15 +50,24 @@ class FedAdpWeighting(Weighting):
         moves = cohort.deltas
         common = weighted_sum(prior, moves)
         similarity = cosine(moves, common)
-        still = ~common.any() | ~moves.any(axis=1)  # nobody moved, or this client did not: no angle to hold against it
-        angles = dict(zip(map(str, cohort.clients), np.where(still, 0.0, np.arccos(similarity)), strict=True))
+        still = ~common.any() | ~moves.any(
+            axis=1
+        )  # nobody moved, or this client did not: no angle to hold against it
+        angles = dict(
+            zip(map(str, cohort.clients), np.where(still, 0.0, np.arccos(similarity)), strict=True)
+        )
         counts = {client: state["rounds"].get(client, 0) + 1 for client in angles}
-        means = {c: state["angle"].get(c, 0.0) * (n - 1) / n + float(angles[c]) / n for c, n in counts.items()}
+        means = {
+            c: state["angle"].get(c, 0.0) * (n - 1) / n + float(angles[c]) / n
+            for c, n in counts.items()
+        }
         scores = gompertz(np.array(list(means.values())), self.alpha)
         values = softmax(scores + np.log(prior), 1.0)  # proportional to size · exp(score)
         if len(cohort.updates) > 1:
             state = {"angle": state["angle"] | means, "rounds": state["rounds"] | counts}
-        return Weights(values, {"prior": prior, "similarity": similarity, "reputation": scores}), state
+        return Weights(
+            values, {"prior": prior, "similarity": similarity, "reputation": scores}
+        ), state
 
 
 def fedadp(alpha: float = 5.0) -> Method:

@@ -6,8 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from feddraw.core import ONE_SUM, Cohort, Column, Facts, Local, Method, Parts, Server, State, Weighting, Weights
-from feddraw.schedules import size_prior
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Column,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+)
+from feddraw.core.schedules import size_prior
 
 
 @dataclass(frozen=True)

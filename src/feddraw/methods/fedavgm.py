@@ -1,6 +1,7 @@
 """FedAvgM: the server keeps a momentum of the average move. (Hsu et al., 2019)
 
-v <- momentum · v + average move, x <- x + lr · v. Momentum 0 with lr 1 is FedAvg. Batch-norm statistics are averaged.
+v <- momentum · v + average move, x <- x + lr · v. Momentum 0 with lr 1 is FedAvg. Batch-norm
+statistics are averaged.
 """
 
 from __future__ import annotations
@@ -9,7 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Cohort, Column, Local, Method, Model, Server, State, Vector, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Column,
+    Local,
+    Method,
+    Model,
+    Server,
+    State,
+    Vector,
+    Weights,
+)
 from feddraw.errors import below_one, positive
 from feddraw.methods.fedavg import BySize
 
@@ -29,7 +41,9 @@ class MomentumServer(Server):
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         x = cohort.model.params
-        velocity = self.momentum * state["velocity"] + cohort.combine(weights.values, weights.segments) - x
+        velocity = (
+            self.momentum * state["velocity"] + cohort.combine(weights.values, weights.segments) - x
+        )
         return x + self.lr * velocity, {"velocity": velocity}
 
 

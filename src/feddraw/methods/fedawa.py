@@ -1,10 +1,11 @@
-"""FedAWA: weights drift to clients whose moves are near the mean and models near the sent one. (Shi et al., CVPR 2025)
+"""FedAWA: weights drift to clients whose moves are near the mean and models near the sent one. (Shi
+et al., CVPR 2025)
 
-w = softmax(l), l = p at first (shares as logits, so weights begin nearly equal). Each round l takes one step of Adam
-against sum w_i |D_i - sum w_j D_j| + sum w_i (1 - cos(y_i, x)), after its weights were used; the optimiser is new in
-every round, as in the authors' code, so each logit moves by lr in the direction that helps. We remember how far each
-client's logit has moved and add it to its share among those present, so that a client's first weight does not depend on
-who came before it.
+w = softmax(l), l = p at first (shares as logits, so weights begin nearly equal). Each round l takes
+one step of Adam against sum w_i |D_i - sum w_j D_j| + sum w_i (1 - cos(y_i, x)), after its weights
+were used; the optimiser is new in every round, as in the authors' code, so each logit moves by lr
+in the direction that helps. We remember how far each client's logit has moved and add it to its
+share among those present, so that a client's first weight does not depend on who came before it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
+from feddraw.core.schedules import Floats, cosine, size_prior, softmax
 from feddraw.errors import positive
-from feddraw.schedules import Floats, cosine, size_prior, softmax
 
 
 def fedawa_slope(values: Floats, products: Floats, similarity: Floats) -> Floats:
-    """The objective's gradient with respect to the logits, from the scalar products of the moves."""
+    """The objective's gradient with respect to the logits, from the scalar products of the
+    moves.
+    """
     with_mean = products @ values
     apart = np.sqrt(np.maximum(np.diag(products) - 2 * with_mean + values @ with_mean, 1e-24))
-    by_value = apart + 1 - similarity + with_mean * (values / apart).sum() - products @ (values / apart)
+    by_value = (
+        apart + 1 - similarity + with_mean * (values / apart).sum() - products @ (values / apart)
+    )
     return np.asarray(values * (by_value - values @ by_value))
 
 

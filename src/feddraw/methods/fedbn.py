@@ -1,7 +1,9 @@
-"""FedBN: every client keeps its batch-norm layers, scale, shift and statistics, for itself. (Li et al., ICLR 2021)
+"""FedBN: every client keeps its batch-norm layers, scale, shift and statistics, for itself. (Li et
+al., ICLR 2021)
 
-The rest is FedAvg. A batch-norm layer is one with running statistics, whatever its name (the authors look for "bn" in
-it, which no layer of a DenseNet has). The common model, for whoever has no layers of its own, holds their average.
+The rest is FedAvg. A batch-norm layer is one with running statistics, whatever its name (the
+authors look for "bn" in it, which no layer of a DenseNet has). The common model, for whoever has no
+layers of its own, holds their average.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ class OwnBatchNorms(Local):
     def start(self, job: Job, memory: Memory) -> Model:
         return self.personal(job.model, memory)
 
-    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
-        return {}, {"norms": np.where(update.model.layout.batch_norm, update.model.joined(), np.float32(0))}
+    def end(
+        self, job: Job, update: Update, memory: Memory, client: Client
+    ) -> tuple[dict[str, Vector], Memory]:
+        return {}, {
+            "norms": np.where(update.model.layout.batch_norm, update.model.joined(), np.float32(0))
+        }
 
     def personal(self, shown: Model, memory: Memory) -> Model:
         if "norms" not in memory:

@@ -1,6 +1,8 @@
-"""FedCav: weights are a softmax of the losses at the sent model, each at most their mean. (Zeng et al., ICPP 2021)
+"""FedCav: weights are a softmax of the losses at the sent model, each at most their mean. (Zeng et
+al., ICPP 2021)
 
-This is the clipped version that the authors' code runs; their detection of attacks is not part of it.
+This is the clipped version that the authors' code runs; their detection of attacks is not part of
+it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, Weighting, Weights
-from feddraw.schedules import softmax
+from feddraw.core import (
+    TWO_SUMS,
+    Cohort,
+    Column,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+)
+from feddraw.core.schedules import softmax
 
 
 @dataclass(frozen=True)
@@ -25,7 +39,9 @@ class WeighsAgainstMeanLoss(Weighting):
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
         return cohort.number("loss")
 
-    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+    def inform(
+        self, total: Column, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Column, Parts, State]:
         return total / len(places), {}, state
 
 

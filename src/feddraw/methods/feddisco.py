@@ -1,12 +1,13 @@
-"""FedDisco: size, less the discrepancy between a client's label mix and an even one. (Ye et al., ICML 2023)
+"""FedDisco: size, less the discrepancy between a client's label mix and an even one. (Ye et al.,
+ICML 2023)
 
-w is proportional to max(0, p - a d + b). The mix is the count of each finding among the client's images, scaled to sum
-to one; KL discrepancies are divided by their sum, as the authors do. Where every term is zero or less their code
-stops; we weigh by size. a = b = 0 is FedAvg.
+w is proportional to max(0, p - a d + b). The mix is the count of each finding among the client's
+images, scaled to sum to one; KL discrepancies are divided by their sum, as the authors do. Where
+every term is zero or less their code stops; we weigh by size. a = b = 0 is FedAvg.
 
-The authors' images have one label each, so every client has a mix. A client without any finding has none here. Its
-images are all of one kind, so under every metric it gets the discrepancy of a client with a single finding: the largest
-one.
+The authors' images have one label each, so every client has a mix. A client without any finding has
+none here. Its images are all of one kind, so under every metric it gets the discrepancy of a client
+with a single finding: the largest one.
 """
 
 from __future__ import annotations
@@ -17,16 +18,30 @@ from typing import Literal
 
 import numpy as np
 
-from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Method, Parts, Server, State, Weighting, Weights, normalize
+from feddraw.core import (
+    TWO_SUMS,
+    Cohort,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+)
+from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import not_negative, one_of
-from feddraw.schedules import Floats, size_prior
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
 DISCREPANCIES: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
 
 
 def discrepancy(counts: Floats, metric: Metric, total: float | None = None) -> Floats:
-    """How far each row of label counts is from an even mix; `total` is the KL divergence of all, if not of these."""
+    """How far each row of label counts is from an even mix; `total` is the KL divergence of all, if
+    not of these.
+    """
     single = np.arange(counts.shape[1]) == 0
     counts = np.maximum(counts, 0)
     counts = np.where(counts.any(axis=1, keepdims=True), counts, single)
@@ -35,7 +50,9 @@ def discrepancy(counts: Floats, metric: Metric, total: float | None = None) -> F
     if metric in ("l1", "l2"):
         return np.asarray(np.linalg.norm(mix - even, ord=int(metric[1]), axis=1))
     if metric == "cosine":
-        return np.asarray(1 - mix.sum(axis=1) * even / (np.linalg.norm(mix, axis=1) * np.sqrt(even) + 1e-12))
+        return np.asarray(
+            1 - mix.sum(axis=1) * even / (np.linalg.norm(mix, axis=1) * np.sqrt(even) + 1e-12)
+        )
     divergence = (mix * np.log(np.maximum(mix, 1e-300) / even)).sum(axis=1)
     return np.asarray(divergence / max(divergence.sum() if total is None else total, 1e-12))
 
@@ -60,17 +77,26 @@ class FedDiscoWeighting(Weighting):
         return discrepancy(cohort.extra("labels").astype(np.float64), self.metric, total=1.0)
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        far = discrepancy(cohort.extra("labels").astype(np.float64), self.metric, total=float(facts.told[0]))[0]
-        return max(0.0, float(facts.priors[place] - self.a * far + self.b)) / float(facts.priors.max() + self.b)
+        far = discrepancy(
+            cohort.extra("labels").astype(np.float64), self.metric, total=float(facts.told[0])
+        )[0]
+        return max(0.0, float(facts.priors[place] - self.a * far + self.b)) / float(
+            facts.priors.max() + self.b
+        )
 
     def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
         return 0.0, float((facts.priors[place] + self.b) / (facts.priors.max() + self.b))
 
     def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
-        return {"prior": facts.priors[list(places)], "reputation": own * (facts.priors.max() + self.b)}
+        return {
+            "prior": facts.priors[list(places)],
+            "reputation": own * (facts.priors.max() + self.b),
+        }
 
 
 def feddisco(a: float = 0.5, b: float = 0.1, metric: Metric = "kl") -> Method:
     """Size minus the discrepancy of the label distribution."""
-    rule = FedDiscoWeighting(not_negative("a", a), not_negative("b", b), one_of("metric", metric, DISCREPANCIES))
+    rule = FedDiscoWeighting(
+        not_negative("a", a), not_negative("b", b), one_of("metric", metric, DISCREPANCIES)
+    )
     return Method(Local(), rule, Server())

@@ -1,7 +1,7 @@
 """FedDRAW: from size to similarity of the classifier to equal weights. (Moradpour and Hauschild)
 
-The paper's algorithm, equation and figures differ in the first round and in beta's index; the default reading,
-`reported`, is the one that fits every number it prints.
+The paper's algorithm, equation and figures differ in the first round and in beta's index; the
+default reading, `reported`, is the one that fits every number it prints.
 """
 
 from __future__ import annotations
@@ -14,11 +14,32 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw import schedules
-from feddraw.core import ONE_SUM, Cohort, Column, Facts, Local, Matrix, Method, Parts, Server, State, Weighting, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Column,
+    Facts,
+    Local,
+    Matrix,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    schedules,
+)
+from feddraw.core.model import LayerPart, Layout, Vector
+from feddraw.core.schedules import (
+    BETA_MAX,
+    ETA,
+    LAM,
+    Reading,
+    cosine,
+    reputation,
+    weights_and_parts,
+)
 from feddraw.errors import one_of
-from feddraw.flat_model import LayerPart, Layout, Vector
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, cosine, reputation, weights_and_parts
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -38,7 +59,9 @@ class DualReputationAnnealing(Weighting):
     streams = True
 
     def __post_init__(self) -> None:
-        schedules.check_schedule_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        schedules.check_schedule_settings(
+            eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading
+        )
         one_of("part", self.part, get_args(LayerPart))
 
     def check(self, layout: Layout) -> None:
@@ -51,16 +74,22 @@ class DualReputationAnnealing(Weighting):
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
-        return schedules.gamma_and_beta(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
+        return schedules.gamma_and_beta(
+            round, rounds, self.eta, self.lam, self.beta_max, self.reading
+        )
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        found = weights_and_parts(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
+        found = weights_and_parts(
+            cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds)
+        )
         return Weights(found.weight, found.parts), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return self.scored(prior, float(self.similarity(cohort)[0]), cohort.round, cohort.rounds)
 
-    def scored(self, prior: float, similarity: float, round: int, rounds: int) -> tuple[float, Mapping[str, float]]:
+    def scored(
+        self, prior: float, similarity: float, round: int, rounds: int
+    ) -> tuple[float, Mapping[str, float]]:
         """A client's score and its parts."""
         gamma, beta = self.schedule(round, rounds)
         xi = reputation(prior, similarity, gamma)
@@ -71,14 +100,23 @@ class DualReputationAnnealing(Weighting):
 
     def score_range(self, prior: float, facts: Facts) -> tuple[float, float]:
         """Turned round, and fully similar."""
-        low, high = (self.scored(prior, similarity, facts.round, facts.rounds)[0] for similarity in (-1.0, 1.0))
+        low, high = (
+            self.scored(prior, similarity, facts.round, facts.rounds)[0]
+            for similarity in (-1.0, 1.0)
+        )
         return low, high
 
     def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
-        """Reputation and similarity follow from the weight, but in rounds whose weights do not depend on them."""
+        """Reputation and similarity follow from the weight, but in rounds whose weights do not
+        depend on them.
+        """
         gamma, beta = self.schedule(facts.round, facts.rounds)
         prior = facts.priors[list(places)]
-        parts: dict[str, NDArray[np.float64] | float | None] = {"prior": prior, "gamma": gamma, "beta": beta}
+        parts: dict[str, NDArray[np.float64] | float | None] = {
+            "prior": prior,
+            "gamma": gamma,
+            "beta": beta,
+        }
         if beta:
             xi = (np.log(own) + self.scores(facts)[1]) / beta
             parts |= {"reputation": xi}
@@ -86,13 +124,20 @@ class DualReputationAnnealing(Weighting):
         return parts
 
 
-def cosine_of_learnt(cohort: Cohort, layer: Elements, vectors: Matrix, reference: Vector) -> NDArray[np.float64]:
-    """Cosines without the rows of findings that a client does not label: they hardly move, and look similar."""
+def cosine_of_learnt(
+    cohort: Cohort, layer: Elements, vectors: Matrix, reference: Vector
+) -> NDArray[np.float64]:
+    """Cosines without the rows of findings that a client does not label: they hardly move, and look
+    similar.
+    """
     learnt = cohort.learnt(layer)
     if learnt is None:
         return cosine(vectors, reference)
     pairs = zip(vectors, learnt, strict=True)
-    own = [cosine(np.where(mask, vector, 0)[None], np.where(mask, reference, 0)) for vector, mask in pairs]
+    own = [
+        cosine(np.where(mask, vector, 0)[None], np.where(mask, reference, 0))
+        for vector, mask in pairs
+    ]
     return np.concatenate(own)
 
 
@@ -105,4 +150,6 @@ def feddraw(
     part: LayerPart = "both",
 ) -> Method:
     """Size first, then similarity of the classifier, equal weights at the end."""
-    return Method(Local(), DualReputationAnnealing(eta, lam, beta_max, reading, layer, part), Server())
+    return Method(
+        Local(), DualReputationAnnealing(eta, lam, beta_max, reading, layer, part), Server()
+    )

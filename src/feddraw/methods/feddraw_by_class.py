@@ -1,9 +1,9 @@
 """FedDRAW by class: each output of the classifier has weights of its own. See docs/extensions.md.
 
-For class c similarity is the cosine of its row (and bias) to the row that was sent; reputation and weights follow as
-in FedDRAW, with the same schedules, among the clients that label the class. Everything below the classifier goes by
-FedDRAW's own weights. It is FedDRAW where a client's rows all have the same cosine and have grown by the same factor,
-and it is uniform at the end.
+For class c similarity is the cosine of its row (and bias) to the row that was sent; reputation and
+weights follow as in FedDRAW, with the same schedules, among the clients that label the class.
+Everything below the classifier goes by FedDRAW's own weights. It is FedDRAW where a client's rows
+all have the same cosine and have grown by the same factor, and it is uniform at the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, class_row_name
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading, cosine, weights_and_parts
 from feddraw.methods.feddraw import DualReputationAnnealing
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, cosine, weights_and_parts
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class AnnealingByClass(DualReputationAnnealing):
             found[output] = 0.0
             if mine is not None:
                 similarity = float(self.class_piece(cohort, output).parts["similarity"][0])
-                score, _ = self.scored(float(among.priors[mine]), similarity, facts.round, facts.rounds)
+                score, _ = self.scored(
+                    float(among.priors[mine]), similarity, facts.round, facts.rounds
+                )
                 found[output] = math.exp(score - self.scores(among)[1])
         return found
 
@@ -43,14 +45,27 @@ class AnnealingByClass(DualReputationAnnealing):
         spans = cohort.model.layout.rows_of(output)
         rows = np.concatenate([cohort.params[:, span] for span in spans], axis=1)
         sent = np.concatenate([cohort.model.params[span] for span in spans])
-        labelling = np.ones(len(rows), bool) if cohort.labelled is None else cohort.labelled[:, output]
-        weight, similarity, reputation = np.zeros(len(rows)), np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+        labelling = (
+            np.ones(len(rows), bool) if cohort.labelled is None else cohort.labelled[:, output]
+        )
+        weight, similarity, reputation = (
+            np.zeros(len(rows)),
+            np.full(len(rows), np.nan),
+            np.full(len(rows), np.nan),
+        )
         if labelling.any():
             gamma_and_beta = self.schedule(cohort.round, cohort.rounds)
-            parts = weights_and_parts(cohort.sizes[labelling], cosine(rows[labelling], sent), *gamma_and_beta)
+            parts = weights_and_parts(
+                cohort.sizes[labelling], cosine(rows[labelling], sent), *gamma_and_beta
+            )
             weight[labelling], similarity[labelling] = parts.weight, parts.similarity
             reputation[labelling] = parts.reputation
-        return Piece(class_row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})
+        return Piece(
+            class_row_name(output),
+            spans,
+            weight,
+            {"similarity": similarity, "reputation": reputation},
+        )
 
 
 def feddraw_by_class(

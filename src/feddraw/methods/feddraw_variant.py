@@ -1,9 +1,11 @@
-"""FedDRAW with a part changed: the ablations that its paper lacks, and two repairs. See docs/extensions.md.
+"""FedDRAW with a part changed: the ablations that its paper lacks, and two repairs. See
+docs/extensions.md.
 
-`inner` fixes what reputation is made of, `outer` takes the end of the annealing away, `clock = "fraction"` runs both
-schedules over the share of rounds done, and `signal` compares moves, or models after equally many steps. Three more
-signals are controls of what similarity is good for: the same for all clients, that of another client drawn anew in
-every round, and similarities as distances from their mean in standard deviations.
+`inner` fixes what reputation is made of, `outer` takes the end of the annealing away, `clock =
+"fraction"` runs both schedules over the share of rounds done, and `signal` compares moves, or
+models after equally many steps. Three more signals are controls of what similarity is good for: the
+same for all clients, that of another client drawn anew in every round, and similarities as
+distances from their mean in standard deviations.
 """
 
 from __future__ import annotations
@@ -16,10 +18,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, not_secure
+from feddraw.core import (
+    TWO_SUMS,
+    Cohort,
+    Column,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    not_secure,
+)
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading
 from feddraw.errors import one_of
 from feddraw.methods.feddraw import DualReputationAnnealing, cosine_of_learnt
-from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading
 
 Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
@@ -43,7 +56,9 @@ class AnnealingVariant(DualReputationAnnealing):
             round, rounds = (ROUNDS - 1) * round / max(1, rounds - 1), ROUNDS
         gamma, beta = super().schedule(round, rounds)
         fixed = {"annealed": gamma, "size": 1.0, "similarity": 0.0, "half": 0.5}
-        return fixed[self.inner], beta if beta is None or self.outer == "annealed" else self.beta_max
+        return fixed[
+            self.inner
+        ], beta if beta is None or self.outer == "annealed" else self.beta_max
 
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
         if self.signal == "constant":
@@ -63,14 +78,20 @@ class AnnealingVariant(DualReputationAnnealing):
         layer = cohort.model.layout.find(self.layer, self.part)
         sent = cohort.model.params[layer]
         moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
-        return cosine_of_learnt(cohort, layer, sent + (mean_steps / cohort.steps)[:, None] * moves, sent)
+        return cosine_of_learnt(
+            cohort, layer, sent + (mean_steps / cohort.steps)[:, None] * moves, sent
+        )
 
     def _rearranged(self, similarity: NDArray[np.float64], round: int) -> NDArray[np.float64]:
         if self.signal == "shuffled":
             return np.random.default_rng([round, len(similarity)]).permutation(similarity)
         if self.signal == "standardised":
             spread = similarity.std()
-            return (similarity - similarity.mean()) / spread if spread > 1e-12 else np.zeros_like(similarity)
+            return (
+                (similarity - similarity.mean()) / spread
+                if spread > 1e-12
+                else np.zeros_like(similarity)
+            )
         return similarity
 
 
@@ -85,7 +106,9 @@ class RearrangedVariant(AnnealingVariant):
 class MeanMoveVariant(AnnealingVariant):
     """The signal that compares a client's move with the mean one."""
 
-    secure = not_secure("a sum of moves beside the weighted one can leave a single client's as their difference")
+    secure = not_secure(
+        "a sum of moves beside the weighted one can leave a single client's as their difference"
+    )
 
 
 @dataclass(frozen=True)
@@ -98,7 +121,9 @@ class PacedVariant(AnnealingVariant):
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
         return cohort.steps
 
-    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+    def inform(
+        self, total: Column, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Column, Parts, State]:
         return total / len(places), {}, state
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
@@ -107,7 +132,9 @@ class PacedVariant(AnnealingVariant):
         return math.exp(score - self.scores(facts)[1])
 
 
-def _mean_of_learnt_moves(moves: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _mean_of_learnt_moves(
+    moves: NDArray[np.float64], learnt: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """The mean move of each parameter, over the clients that have learnt it."""
     return np.asarray(np.where(learnt, moves, 0).sum(axis=0) / np.maximum(learnt.sum(axis=0), 1))
 
@@ -128,4 +155,6 @@ def feddraw_variant(
         one_of(name, value, get_args(kind))
     rearranged = dict.fromkeys(("shuffled", "standardised"), RearrangedVariant)
     rules = {"move": MeanMoveVariant, "per_step": PacedVariant, **rearranged}
-    return Method(Local(), rules.get(signal, AnnealingVariant)(eta, lam, beta_max, reading, **parts), Server())
+    return Method(
+        Local(), rules.get(signal, AnnealingVariant)(eta, lam, beta_max, reading, **parts), Server()
+    )

@@ -1,14 +1,17 @@
-"""FedDyn: terms in each client's loss make all clients share one stationary point. (Acar et al., ICLR 2021)
+"""FedDyn: terms in each client's loss make all clients share one stationary point. (Acar et al.,
+ICLR 2021)
 
-Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h - alpha/K · sum of the
-moves, x <- mean of the clients - h/alpha. So h is the mean of all clients' lam_i, and it is zero at the end.
+Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h -
+alpha/K · sum of the moves, x <- mean of the clients - h/alpha. So h is the mean of all clients'
+lam_i, and it is zero at the end.
 
-From the paper: uniform weights. Ours: other weights (`feddraw+feddyn`), where h is the mean by the clients' shares (see
-`standing_shares`), so that training comes to rest where the sum of the losses by these shares is smallest. It costs one
-more vector as large as the model on the way up, lam_i before the round; uniform weights do without it.
+From the paper: uniform weights. Ours: other weights (`feddraw+feddyn`), where h is the mean by the
+clients' shares (see `standing_shares`), so that training comes to rest where the sum of the losses
+by these shares is smallest. It costs one more vector as large as the model on the way up, lam_i
+before the round; uniform weights do without it.
 
-The terms are written into the loss, never into weight decay, because that trick does not survive an adaptive optimiser.
-alpha -> 0 is not FedAvg: the server's correction does not vanish.
+The terms are written into the loss, never into weight decay, because that trick does not survive an
+adaptive optimiser. alpha -> 0 is not FedAvg: the server's correction does not vanish.
 """
 
 from __future__ import annotations
@@ -19,10 +22,23 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw import standing_shares
-from feddraw.core import ONE_SUM, Client, Cohort, Correction, Job, Local, Memory, Method, Server, State, Update, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Client,
+    Cohort,
+    Correction,
+    Job,
+    Local,
+    Memory,
+    Method,
+    Server,
+    State,
+    Update,
+    Weights,
+    standing_shares,
+)
+from feddraw.core.model import Model, Vector
 from feddraw.errors import one_of, positive
-from feddraw.flat_model import Model, Vector
 from feddraw.methods.uniform import Uniform
 
 Shown = Literal["sent", "mean"]
@@ -40,7 +56,9 @@ class DynamicallyRegularized(Local):
         linear = -memory["gradient"] if "gradient" in memory else None
         return Correction(linear=linear, pull=self.alpha)
 
-    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+    def end(
+        self, job: Job, update: Update, memory: Memory, client: Client
+    ) -> tuple[dict[str, Vector], Memory]:
         before = memory.get("gradient", 0.0)
         return {}, {"gradient": before - self.alpha * (update.model.params - job.model.params)}
 
@@ -58,18 +76,28 @@ class FedDynServer(Server):
         return {"h": np.zeros_like(model.params)} | standing_shares.initial_shares()
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
-        """For those present standing for as much as the others do; the shares themselves are in the state."""
+        """For those present standing for as much as the others do; the shares themselves are in the
+        state.
+        """
         return weights.values * (1 + len(cohort.updates) / cohort.population)
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         def changes(by: NDArray[np.float64], span: slice) -> Vector:
             return -self.alpha * cohort.moved(by, span)
 
-        h, standing = standing_shares.update_standing_mean(state["h"], state, cohort, weights, changes)
-        return cohort.combine(weights.values, weights.segments) - h / self.alpha, {"h": h} | standing
+        h, standing = standing_shares.update_standing_mean(
+            state["h"], state, cohort, weights, changes
+        )
+        return cohort.combine(weights.values, weights.segments) - h / self.alpha, {
+            "h": h
+        } | standing
 
     def shown(self, model: Model, state: State) -> Model:
-        return replace(model, params=model.params + state["h"] / self.alpha) if self.show == "mean" else model
+        return (
+            replace(model, params=model.params + state["h"] / self.alpha)
+            if self.show == "mean"
+            else model
+        )
 
 
 def feddyn(alpha: float = 0.01, show: Shown = "sent") -> Method:

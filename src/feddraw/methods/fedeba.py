@@ -1,8 +1,10 @@
-"""FedEBA+, its aggregation: clients that the sent model serves badly count more. (Wang et al., 2024)
+"""FedEBA+, its aggregation: clients that the sent model serves badly count more. (Wang et al.,
+2024)
 
-w is proportional to q exp(F / temperature), F the client's loss at the sent model, q equal or by size: the weights of
-largest entropy for a given mean loss. The paper's alignment of models and gradients is not part of it here, and no
-code is public. A high temperature is uniform averaging. The default temperature is ours.
+w is proportional to q exp(F / temperature), F the client's loss at the sent model, q equal or by
+size: the weights of largest entropy for a given mean loss. The paper's alignment of models and
+gradients is not part of it here, and no code is public. A high temperature is uniform averaging.
+The default temperature is ours.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import Literal
 import numpy as np
 
 from feddraw.core import Cohort, Facts, Local, Method, Server, State, Weights
+from feddraw.core.schedules import size_prior, softmax
 from feddraw.errors import one_of, positive
 from feddraw.methods.fedcav import WeighsAgainstMeanLoss
-from feddraw.schedules import size_prior, softmax
 
 Start = Literal["uniform", "size"]
 
@@ -35,7 +37,9 @@ class FedEbaWeighting(WeighsAgainstMeanLoss):
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
         """Above one for a client with a loss above the mean."""
         prior = facts.sizes[place] / facts.sizes.max() if self.start == "size" else 1.0
-        return float(prior) * math.exp(min(100.0, (cohort.number("loss")[0] - facts.told[0]) / self.temperature))
+        return float(prior) * math.exp(
+            min(100.0, (cohort.number("loss")[0] - facts.told[0]) / self.temperature)
+        )
 
     def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
         return 0.0, math.inf  # a loss has no upper bound
@@ -43,5 +47,7 @@ class FedEbaWeighting(WeighsAgainstMeanLoss):
 
 def fedeba(temperature: float = 0.1, start: Start = "uniform") -> Method:
     """Weights rise with the loss at the sent model."""
-    rule = FedEbaWeighting(positive("temperature", temperature), one_of("start", start, ("uniform", "size")))
+    rule = FedEbaWeighting(
+        positive("temperature", temperature), one_of("start", start, ("uniform", "size"))
+    )
     return Method(Local(), rule, Server())

@@ -1,10 +1,12 @@
-"""FedLAW: weights and a shrinking factor are learnt on labelled images at the server. (Li et al., ICML 2023)
+"""FedLAW: weights and a shrinking factor are learnt on labelled images at the server. (Li et al.,
+ICML 2023)
 
-The new parameters are exp(g) · sum of softmax(l)_i y_i. From l = log p and g = 0 in every round, the loss on the
-server's images is minimised over l and g by Adam (betas .5 and .999), with batch norm in training mode; its gradient
-follows from that of the merged model by the chain rule. The authors' images are 2 % of the training data; ours are some
-validation images (`proxy`), equally many with each finding. Buffers are averaged with the weights, never scaled, so
-under batch norm a model that shrinks no longer fits its statistics; `shrink = false` keeps g at 0.
+The new parameters are exp(g) · sum of softmax(l)_i y_i. From l = log p and g = 0 in every round,
+the loss on the server's images is minimised over l and g by Adam (betas .5 and .999), with batch
+norm in training mode; its gradient follows from that of the merged model by the chain rule. The
+authors' images are 2 % of the training data; ours are some validation images (`proxy`), equally
+many with each finding. Buffers are averaged with the weights, never scaled, so under batch norm a
+model that shrinks no longer fits its statistics; `shrink = false` keeps g at 0.
 """
 
 from __future__ import annotations
@@ -14,10 +16,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weighting, Weights, not_secure, weighted_sum
+from feddraw.core import (
+    Cohort,
+    Local,
+    Method,
+    Piece,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    not_secure,
+    weighted_sum,
+)
+from feddraw.core.schedules import Floats, size_prior, softmax
 from feddraw.errors import not_negative, positive
 from feddraw.methods.ldawa import LdawaServer
-from feddraw.schedules import Floats, size_prior, softmax
 
 
 class AdamOfWeights:
@@ -57,9 +70,13 @@ class FedLawWeighting(Weighting):
             for gradient_at in cohort.proxy.gradients(cohort.round * self.epochs + epoch):
                 values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
                 gradient = gradient_at(weighted_sum(scale * values, cohort.params))
-                along = scale * (cohort.params @ gradient).astype(np.float64)  # the loss's change with each share
+                along = scale * (cohort.params @ gradient).astype(
+                    np.float64
+                )  # the loss's change with each share
                 mean = values @ along
-                learnt += adam.step(np.append(values * (along - mean), mean if self.shrink else 0.0))
+                learnt += adam.step(
+                    np.append(values * (along - mean), mean if self.shrink else 0.0)
+                )
         values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
         everywhere = Piece("all parameters", [slice(0, len(cohort.model.params))], scale * values)
         return Weights(values, {"prior": prior}, [everywhere]), state
@@ -76,4 +93,6 @@ class FedLawWithoutShrinking(FedLawWeighting):
 def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
     """Weights and a shrinking factor learnt on images at the server."""
     rule = FedLawWeighting if shrink else FedLawWithoutShrinking
-    return Method(Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), LdawaServer())
+    return Method(
+        Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), LdawaServer()
+    )

@@ -1,7 +1,8 @@
-"""FedLBW: a client counts by the inverse of its model's loss on the server's images. (Kundroo et al., 2026)
+"""FedLBW: a client counts by the inverse of its model's loss on the server's images. (Kundroo et
+al., 2026)
 
-The images are labelled and balanced: equally many with each finding and with none, taken from validation (`proxy`).
-Sizes are ignored. After the paper's description; no code is public.
+The images are labelled and balanced: equally many with each finding and with none, taken from
+validation (`proxy`). Sizes are ignored. After the paper's description; no code is public.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
+from feddraw.core import (
+    Cohort,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+    not_secure,
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""FedMGDA+: the common direction that serves every client, from moves of equal length. (Hu et al., IEEE TNSE 2022)
+"""FedMGDA+: the common direction that serves every client, from moves of equal length. (Hu et al.,
+IEEE TNSE 2022)
 
-With g_i = D_i / |D_i|, lambda minimises |sum lambda_i g_i|² over the simplex, at most `epsilon` from the size shares;
-x <- x + server_lr · sum lambda_i g_i. The step's length has nothing to do with local progress, so `server_lr` must be
-about the length of a usual move; `server_lr = 0` takes the mean length of the round's moves, which is our addition.
+With g_i = D_i / |D_i|, lambda minimises |sum lambda_i g_i|² over the simplex, at most `epsilon`
+from the size shares; x <- x + server_lr · sum lambda_i g_i. The step's length has nothing to do
+with local progress, so `server_lr` must be about the length of a usual move; `server_lr = 0` takes
+the mean length of the round's moves, which is our addition.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
+from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import not_negative, positive
-from feddraw.schedules import Floats, size_prior
 
 
 def shortest_combination(products: Floats, prior: Floats, epsilon: float) -> Floats:
@@ -23,7 +25,9 @@ def shortest_combination(products: Floats, prior: Floats, epsilon: float) -> Flo
     sums_to_one = {"type": "eq", "fun": lambda v: v.sum() - 1, "jac": np.ones_like}
     how = {"constraints": sums_to_one, "method": "SLSQP", "options": {"ftol": 1e-12}}
     bounds = [(max(0.0, p - epsilon), min(1.0, p + epsilon)) for p in prior]
-    found = minimize(lambda v: v @ products @ v, prior, jac=lambda v: 2 * products @ v, bounds=bounds, **how)
+    found = minimize(
+        lambda v: v @ products @ v, prior, jac=lambda v: 2 * products @ v, bounds=bounds, **how
+    )
     values = np.maximum(0, found.x)
     return np.asarray(values / values.sum())
 

@@ -1,9 +1,11 @@
-"""FedNova: each client's move is divided by the progress its steps could make. (Wang et al., NeurIPS 2020)
+"""FedNova: each client's move is divided by the progress its steps could make. (Wang et al.,
+NeurIPS 2020)
 
-x <- x + (sum_j p_j a_j) · sum_i p_i D_i / a_i, where a_i is the l1 norm of the solver's accumulation vector. For SGD
-it is the number of steps; momentum and a proximal term have closed forms. None is published for Adam: we count steps
-there, which is exact for constant gradients. With equal epochs steps are proportional to size, and FedNova is then
-uniform averaging with a longer server step.
+x <- x + (sum_j p_j a_j) · sum_i p_i D_i / a_i, where a_i is the l1 norm of the solver's
+accumulation vector. For SGD it is the number of steps; momentum and a proximal term have closed
+forms. None is published for Adam: we count steps there, which is exact for constant gradients. With
+equal epochs steps are proportional to size, and FedNova is then uniform averaging with a longer
+server step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Client, Cohort, Column, Job, Memory, Method, Server, Solver, Update, Vector, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Client,
+    Cohort,
+    Column,
+    Job,
+    Memory,
+    Method,
+    Server,
+    Solver,
+    Update,
+    Vector,
+    Weights,
+)
 from feddraw.errors import UserError, not_negative
 from feddraw.methods.fedavg import BySize
 from feddraw.methods.fedprox import Proximal
@@ -36,10 +51,13 @@ class FedNovaClient(Proximal):
     def check(self, solver: Solver) -> None:
         if solver.optimizer == "sgd" and solver.momentum and self.mu:
             raise UserError(
-                "FedNova knows no normaliser for momentum and a proximal term together: set one of them to 0"
+                "FedNova knows no normaliser for momentum and a proximal term together: set one of"
+                " them to 0"
             )
 
-    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+    def end(
+        self, job: Job, update: Update, memory: Memory, client: Client
+    ) -> tuple[dict[str, Vector], Memory]:
         solver = client.solver
         of_sgd = (solver.momentum, solver.lr * self.mu) if solver.optimizer == "sgd" else (0.0, 0.0)
         return {"progress": np.array([accumulation(update.steps, *of_sgd)], np.float32)}, {}

@@ -1,7 +1,8 @@
 """FedProx: local training is pulled back towards the received model. (Li et al., MLSys 2020)
 
-The term is mu/2 |w - w0|², squared, over parameters only. The paper's partial work for slow devices is not part of
-it here. mu is not reported in FedDRAW's comparison; with Adam at a small step, mu below 0.1 is FedAvg to within noise.
+The term is mu/2 |w - w0|², squared, over parameters only. The paper's partial work for slow devices
+is not part of it here. mu is not reported in FedDRAW's comparison; with Adam at a small step, mu
+below 0.1 is FedAvg to within noise.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""FedSim: clients with similar gradients form a group, and groups count the same. (Palihawadana et al., 2022)
+"""FedSim: clients with similar gradients form a group, and groups count the same. (Palihawadana et
+al., 2022)
 
-Each round the clients' gradients at the sent model are reduced by PCA to 95 % of their variance and grouped by k-means;
-within a group clients count by size. The authors deal clients to groups in turn in round 0 and start k-means by
-chance; we cluster from round 0 on and start from the points that lie farthest apart, so that neither chance nor the
-clients' numbers matter. They divide by the number of groups asked for, which shrinks the model when one is empty; we
-divide by those that are not.
+Each round the clients' gradients at the sent model are reduced by PCA to 95 % of their variance and
+grouped by k-means; within a group clients count by size. The authors deal clients to groups in turn
+in round 0 and start k-means by chance; we cluster from round 0 on and start from the points that
+lie farthest apart, so that neither chance nor the clients' numbers matter. They divide by the
+number of groups asked for, which shrinks the model when one is empty; we divide by those that are
+not.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from feddraw.errors import at_least
 
 
 def fedsim_coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
-    """Coordinates of points along the axes that hold this share of their variance, from their scalar products."""
+    """Coordinates of points along the axes that hold this share of their variance, from their
+    scalar products.
+    """
     centre = np.eye(len(products)) - 1 / len(products)
     variance, axes = np.linalg.eigh(centre @ products @ centre)
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
@@ -41,7 +45,9 @@ def fedsim_k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]
     return np.asarray(member)
 
 
-def _distances_to_centres(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
+def _distances_to_centres(
+    points: NDArray[np.float64], centres: NDArray[np.float64]
+) -> NDArray[np.float64]:
     return np.asarray(np.linalg.norm(points[:, None] - centres[None], axis=2))
 
 

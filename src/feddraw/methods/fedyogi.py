@@ -1,4 +1,5 @@
-"""FedYogi: as FedAdam, but the second moment changes by no more than a fixed share. (Reddi et al., ICLR 2021)
+"""FedYogi: as FedAdam, but the second moment changes by no more than a fixed share. (Reddi et al.,
+ICLR 2021)
 
 v <- v - (1 - beta2) D² sign(v - D²).
 """
@@ -19,6 +20,8 @@ class YogiServer(AdaptiveServer):
         return np.asarray(before - (1 - self.beta2) * move**2 * np.sign(before - move**2))
 
 
-def fedyogi(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+def fedyogi(
+    server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Method:
     """FedAvg with Yogi at the server."""
     return with_adaptive_server(YogiServer, server_lr, beta1, beta2, tau)

@@ -1,8 +1,10 @@
-"""GIFAIR-FL: size, corrected towards clients whose loss is above that of more others. (Yue et al., 2023)
+"""GIFAIR-FL: size, corrected towards clients whose loss is above that of more others. (Yue et al.,
+2023)
 
-w = p + lambda r, where r counts the clients with a lower loss less those with a higher one; r sums to zero, so w to
-one. The paper scales the client's objective by 1 + lambda r / p, which is the same for one step; we correct the weight.
-`strength` is lambda as a share of its upper bound min p / (K - 1). Strength 0 is FedAvg.
+w = p + lambda r, where r counts the clients with a lower loss less those with a higher one; r sums
+to zero, so w to one. The paper scales the client's objective by 1 + lambda r / p, which is the same
+for one step; we correct the weight. `strength` is lambda as a share of its upper bound min p / (K -
+1). Strength 0 is FedAvg.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure
+from feddraw.core.schedules import size_prior
 from feddraw.errors import below_one
-from feddraw.schedules import size_prior
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class GifairWeighting(Weighting):
         prior, losses = size_prior(cohort.sizes), cohort.number("loss")
         rank = np.sign(losses[:, None] - losses).sum(axis=1)
         bound = prior.min() / max(1, len(prior) - 1)
-        return Weights(prior + self.strength * bound * rank, {"prior": prior, "reputation": rank}), state
+        return Weights(
+            prior + self.strength * bound * rank, {"prior": prior, "reputation": rank}
+        ), state
 
 
 def gifair(strength: float = 0.5) -> Method:

@@ -1,8 +1,10 @@
-"""IDA: a client counts less the farther its model lies from the mean model. (Yeganeh et al., DCL at MICCAI 2020)
+"""IDA: a client counts less the farther its model lies from the mean model. (Yeganeh et al., DCL at
+MICCAI 2020)
 
-w is proportional to 1 / (|y - mean of y|_1 + 1e-5) over parameters. `times` multiplies by the client's size, or by
-INTRAC, 1 / max(1/K, training accuracy), which favours clients that still do badly. No code of the authors is public:
-this follows the paper's formulas. With two clients distances are equal, and so are the weights.
+w is proportional to 1 / (|y - mean of y|_1 + 1e-5) over parameters. `times` multiplies by the
+client's size, or by INTRAC, 1 / max(1/K, training accuracy), which favours clients that still do
+badly. No code of the authors is public: this follows the paper's formulas. With two clients
+distances are equal, and so are the weights.
 """
 
 from __future__ import annotations
@@ -12,7 +14,18 @@ from typing import Literal
 
 import numpy as np
 
-from feddraw.core import Cohort, Column, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
+from feddraw.core import (
+    Cohort,
+    Column,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+    not_secure,
+)
 from feddraw.errors import one_of
 
 Times = Literal["nothing", "size", "intrac"]
@@ -29,7 +42,9 @@ class IdaWeighting(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         mean = cohort.params.mean(axis=0)
-        distances = np.array([np.abs(params - mean).sum(dtype=np.float64) for params in cohort.params])
+        distances = np.array(
+            [np.abs(params - mean).sum(dtype=np.float64) for params in cohort.params]
+        )
         return normalize(self.factor(cohort) / (distances + 1e-5)), state
 
 

@@ -1,4 +1,7 @@
-"""Inverse steps: a client counts less the more it has trained. A control for rules that reward small moves."""
+"""Inverse steps: a client counts less the more it has trained.
+
+A control for rules that reward small moves.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Facts,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""Krum: takes the client with the smallest distances to its nearest neighbours. (Blanchard et al., NeurIPS 2017)
+"""Krum: takes the client with the smallest distances to its nearest neighbours. (Blanchard et al.,
+NeurIPS 2017)
 
-A client's score is the sum of squared distances to its K - f - 2 nearest (at least one), f the number of clients that
-may be false; `keep` of the lowest scores are averaged. Clients with equal scores share: with one neighbour the two
-closest always tie, and which has the lower number must not decide.
+A client's score is the sum of squared distances to its K - f - 2 nearest (at least one), f the
+number of clients that may be false; `keep` of the lowest scores are averaged. Clients with equal
+scores share: with one neighbour the two closest always tie, and which has the lower number must not
+decide.
 """
 
 from __future__ import annotations
@@ -11,7 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, normalize, not_secure
+from feddraw.core import (
+    Cohort,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    gram,
+    normalize,
+    not_secure,
+)
 from feddraw.errors import UserError
 
 
@@ -32,7 +45,9 @@ class KrumWeighting(Weighting):
         near = np.sort(squares, axis=1)[:, 1 : 1 + max(1, len(squares) - self.false - 2)]
         scores = near.sum(axis=1)
         limit = np.sort(scores)[min(self.keep, len(scores)) - 1]
-        rounding = 1e-9 * limit + 1e-12 * lengths  # each client's own, or a long update would hide the others'
+        rounding = (
+            1e-9 * limit + 1e-12 * lengths
+        )  # each client's own, or a long update would hide the others'
         return normalize((scores <= limit + rounding).astype(np.float64)), state
 
 

@@ -1,8 +1,10 @@
-"""L-DAWA: each layer of a client is scaled by its cosine to the layer that was sent. (Rehman et al., ICCV 2023)
+"""L-DAWA: each layer of a client is scaled by its cosine to the layer that was sent. (Rehman et
+al., ICCV 2023)
 
-Layer by layer the new model is the plain mean of cos(y, x) · y, without renormalising, so it shrinks where clients turn
-away. A tensor of norm zero is averaged as it is. The authors also scale batch-norm statistics; we average those, as a
-variance must not shrink with the angle of something else.
+Layer by layer the new model is the plain mean of cos(y, x) · y, without renormalising, so it
+shrinks where clients turn away. A tensor of norm zero is averaged as it is. The authors also scale
+batch-norm statistics; we average those, as a variance must not shrink with the angle of something
+else.
 """
 
 from __future__ import annotations
@@ -11,13 +13,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Entry, Local, Method, Piece, Server, State, Vector, Weighting, Weights, not_secure
-from feddraw.schedules import Floats, cosine
+from feddraw.core import (
+    Cohort,
+    Entry,
+    Local,
+    Method,
+    Piece,
+    Server,
+    State,
+    Vector,
+    Weighting,
+    Weights,
+    not_secure,
+)
+from feddraw.core.schedules import Floats, cosine
 
 
 @dataclass(frozen=True)
 class LdawaServer(Server):
-    """The clients' models times their coefficients: where these do not sum to one, the model shrinks or grows."""
+    """The clients' models times their coefficients: where these do not sum to one, the model
+    shrinks or grows.
+    """
 
     linear = False
     streams = False
@@ -27,7 +43,10 @@ class LdawaServer(Server):
     def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
         """Averaged over the parameters, where pieces of the model have their own."""
         length = len(cohort.model.params)
-        extra = sum((span.stop - span.start) * (values - weights.values) for span, values in weights.segments)
+        extra = sum(
+            (span.stop - span.start) * (values - weights.values)
+            for span, values in weights.segments
+        )
         return np.asarray(weights.values + extra / length)
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
@@ -45,7 +64,9 @@ class LdawaWeighting(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         entries = [entry for entry in cohort.model.layout.entries if entry.kind == "param"]
         values = np.full(len(cohort.updates), 1 / len(cohort.updates))
-        return Weights(values, pieces=[_layer_piece(cohort, entry, values) for entry in entries]), state
+        return Weights(
+            values, pieces=[_layer_piece(cohort, entry, values) for entry in entries]
+        ), state
 
 
 def _layer_piece(cohort: Cohort, entry: Entry, mean: Floats) -> Piece:

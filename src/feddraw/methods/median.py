@@ -1,4 +1,5 @@
-"""Median: in every coordinate the middle value, or the mean of the two in the middle. (Yin et al., ICML 2018)
+"""Median: in every coordinate the middle value, or the mean of the two in the middle. (Yin et al.,
+ICML 2018)
 
 It is the trimmed mean that leaves out all but the middle; sizes do not matter.
 """

@@ -1,8 +1,9 @@
-"""Size to a power that validation chooses at the end of every phase: FedAvg, equal weights, or between the two.
+"""Size to a power that validation chooses at the end of every phase: FedAvg, equal weights, or
+between the two.
 
-Weights are by size to the power a, 1 at first. In the last round of a phase the averages of that round's updates with
-a = 0, 0.5 and 1 are compared by their loss on the server's images (`proxy`), and the best holds for the next phase. A
-choice in every round would follow the noise of a round.
+Weights are by size to the power a, 1 at first. In the last round of a phase the averages of that
+round's updates with a = 0, 0.5 and 1 are compared by their loss on the server's images (`proxy`),
+and the best holds for the next phase. A choice in every round would follow the noise of a round.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Model, Server, State, Weighting, Weights, not_secure, weighted_sum
+from feddraw.core import (
+    Cohort,
+    Local,
+    Method,
+    Model,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    not_secure,
+    weighted_sum,
+)
+from feddraw.core.schedules import size_prior
 from feddraw.errors import at_least
 from feddraw.methods.size_power import shares_by_power
-from feddraw.schedules import size_prior
 
 POWERS = (1.0, 0.5, 0.0)  # of equal losses the first is taken
 
@@ -32,7 +44,9 @@ class ChosenPower(Weighting):
         return {"power": 1.0}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        weights = Weights(shares_by_power(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
+        weights = Weights(
+            shares_by_power(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)}
+        )
         if (cohort.round + 1) % self.phase == 0 and cohort.round + 1 < cohort.rounds:
             state = {"power": min(POWERS, key=lambda power: _validation_loss(cohort, power))}
         return weights, state

@@ -1,13 +1,16 @@
-"""Random effects: weights move from size to equal as the clients' gradients at the sent model differ more.
+"""Random effects: weights move from size to equal as the clients' gradients at the sent model
+differ more.
 
-(DerSimonian and Laird 1986, with traces in place of variances; docs/heterogeneity.md has the derivation.) Each client
-sends the mean g of some batch gradients, how many images N they cover, and s², the variance of one image's gradient.
-With S² = sum N s² / sum N and v = N / S², Cochran's Q = sum v |g - mean|² exceeds sum s²/S² - 1, which is its
-expectation if all clients have one mean, by tau² (sum v - sum v² / sum v). With rho = max(0, tau²) / S², a client with
-n images counts by 1 / (rho + 1/n): rho = 0 is FedAvg, rho = inf uniform averaging.
+(DerSimonian and Laird 1986, with traces in place of variances; docs/heterogeneity.md has the
+derivation.) Each client sends the mean g of some batch gradients, how many images N they cover, and
+s², the variance of one image's gradient. With S² = sum N s² / sum N and v = N / S², Cochran's Q =
+sum v |g - mean|² exceeds sum s²/S² - 1, which is its expectation if all clients have one mean, by
+tau² (sum v - sum v² / sum v). With rho = max(0, tau²) / S², a client with n images counts by 1 /
+(rho + 1/n): rho = 0 is FedAvg, rho = inf uniform averaging.
 
-A client with fewer than two batches measures nothing and counts by the others' rho. Where fewer than two clients have
-measured, the last rho holds, and 0 before the first. All that is needed are sums over clients (`EffectSums`).
+A client with fewer than two batches measures nothing and counts by the others' rho. Where fewer
+than two clients have measured, the last rho holds, and 0 before the first. All that is needed are
+sums over clients (`EffectSums`).
 """
 
 from __future__ import annotations
@@ -20,22 +23,38 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from feddraw import core
-from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Weighting, Weights
+from feddraw.core import (
+    TWO_SUMS,
+    Cohort,
+    Facts,
+    Local,
+    Measurement,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+)
+from feddraw.core.model import Layout, Vector
+from feddraw.core.schedules import Floats, size_prior
+from feddraw.core.sums import gram
 from feddraw.errors import UserError, at_least, below_one, one_of
-from feddraw.flat_model import Layout, Vector
-from feddraw.schedules import Floats, size_prior
-from feddraw.sums import gram
 
 Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
 LARGEST_RHO = 1e12  # rho that stands for infinity where it is sent as a number
-SMALLEST_VARIANCE = 1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
+SMALLEST_VARIANCE = (
+    1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
+)
 
 
 @dataclass(frozen=True)
 class EffectSums:
-    """Sums over the clients that have measured: a server that sees nothing else can weigh by them."""
+    """Sums over the clients that have measured: a server that sees nothing else can weigh
+    by them.
+    """
 
     clients: float  # of 1
     images: float  # of N
@@ -47,8 +66,16 @@ class EffectSums:
 
     @staticmethod
     def of(images: Floats, products: Floats, variances: Floats) -> EffectSums:
-        """From each client's images and variance, and the scalar products of their mean gradients."""
-        sums = (len(images), images.sum(), images @ images, images @ products @ images, images @ np.diag(products))
+        """From each client's images and variance, and the scalar products of their mean
+        gradients.
+        """
+        sums = (
+            len(images),
+            images.sum(),
+            images @ images,
+            images @ products @ images,
+            images @ np.diag(products),
+        )
         return EffectSums(*map(float, (*sums, variances.sum(), images @ variances)))
 
 
@@ -79,8 +106,13 @@ def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
     between = max(0.0, sums.squares - sums.gradient_square / sums.images)
     if not variance:  # all gradients are zero
         return EffectsEstimate(0.0, sums.clients - 1, 0.0, 0.0)
-    q, expected = between / variance, sums.variances / variance - sums.weighted_variances / variance / sums.images
-    return EffectsEstimate(q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images))
+    q, expected = (
+        between / variance,
+        sums.variances / variance - sums.weighted_variances / variance / sums.images,
+    )
+    return EffectsEstimate(
+        q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images)
+    )
 
 
 def _contrasts_to_others(images: Floats) -> Floats:
@@ -96,7 +128,9 @@ def squared_distances(images: Floats, products: Floats) -> Floats:
 
 
 def corrected_distances(images: Floats, products: Floats, variances: Floats) -> Floats:
-    """Squared distances minus what sampling adds to them: estimates without bias, which may be below zero."""
+    """Squared distances minus what sampling adds to them: estimates without bias, which may be
+    below zero.
+    """
     noise = _contrasts_to_others(images) ** 2 @ (variances / images)
     return np.asarray(squared_distances(images, products) - noise)
 
@@ -137,11 +171,19 @@ class RandomEffects(Weighting):
         products = gram(means, np.zeros(means.shape[1], np.float32))
         about = images[measured], products, variances[measured]
         found = estimate_effects(EffectSums.of(*about))
-        parts: dict[str, Floats | float | None] = {"prior": size_prior(cohort.sizes), "measured": images}
+        parts: dict[str, Floats | float | None] = {
+            "prior": size_prior(cohort.sizes),
+            "measured": images,
+        }
         if found is not None:
             parts |= {"q": found.q, "q_expected": found.expected}
-            for name, values in (("variance", about[2]), ("distance", distances_by_variance(*about))):
-                parts[name] = column = np.full(len(images), np.nan)  # not a number for those that have not measured
+            for name, values in (
+                ("variance", about[2]),
+                ("distance", distances_by_variance(*about)),
+            ):
+                parts[name] = column = np.full(
+                    len(images), np.nan
+                )  # not a number for those that have not measured
                 column[measured] = values
             state = self._with_estimate(found, state)
         rho = max(0.0, state.get("excess", 0.0))
@@ -151,7 +193,12 @@ class RandomEffects(Weighting):
 
     def _with_estimate(self, found: EffectsEstimate, state: State) -> State:
         """The state after one more estimate."""
-        return {"excess": self.smoothing * state.get("excess", found.excess) + (1 - self.smoothing) * found.excess}
+        return {
+            "excess": (
+                self.smoothing * state.get("excess", found.excess)
+                + (1 - self.smoothing) * found.excess
+            )
+        }
 
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
         """A client's terms of `EffectSums`, its images as a part of the most that are measured."""
@@ -159,12 +206,23 @@ class RandomEffects(Weighting):
         gradient = cohort.extra(self.asks[0])[0].astype(np.float64)
         part = images / self._most_images
         numbers = (1.0, part, part**2, part * (gradient @ gradient), variance, part * variance)
-        return np.concatenate([numbers, part * gradient]) if images else np.zeros(len(numbers) + len(gradient))
+        return (
+            np.concatenate([numbers, part * gradient])
+            if images
+            else np.zeros(len(numbers) + len(gradient))
+        )
 
-    def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
+    def inform(
+        self, total: Floats, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Floats, Parts, State]:
         count, images, squared, squares, variances, weighted = total[:6]
         gradient, most = total[6:], self._most_images
-        sums = (most * images, most**2 * squared, most**2 * float(gradient @ gradient), most * squares)
+        sums = (
+            most * images,
+            most**2 * squared,
+            most**2 * float(gradient @ gradient),
+            most * squares,
+        )
         found = estimate_effects(EffectSums(float(round(count)), *sums, variances, most * weighted))
         state = state if found is None else self._with_estimate(found, state)
         rho = max(0.0, state.get("excess", 0.0))
@@ -203,10 +261,22 @@ def random_effects(
     rho: float = -1.0,  # below zero: as measured
 ) -> Method:
     """Between size and equal weights: the more the clients' gradients differ, the more equal."""
-    for name, value, least in (("batches", batches, 2), ("batch_size", batch_size, 2), ("every", every, 1)):
+    for name, value, least in (
+        ("batches", batches, 2),
+        ("batch_size", batch_size, 2),
+        ("every", every, 1),
+    ):
         at_least(name, value, least)
     if math.isnan(rho):
-        raise UserError("rho must be a number: below zero to measure it, 0 for FedAvg, inf for equal weights")
-    measurement = Measurement(batches, batch_size, every, one_of("mode", mode, ("train", "eval")) == "eval")
-    rule = RandomEffectsOfAllLayers if one_of("layer", layer, ("classifier", "all")) == "all" else RandomEffects
+        raise UserError(
+            "rho must be a number: below zero to measure it, 0 for FedAvg, inf for equal weights"
+        )
+    measurement = Measurement(
+        batches, batch_size, every, one_of("mode", mode, ("train", "eval")) == "eval"
+    )
+    rule = (
+        RandomEffectsOfAllLayers
+        if one_of("layer", layer, ("classifier", "all")) == "all"
+        else RandomEffects
+    )
     return Method(Local(), rule(measurement, below_one("smoothing", smoothing), rho), Server())

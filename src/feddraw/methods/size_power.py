@@ -1,6 +1,8 @@
-"""Fixed weights in proportion to size to a power: 1 is FedAvg, 0 uniform averaging, below 0 small clients count more.
+"""Fixed weights in proportion to size to a power: 1 is FedAvg, 0 uniform averaging, below 0 small
+clients count more.
 
-A control: the best power, known afterwards, says how much a rule that weighs by size alone could have gained at all.
+A control: the best power, known afterwards, says how much a rule that weighs by size alone could
+have gained at all.
 """
 
 from __future__ import annotations
@@ -9,9 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Parts, Server, State, Weighting, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+)
+from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import UserError
-from feddraw.schedules import Floats, size_prior
 
 STEEPEST_POWER = 10.0  # of powers: beyond it a single client has all the weight
 
@@ -29,7 +42,9 @@ class PowerOfSize(Weighting):
     streams = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        return Weights(shares_by_power(cohort.sizes, self.power), {"prior": size_prior(cohort.sizes)}), state
+        return Weights(
+            shares_by_power(cohort.sizes, self.power), {"prior": size_prior(cohort.sizes)}
+        ), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return self.power * math.log(prior), {"prior": prior}
@@ -44,5 +59,7 @@ class PowerOfSize(Weighting):
 def size_power(power: float = 0.5) -> Method:
     """By size to a power: 1 is FedAvg, 0 equal weights."""
     if not abs(power) <= STEEPEST_POWER:
-        raise UserError(f"power must be from -{STEEPEST_POWER:g} to {STEEPEST_POWER:g}, not {power}")
+        raise UserError(
+            f"power must be from -{STEEPEST_POWER:g} to {STEEPEST_POWER:g}, not {power}"
+        )
     return Method(Local(), PowerOfSize(power), Server())

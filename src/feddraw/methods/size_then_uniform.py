@@ -1,4 +1,6 @@
-"""Size at first, then equal weights: what is left of FedDRAW without similarity and without a schedule. A control."""
+"""Size at first, then equal weights: what is left of FedDRAW without similarity and without a
+schedule. A control.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Facts,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+)
 from feddraw.errors import not_negative
 
 
@@ -20,7 +33,9 @@ class SizeThenUniform(Weighting):
     streams = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        return normalize(cohort.sizes if cohort.round < self.until else np.ones(len(cohort.updates))), state
+        return normalize(
+            cohort.sizes if cohort.round < self.until else np.ones(len(cohort.updates))
+        ), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return math.log(prior) if cohort.round < self.until else 0.0, {}

@@ -1,7 +1,8 @@
-"""Size while training is fast, equal weights once it is slow: progress is measured, in place of a clock.
+"""Size while training is fast, equal weights once it is slow: progress is measured, in place of a
+clock.
 
-The clients' losses at the sent model, averaged by size, must fall by the share `least` from one round to the next. The
-first time they do not, all clients count the same from that round on.
+The clients' losses at the sent model, averaged by size, must fall by the share `least` from one
+round to the next. The first time they do not, all clients count the same from that round on.
 """
 
 from __future__ import annotations
@@ -11,9 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Method, Parts, Server, State, Weighting, Weights, normalize
+from feddraw.core import (
+    TWO_SUMS,
+    Cohort,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+)
+from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import below_one
-from feddraw.schedules import Floats, size_prior
 
 
 @dataclass(frozen=True)
@@ -29,17 +42,26 @@ class SizeUntilSlow(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
         state = self._state_after(float(prior @ cohort.number("loss")), state)
-        weights = normalize(np.ones(len(prior)), prior=prior) if state["slow"] else Weights(prior, {"prior": prior})
+        weights = (
+            normalize(np.ones(len(prior)), prior=prior)
+            if state["slow"]
+            else Weights(prior, {"prior": prior})
+        )
         return weights, state
 
     def _state_after(self, loss: float, state: State) -> State:
         before = state["loss"]
-        return {"loss": loss, "slow": int(state["slow"] or (before >= 0 and not loss <= (1 - self.least) * before))}
+        return {
+            "loss": loss,
+            "slow": int(state["slow"] or (before >= 0 and not loss <= (1 - self.least) * before)),
+        }
 
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
         return np.asarray(facts.priors[place] * cohort.number("loss"))
 
-    def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
+    def inform(
+        self, total: Floats, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Floats, Parts, State]:
         state = self._state_after(float(total[0] / facts.priors[list(places)].sum()), state)
         return np.array([float(state["slow"])]), {}, state
 

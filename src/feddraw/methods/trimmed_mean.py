@@ -1,8 +1,9 @@
-"""Trimmed mean: in every coordinate the highest and lowest values are left out. (Yin et al., ICML 2018)
+"""Trimmed mean: in every coordinate the highest and lowest values are left out. (Yin et al., ICML
+2018)
 
-Of K clients, floor(share · K) are left out on either side, so of four clients nobody at a share below 0.25; the rest
-count the same, whatever their size. Batch-norm statistics are treated alike. The ledger's weight is the share of
-coordinates that came from a client.
+Of K clients, floor(share · K) are left out on either side, so of four clients nobody at a share
+below 0.25; the rest count the same, whatever their size. Batch-norm statistics are treated alike.
+The ledger's weight is the share of coordinates that came from a client.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Column, Local, Matrix, Method, Server, State, Vector, Weights, not_secure
+from feddraw.core import (
+    Cohort,
+    Column,
+    Local,
+    Matrix,
+    Method,
+    Server,
+    State,
+    Vector,
+    Weights,
+    not_secure,
+)
 from feddraw.errors import UserError
 from feddraw.methods.uniform import Uniform
 
@@ -38,7 +50,10 @@ class TrimmedMean(Server):
             yield block, np.sort(block, axis=0)[out : len(rows) - out]
 
     def mean(self, rows: Matrix) -> Vector:
-        means = [middle.mean(axis=0, dtype=np.float64).astype(rows.dtype) for _, middle in self.kept(rows)]
+        means = [
+            middle.mean(axis=0, dtype=np.float64).astype(rows.dtype)
+            for _, middle in self.kept(rows)
+        ]
         return np.concatenate(means) if means else rows[0].copy()
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> Column:

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Facts,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+)
 
 
 @dataclass(frozen=True)

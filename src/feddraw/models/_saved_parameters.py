@@ -1,4 +1,6 @@
-"""A network's parameters from a file, as authors save them: plain, wrapped in a dictionary, or with prefixed names."""
+"""A network's parameters from a file, as authors save them: plain, wrapped in a dictionary, or with
+prefixed names.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def read_saved_parameters(path: Path, most: int = MAX_PARAMETER_FILE) -> SavedPa
     with suppress(RuntimeError):  # a user that is not there: the file's own name begins with ~
         path = path.expanduser()
     if not path.is_file():
-        raise UserError(f"no weights file {path}: give the path of a file that torch.save or safetensors wrote")
+        raise UserError(
+            f"no weights file {path}: give the path of a file that torch.save or safetensors wrote"
+        )
     if path.stat().st_size > most:
         raise UserError(f"{path} is larger than {most >> 20} MB: not this network's weights")
     state = unwrapped_parameters(_load_parameter_file(path))
@@ -48,7 +52,9 @@ def unwrapped_parameters(found: Any, depth: int = 0) -> SavedParameters | None:
     """Tensors by name, at the top or under one of the usual keys."""
     if not isinstance(found, dict) or depth > len(WRAPPER_KEYS):
         return None
-    if found and all(isinstance(name, str) and torch.is_tensor(value) for name, value in found.items()):
+    if found and all(
+        isinstance(name, str) and torch.is_tensor(value) for name, value in found.items()
+    ):
         return dict(found)
     inner = (unwrapped_parameters(found[key], depth + 1) for key in WRAPPER_KEYS if key in found)
     return next((state for state in inner if state is not None), None)

@@ -36,7 +36,9 @@ MOST_GROWTH = 512  # channels that a layer adds: 140 million parameters
 
 
 class Compact(nn.Module):
-    """A DenseNet of about 50,000 parameters for small images; channels in eights keep the CPU's vectors full."""
+    """A DenseNet of about 50,000 parameters for small images; channels in eights keep the CPU's
+    vectors full.
+    """
 
     classifier_name = "classifier"
 

@@ -16,9 +16,11 @@ IMAGENET_URL = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
 
 
 def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
-    """MONAI's DenseNet121, 7 million parameters; the grey image is repeated into its three channels.
+    """MONAI's DenseNet121, 7 million parameters; the grey image is repeated into its three
+    channels.
 
-    `weights`: "imagenet" (downloaded once by torch), "none", or the path of torchvision's weights file.
+    `weights`: "imagenet" (downloaded once by torch), "none", or the path of torchvision's weights
+    file.
     """
     try:
         from monai.networks.nets.densenet import DenseNet121
@@ -36,7 +38,9 @@ def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
     if weights == "imagenet":
         load_torchvision_densenet121(network, _download_imagenet_densenet121())
     elif weights != "none":
-        load_torchvision_densenet121(network, read_saved_parameters(Path(weights), MAX_DENSENET121_FILE))
+        load_torchvision_densenet121(
+            network, read_saved_parameters(Path(weights), MAX_DENSENET121_FILE)
+        )
     return network
 
 
@@ -47,15 +51,28 @@ def _download_imagenet_densenet121() -> SavedParameters:
     except OSError as error:
         fetch = f"fetch {IMAGENET_URL} on another machine and give its path as model.weights = FILE"
         scratch = "start from scratch with model.weights = none"
-        raise UserError(f"cannot download ImageNet weights ({error}): {fetch}, or {scratch}") from None
+        raise UserError(
+            f"cannot download ImageNet weights ({error}): {fetch}, or {scratch}"
+        ) from None
 
 
 def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> None:
-    """Copy torchvision's parameters under MONAI's names; every tensor but the classifier's must be there."""
-    renamed = {re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v for k, v in state.items()}
+    """Copy torchvision's parameters under MONAI's names; every tensor but the classifier's must be
+    there.
+    """
+    renamed = {
+        re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v
+        for k, v in state.items()
+    }
     own = network.state_dict()
-    body = [name for name, value in own.items() if name.startswith("features.") and value.is_floating_point()]
-    if bad := [name for name in body if name not in renamed or renamed[name].shape != own[name].shape]:
+    body = [
+        name
+        for name, value in own.items()
+        if name.startswith("features.") and value.is_floating_point()
+    ]
+    if bad := [
+        name for name in body if name not in renamed or renamed[name].shape != own[name].shape
+    ]:
         differ = f"{len(bad)} of {len(body)} tensors differ, first {bad[0]}"
         raise UserError(f"these are not DenseNet121's weights: {differ}")
     network.load_state_dict({name: renamed[name] for name in body}, strict=False)

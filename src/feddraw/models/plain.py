@@ -1,4 +1,6 @@
-"""Three convolutions: about 24,000 parameters in few, cheap steps, for studies of hundreds of small federations."""
+"""Three convolutions: about 24,000 parameters in few, cheap steps, for studies of hundreds of small
+federations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ MOST_WIDTH = 512  # channels after the first convolution: 24 million parameters
 
 
 class Plain(nn.Module):
-    """Each convolution halves the resolution, the later ones double the channels; their means are classified."""
+    """Each convolution halves the resolution, the later ones double the channels; their means are
+    classified.
+    """
 
     classifier_name = "classifier"
 

@@ -1,4 +1,5 @@
-"""For federations on NVIDIA FLARE: FedDRAW or any method as the aggregator of a recipe, ScatterAndGather or a swarm.
+"""For federations on NVIDIA FLARE: FedDRAW or any method as the aggregator of a recipe,
+ScatterAndGather or a swarm.
 
 FLARE is an extra (`pip install 'feddraw[nvflare]'`).
 """

@@ -1,7 +1,7 @@
 """What travels beside a model in its `meta`: what a rule sends or remembers, as words and bytes.
 
-FLARE keeps `meta` with the model through all its workflows and writes it to the model's file. Words and bytes are safe
-there: such a file can still be read by `torch.load(…, weights_only=True)`.
+FLARE keeps `meta` with the model through all its workflows and writes it to the model's file. Words
+and bytes are safe there: such a file can still be read by `torch.load(…, weights_only=True)`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def unpack_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     try:
         words, forms = json.loads(carried["words"])
-        arrays = {name: _array_in_meta(carried["bits"][name], *form) for name, form in forms.items()}
+        arrays = {
+            name: _array_in_meta(carried["bits"][name], *form) for name, form in forms.items()
+        }
         return dict(restore_arrays(words, arrays))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"what came as '{META_KEY}' in a model's meta cannot be read") from None

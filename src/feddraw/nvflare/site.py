@@ -1,11 +1,12 @@
-"""The client's side: a site that trains by any of our methods, between `flare.receive()` and `flare.send()`.
+"""The client's side: a site that trains by any of our methods, between `flare.receive()` and
+`flare.send()`.
 
     site = Site(method, trainer, number=0)
     while flare.is_running():
         flare.send(site.train(flare.receive()))
 
-What a method sends and gets beside the model travels in the models' `meta`. What a client remembers (SCAFFOLD's
-control, FedDyn's gradient) stays in this process, which FLARE keeps for the whole job.
+What a method sends and gets beside the model travels in the models' `meta`. What a client remembers
+(SCAFFOLD's control, FedDyn's gradient) stays in this process, which FLARE keeps for the whole job.
 """
 
 from __future__ import annotations
@@ -24,15 +25,35 @@ from feddraw.training.client import Trainer
 
 
 class Site:
-    """One client. `number` is its own among all, for its seed; `shard` says which rows of the trainer it has."""
+    """One client.
+
+    `number` is its own among all, for its seed; `shard` says which rows of the trainer it has.
+    """
 
     def __init__(
-        self, method: Method, trainer: Trainer, number: int, *, name: str = "", shard: int = 0, seed: int = 0
+        self,
+        method: Method,
+        trainer: Trainer,
+        number: int,
+        *,
+        name: str = "",
+        shard: int = 0,
+        seed: int = 0,
     ) -> None:
-        self.method, self.trainer, self.number, self.shard, self.seed = method, trainer, number, shard, seed
-        self.name = name  # by which the aggregator knows it, FLARE's name of the site; empty: every update has counted
+        self.method, self.trainer, self.number, self.shard, self.seed = (
+            method,
+            trainer,
+            number,
+            shard,
+            seed,
+        )
+        # by which the aggregator knows it, FLARE's name of the site; empty: every update has
+        # counted
+        self.name = name
         self._memory: Memory = {}
-        self._learnt: tuple[int, Memory] | None = None  # of the last round, until the aggregator has counted it
+        self._learnt: tuple[int, Memory] | None = (
+            None  # of the last round, until the aggregator has counted it
+        )
 
     def train(self, received: FLModel) -> FLModel:
         """One client's part of a round."""
@@ -44,16 +65,25 @@ class Site:
         round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
         carried = unpack_meta(received.meta)
         self._settle_flare_memory(carried.get("counted"))
-        seed, broadcast = client_seed(self.seed, round, self.number), self._broadcast_to_site(carried, model)
+        seed, broadcast = (
+            client_seed(self.seed, round, self.number),
+            self._broadcast_to_site(carried, model),
+        )
         job = Job(round, rounds, self.shard, seed, model, broadcast)
         update, memory = self.trainer.work(job, self._memory)
         self._learnt = round, memory
         beside: dict[str, Any] = {"extra": dict(update.extra)} if update.extra else {}
         if update.labelled is not None:
             beside["labelled"] = update.labelled.tolist()
-        meta = {"num_examples": len(self.trainer.shards[self.shard]), STEPS_KEY: update.steps, **pack_meta(beside)}
+        meta = {
+            "num_examples": len(self.trainer.shards[self.shard]),
+            STEPS_KEY: update.steps,
+            **pack_meta(beside),
+        }
         params = state_dict_like(update.model, received.params)
-        return FLModel(ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta)
+        return FLModel(
+            ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta
+        )
 
     def _settle_flare_memory(self, counted: dict[str, int] | None) -> None:
         """Keep what the last round taught, if the aggregator counted it, or does not say."""
@@ -64,5 +94,7 @@ class Site:
             self._learnt = None
 
     def _broadcast_to_site(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
-        """What the server rule sends beside the model; in the first round, what it would begin with."""
+        """What the server rule sends beside the model; in the first round, what it would begin
+        with.
+        """
         return dict(carried.get("broadcast") or self.method.broadcast(self.method.init(model)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from feddraw.analysis.statistics import holm, rank
+from feddraw.data.scenarios.skew_measures import measure_sizes
 from feddraw.naming import join_names
 from feddraw.paper.published_tables import (
     METRICS,
@@ -20,12 +21,20 @@ from feddraw.paper.published_tables import (
     published_comparisons,
     published_results,
 )
-from feddraw.paper.weight_claims import FOLLOWED_CLIENT, printed_extreme_weight, published_claims, similarity_gap_needed
-from feddraw.scenarios.skew_measures import measure_sizes
+from feddraw.paper.weight_claims import (
+    FOLLOWED_CLIENT,
+    printed_extreme_weight,
+    published_claims,
+    similarity_gap_needed,
+)
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
 EQUAL_SIZES = ("CHX-7", "CHM-5")  # clients of equal size
-SAME_ALGORITHM = ("FedAvg", "FedNova", "FedDRAW")  # one algorithm, but for small differences of similarity
+SAME_ALGORITHM = (
+    "FedAvg",
+    "FedNova",
+    "FedDRAW",
+)  # one algorithm, but for small differences of similarity
 
 
 @dataclass(frozen=True)
@@ -62,78 +71,109 @@ def _conclude_methods_differ(found: Comparisons) -> Conclusion:
     first = {metric: found[metric].first_places[OURS] for metric in METRICS}
     average = {metric: found[metric].average_ranks[OURS] for metric in METRICS}
     text = (
-        f"The eight methods differ: chi-square {friedman['auc'].statistic:.2f} (AUC, p = {friedman['auc'].p:.1e}) and "
-        f"{friedman['gm'].statistic:.2f} (GM, p = {friedman['gm'].p:.1e}). {OURS} has the best average rank on both, "
-        f"{average['auc']:.2f} and {average['gm']:.2f}, and is first in {first['auc']} and {first['gm']} of "
-        f"{len(found['auc'].ranks)} scenarios."
+        f"The eight methods differ: chi-square {friedman['auc'].statistic:.2f} (AUC, p ="
+        f" {friedman['auc'].p:.1e}) and {friedman['gm'].statistic:.2f} (GM, p ="
+        f" {friedman['gm'].p:.1e}). {OURS} has the best average rank on both, {average['auc']:.2f}"
+        f" and {average['gm']:.2f}, and is first in {first['auc']} and {first['gm']} of"
+        f" {len(found['auc'].ranks)} scenarios."
     )
-    numbers = {"chi_square": {m: f.statistic for m, f in friedman.items()}, "p": {m: f.p for m, f in friedman.items()}}
-    return Conclusion("overall", True, text, numbers | {"first_places": first, "average_rank": average})
+    numbers = {
+        "chi_square": {m: f.statistic for m, f in friedman.items()},
+        "p": {m: f.p for m, f in friedman.items()},
+    }
+    return Conclusion(
+        "overall", True, text, numbers | {"first_places": first, "average_rank": average}
+    )
 
 
 def _conclude_significant_pairs(found: Comparisons) -> Conclusion:
     beaten = {metric: found[metric].beaten_by(OURS) for metric in METRICS}
     difference = found["auc"].difference
     text = (
-        f"At the paper's alpha of {PAPER_ALPHA:.2f} {OURS} is significantly better than {join_names(beaten['auc'])} on "
-        f"AUC, and than {join_names(beaten['gm'])} on GM (Nemenyi, critical difference {difference:.2f})."
+        f"At the paper's alpha of {PAPER_ALPHA:.2f} {OURS} is significantly better than"
+        f" {join_names(beaten['auc'])} on AUC, and than {join_names(beaten['gm'])} on GM (Nemenyi,"
+        f" critical difference {difference:.2f})."
     )
-    return Conclusion("significant pairs", True, text, {"beaten": beaten, "critical_difference": difference})
+    return Conclusion(
+        "significant pairs", True, text, {"beaten": beaten, "critical_difference": difference}
+    )
 
 
 def _conclude_signed_ranks(found: Comparisons) -> Conclusion:
     largest, of_all = {}, found["auc"].pair(OURS, "FedAvg").holm_p
     for metric, comparison in found.items():
-        raw = [comparison.pair(OURS, method).wilcoxon_p for method in comparison.table.methods if method != OURS]
+        raw = [
+            comparison.pair(OURS, method).wilcoxon_p
+            for method in comparison.table.methods
+            if method != OURS
+        ]
         largest[metric] = float(holm(raw).max())
     sources = [name.startswith("CHX") for name in found["auc"].table.scenarios]
     text = (
-        f"Wilcoxon's signed-rank test of {OURS} against each baseline, Holm-corrected for the seven, gives p of at "
-        f"most {largest['auc']:.3f} (AUC) and {largest['gm']:.3f} (GM), FedAvg included; corrected for all "
-        f"{len(found['auc'].pairs)} pairs, FedAvg on AUC is at {of_all:.3f}. The test takes the scenarios as "
-        f"independent: {sum(sources)} of them share one data set and {len(sources) - sum(sources)} the other, so the "
-        "evidence is weaker than these p-values suggest."
+        f"Wilcoxon's signed-rank test of {OURS} against each baseline, Holm-corrected for the"
+        f" seven, gives p of at most {largest['auc']:.3f} (AUC) and {largest['gm']:.3f} (GM),"
+        f" FedAvg included; corrected for all {len(found['auc'].pairs)} pairs, FedAvg on AUC is at"
+        f" {of_all:.3f}. The test takes the scenarios as independent: {sum(sources)} of them share"
+        f" one data set and {len(sources) - sum(sources)} the other, so the evidence is weaker than"
+        " these p-values suggest."
     )
-    return Conclusion("signed ranks", True, text, {"largest_holm_p": largest, "fedavg_auc_of_all_pairs": of_all})
+    return Conclusion(
+        "signed ranks", True, text, {"largest_holm_p": largest, "fedavg_auc_of_all_pairs": of_all}
+    )
 
 
 def _conclude_against_fedavg(found: Comparisons) -> Conclusion:
     gaps = {metric: found[metric].pair(OURS, "FedAvg").rank_gap for metric in METRICS}
     p = {metric: found[metric].pair(OURS, "FedAvg").nemenyi_p for metric in METRICS}
-    open_ = {m: [x for x in found[m].average_ranks if x not in (OURS, *found[m].beaten_by(OURS))] for m in METRICS}
+    open_ = {
+        m: [x for x in found[m].average_ranks if x not in (OURS, *found[m].beaten_by(OURS))]
+        for m in METRICS
+    }
     text = (
-        f"{OURS} against FedAvg is not significant at the paper's own threshold: average ranks differ by "
-        f"{gaps['auc']:.2f} (AUC, p = {p['auc']:.2f}) and {gaps['gm']:.2f} (GM, p = {p['gm']:.2f}), less than "
-        f"{found['auc'].difference:.2f}. Not significantly different from {OURS}: {join_names(open_['auc'])} on AUC, "
-        f"{join_names(open_['gm'])} on GM."
+        f"{OURS} against FedAvg is not significant at the paper's own threshold: average ranks"
+        f" differ by {gaps['auc']:.2f} (AUC, p = {p['auc']:.2f}) and {gaps['gm']:.2f} (GM, p ="
+        f" {p['gm']:.2f}), less than {found['auc'].difference:.2f}. Not significantly different"
+        f" from {OURS}: {join_names(open_['auc'])} on AUC, {join_names(open_['gm'])} on GM."
     )
-    return Conclusion("against FedAvg", False, text, {"rank_gap": gaps, "nemenyi_p": p, "not_told_apart": open_})
+    return Conclusion(
+        "against FedAvg", False, text, {"rank_gap": gaps, "nemenyi_p": p, "not_told_apart": open_}
+    )
 
 
 def _conclude_at_stricter_alpha() -> Conclusion:
     strict = published_comparisons(alpha=0.05)
     beaten = {metric: strict[metric].beaten_by(OURS) for metric in METRICS}
     difference = strict["auc"].difference
-    same = "both metrics" if beaten["auc"] == beaten["gm"] else f"AUC, and {join_names(beaten['gm'])} on GM"
-    text = (
-        f"At the more usual alpha of 0.05 the critical difference is {difference:.2f}, and {OURS} is significantly "
-        f"better than {join_names(beaten['auc'])} only, on {same}. The paper says openly that it uses "
-        f"{PAPER_ALPHA:.2f}."
+    same = (
+        "both metrics"
+        if beaten["auc"] == beaten["gm"]
+        else f"AUC, and {join_names(beaten['gm'])} on GM"
     )
-    return Conclusion("alpha 0.05", False, text, {"critical_difference": difference, "beaten": beaten})
+    text = (
+        f"At the more usual alpha of 0.05 the critical difference is {difference:.2f}, and {OURS}"
+        f" is significantly better than {join_names(beaten['auc'])} only, on {same}. The paper says"
+        f" openly that it uses {PAPER_ALPHA:.2f}."
+    )
+    return Conclusion(
+        "alpha 0.05", False, text, {"critical_difference": difference, "beaten": beaten}
+    )
 
 
 def _conclude_noise_floor() -> Conclusion:
-    spans = {metric: [_spread_of_same_algorithm(metric, scenario) for scenario in EQUAL_SIZES] for metric in METRICS}
+    spans = {
+        metric: [_spread_of_same_algorithm(metric, scenario) for scenario in EQUAL_SIZES]
+        for metric in METRICS
+    }
     gains = {metric: np.abs(_published_gains(metric)) for metric in METRICS}
     within = {metric: int((gains[metric] <= max(spans[metric])).sum()) for metric in METRICS}
     text = (
-        f"With clients of equal size FedAvg and FedNova are one algorithm and {OURS} nearly the same, yet their means "
-        f"differ by up to {spans['auc'][0]:.2f} AUC and {spans['gm'][0]:.2f} GM in {EQUAL_SIZES[0]}, and "
-        f"{spans['auc'][1]:.2f} and {spans['gm'][1]:.2f} in {EQUAL_SIZES[1]}. Differences of this size can be "
-        f"run-to-run noise: {within['auc']} (AUC) and {within['gm']} (GM) of the {len(gains['auc'])} differences "
-        f"between {OURS} and FedAvg are no larger, and the order of these three in the two scenarios says nothing "
-        "about them."
+        f"With clients of equal size FedAvg and FedNova are one algorithm and {OURS} nearly the"
+        f" same, yet their means differ by up to {spans['auc'][0]:.2f} AUC and {spans['gm'][0]:.2f}"
+        f" GM in {EQUAL_SIZES[0]}, and {spans['auc'][1]:.2f} and {spans['gm'][1]:.2f} in"
+        f" {EQUAL_SIZES[1]}. Differences of this size can be run-to-run noise: {within['auc']}"
+        f" (AUC) and {within['gm']} (GM) of the {len(gains['auc'])} differences between {OURS} and"
+        " FedAvg are no larger, and the order of these three in the two scenarios says nothing"
+        " about them."
     )
     return Conclusion("noise floor", False, text, {"spans": spans, "differences_within": within})
 
@@ -146,20 +186,28 @@ def _spread_of_same_algorithm(metric: str, scenario: str) -> float:
 def _published_gains(metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """FedDRAW minus FedAvg, one number per scenario; to the tables' two digits."""
     table = published_results(metric)
-    difference = table.values[:, table.methods.index(OURS)] - table.values[:, table.methods.index("FedAvg")]
+    difference = (
+        table.values[:, table.methods.index(OURS)] - table.values[:, table.methods.index("FedAvg")]
+    )
     return np.round(difference, 2)
 
 
 def _conclude_near_uniform() -> Conclusion:
-    sizes, weights = client_sizes(), {name: printed_extreme_weight(name) for name in FOLLOWED_CLIENT}
+    sizes, weights = (
+        client_sizes(),
+        {name: printed_extreme_weight(name) for name in FOLLOWED_CLIENT},
+    )
     off = {name: abs(weight * len(sizes[name]) - 1) for name, weight in weights.items()}
     text = (
-        f"The printed extremes of the weights, {weights['CHX-4']:.4f} in CHX-4 and {weights['CHX-1']:.4f} in CHX-1, "
-        f"are {off['CHX-4']:.1%} and {off['CHX-1']:.1%} away from equal weights. Plain uniform averaging is not among "
-        "the baselines, so the tables cannot say how much of the gain comes from FedDRAW's signals and how much from "
-        "not weighting by size."
+        f"The printed extremes of the weights, {weights['CHX-4']:.4f} in CHX-4 and"
+        f" {weights['CHX-1']:.4f} in CHX-1, are {off['CHX-4']:.1%} and {off['CHX-1']:.1%} away from"
+        " equal weights. Plain uniform averaging is not among the baselines, so the tables cannot"
+        " say how much of the gain comes from FedDRAW's signals and how much from not weighting by"
+        " size."
     )
-    return Conclusion("uniform averaging", False, text, {"extreme_weight": weights, "deviation_from_equal": off})
+    return Conclusion(
+        "uniform averaging", False, text, {"extreme_weight": weights, "deviation_from_equal": off}
+    )
 
 
 def _conclude_fednova() -> Conclusion:
@@ -168,12 +216,14 @@ def _conclude_fednova() -> Conclusion:
     ours, theirs = (published_results("auc").rows()["CHX-4"][name] for name in (OURS, "FedNova"))
     std = published_results("auc", "std").rows()["CHX-4"]["FedNova"]
     text = (
-        "With equal epochs FedNova is itself nearly uniform averaging: in CHX-4 its coefficients are "
-        f"{large:.3f} (large client) and {small:.3f} (small), beside {(1 - printed) / 9:.4f} and {printed:.4f} for "
-        f"{OURS} in round 6. Their AUC there is {theirs:.2f} ± {std:.2f} and {ours:.2f}: run-to-run noise, or a "
-        "FedNova of another kind."
+        "With equal epochs FedNova is itself nearly uniform averaging: in CHX-4 its coefficients"
+        f" are {large:.3f} (large client) and {small:.3f} (small), beside {(1 - printed) / 9:.4f}"
+        f" and {printed:.4f} for {OURS} in round 6. Their AUC there is {theirs:.2f} ± {std:.2f} and"
+        f" {ours:.2f}: run-to-run noise, or a FedNova of another kind."
     )
-    return Conclusion("FedNova", False, text, {"coefficients": [large, small], "auc": [theirs, ours], "std": std})
+    return Conclusion(
+        "FedNova", False, text, {"coefficients": [large, small], "auc": [theirs, ours], "std": std}
+    )
 
 
 def fednova_coefficients(sizes: Sequence[int], epochs: int = 2, batch: int = 64) -> Any:
@@ -197,16 +247,26 @@ def _conclude_where_it_helps() -> Conclusion:
 def _conclude_gm_and_auc() -> Conclusion:
     table = published_results("auc")
     auc, gm = _published_gains("auc"), _published_gains("gm")
-    less = [name for name, a, g in zip(table.scenarios, auc, gm, strict=True) if g <= a and name not in EQUAL_SIZES]
-    pairs = [f"{name} ({gm[i]:.2f} GM, {auc[i]:.2f} AUC)" for name in less for i in [table.scenarios.index(name)]]
+    less = [
+        name
+        for name, a, g in zip(table.scenarios, auc, gm, strict=True)
+        if g <= a and name not in EQUAL_SIZES
+    ]
+    pairs = [
+        f"{name} ({gm[i]:.2f} GM, {auc[i]:.2f} AUC)"
+        for name in less
+        for i in [table.scenarios.index(name)]
+    ]
     chm3 = table.rows()["CHM-3"]
     ours, best = chm3[OURS], max(chm3.values())
     skewed = [i for i, name in enumerate(table.scenarios) if name not in EQUAL_SIZES]
-    first = int((rank(published_results("gm").values)[skewed, table.methods.index(OURS)] == 1).sum())
+    first = int(
+        (rank(published_results("gm").values)[skewed, table.methods.index(OURS)] == 1).sum()
+    )
     text = (
-        f"Gains in GM exceed those in AUC in CHX-1 to CHX-4, as the paper says, but not in {join_names(pairs)}. {OURS} "
-        f"has the highest GM in {first} of the {len(skewed)} scenarios with unlike clients, but not the highest AUC in "
-        f"CHM-3 ({ours:.2f}, the best {best:.2f})."
+        "Gains in GM exceed those in AUC in CHX-1 to CHX-4, as the paper says, but not in"
+        f" {join_names(pairs)}. {OURS} has the highest GM in {first} of the {len(skewed)} scenarios"
+        f" with unlike clients, but not the highest AUC in CHM-3 ({ours:.2f}, the best {best:.2f})."
     )
     numbers = {"gm_gain_not_larger": less, "gm_first": first, "chm3_auc": [ours, best]}
     return Conclusion("GM and AUC", False, text, numbers)
@@ -218,30 +278,45 @@ def _conclude_severity() -> Conclusion:
     ginis = [sizes[name].gini for name in QUANTITY_SKEWED]
     smallest = [sizes[name].smallest_share for name in QUANTITY_SKEWED]
     text = (
-        "CHX-1 to CHX-4 are increasingly asymmetric in the smallest client's share "
-        f"({_decimals(smallest, 3)}), while the inequality of sizes falls (Gini {_decimals(ginis, 3)}); CHM-3, called "
-        "the most severe, has the smallest share but also the smallest size ratio "
-        f"(CHM-1 to CHM-3: {_decimals(ratios)})."
+        "CHX-1 to CHX-4 are increasingly asymmetric in the smallest client's share"
+        f" ({_decimals(smallest, 3)}), while the inequality of sizes falls (Gini"
+        f" {_decimals(ginis, 3)}); CHM-3, called the most severe, has the smallest share but also"
+        f" the smallest size ratio (CHM-1 to CHM-3: {_decimals(ratios)})."
     )
-    return Conclusion("severity", False, text, {"gini": ginis, "smallest_share": smallest, "size_ratio_chm": ratios})
+    return Conclusion(
+        "severity",
+        False,
+        text,
+        {"gini": ginis, "smallest_share": smallest, "size_ratio_chm": ratios},
+    )
 
 
 def _conclude_similarity_gaps() -> Conclusion:
-    """A coordinate moves about the learning rate a step under Adam: how far can a head turn, and how far must it?"""
+    """A coordinate moves about the learning rate a step under Adam: how far can a head turn, and
+    how far must it?
+    """
     possible = {"CHX-4": _conclude_largest_turn(10_000), "CHX-1": _conclude_largest_turn(20_000)}
-    needed = {s: abs(similarity_gap_needed(s, 6, printed_extreme_weight(s), "reported")) for s in FOLLOWED_CLIENT}
+    needed = {
+        s: abs(similarity_gap_needed(s, 6, printed_extreme_weight(s), "reported"))
+        for s in FOLLOWED_CLIENT
+    }
     text = (
-        f"The printed weights of round 6 need similarities that differ by {needed['CHX-4']:.4f} (CHX-4) and "
-        f"{needed['CHX-1']:.4f} (CHX-1). With Adam at 1e-5 and a classifier initialised as usual, one round can turn "
-        f"it by about {possible['CHX-4']:.4f} and {possible['CHX-1']:.4f} at most (1 - cosine, every step in one "
-        "direction): the stated training and the printed weights do not fit together without a setting that is not "
-        "reported."
+        f"The printed weights of round 6 need similarities that differ by {needed['CHX-4']:.4f}"
+        f" (CHX-4) and {needed['CHX-1']:.4f} (CHX-1). With Adam at 1e-5 and a classifier"
+        f" initialised as usual, one round can turn it by about {possible['CHX-4']:.4f} and"
+        f" {possible['CHX-1']:.4f} at most (1 - cosine, every step in one direction): the stated"
+        " training and the printed weights do not fit together without a setting that is not"
+        " reported."
     )
     return Conclusion("similarity gaps", False, text, {"needed": needed, "possible": possible})
 
 
-def _conclude_largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5) -> float:
-    """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate in every step."""
+def _conclude_largest_turn(
+    images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5
+) -> float:
+    """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate
+    in every step.
+    """
     parameters, inputs = 5 * 1024 + 5, 1024
     moved = epochs * math.ceil(images / batch) * rate * math.sqrt(parameters)
     norm = math.sqrt(parameters / (3 * inputs))  # of uniform numbers within ± 1 / sqrt(inputs)
@@ -249,11 +324,16 @@ def _conclude_largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: 
 
 
 def _conclude_same_size() -> Conclusion:
-    spread = {one.scenario: float(one.value) for one in published_claims() if one.quantity.startswith("max-min")}
+    spread = {
+        one.scenario: float(one.value)
+        for one in published_claims()
+        if one.quantity.startswith("max-min")
+    }
     spread.pop("both")
     text = (
-        f"Clients of equal size are separated by {spread['CHX-4']:.6f} (CHX-4) and {spread['CHX-1']:.6f} (CHX-1) at "
-        "most: of the order of 1e-3 in the first, where the text says 1e-4."
+        f"Clients of equal size are separated by {spread['CHX-4']:.6f} (CHX-4) and"
+        f" {spread['CHX-1']:.6f} (CHX-1) at most: of the order of 1e-3 in the first, where the text"
+        " says 1e-4."
     )
     return Conclusion("same-size clients", False, text, {"spread": spread})
 

@@ -30,12 +30,17 @@ def read_published(name: str) -> tuple[dict[str, str], ...]:
 def published_results(metric: str, column: str = "mean") -> Table:
     """Tables 4 and 5: the mean (or "std") over five runs, in percent."""
     rows = read_published("results_auc_gm")
-    return tabulate((row["scenario"], row["method"], float(row[f"{metric}_{column}"])) for row in rows)
+    return tabulate(
+        (row["scenario"], row["method"], float(row[f"{metric}_{column}"])) for row in rows
+    )
 
 
 def printed_ranks(metric: str) -> Table:
     """Table 6."""
-    return tabulate((row["scenario"], row["method"], float(row[f"{metric}_rank"])) for row in read_published("ranks"))
+    return tabulate(
+        (row["scenario"], row["method"], float(row[f"{metric}_rank"]))
+        for row in read_published("ranks")
+    )
 
 
 def client_sizes() -> dict[str, list[int]]:

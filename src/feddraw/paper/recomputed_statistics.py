@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from feddraw.analysis.statistics import Comparison, critical_value
-from feddraw.paper.published_tables import METRICS, OURS, Comparisons, printed_ranks, published_results, read_published
+from feddraw.paper.published_tables import (
+    METRICS,
+    OURS,
+    Comparisons,
+    printed_ranks,
+    published_results,
+    read_published,
+)
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,16 @@ def _check_statistics(found: Comparisons) -> list[PrintedCheck]:
     checks = []
     for row in read_published("statistics_printed"):
         computed = _recomputed(row["quantity"], found[row["metric"]])
-        text = computed if isinstance(computed, str) else _with_printed_decimals(row["value"], computed)
-        checks.append(PrintedCheck(row["metric"], row["quantity"], _names_sorted(row["value"]), _names_sorted(text)))
+        text = (
+            computed
+            if isinstance(computed, str)
+            else _with_printed_decimals(row["value"], computed)
+        )
+        checks.append(
+            PrintedCheck(
+                row["metric"], row["quantity"], _names_sorted(row["value"]), _names_sorted(text)
+            )
+        )
     return checks
 
 
@@ -73,21 +88,32 @@ def _check_counts(found: Comparisons) -> list[PrintedCheck]:
     best = [
         (row[f"{metric}_bold"] == "1") == (rank == 1)
         for metric in METRICS
-        for row, rank in zip(read_published("results_bold_flags"), found[metric].ranks.flat, strict=True)
+        for row, rank in zip(
+            read_published("results_bold_flags"), found[metric].ranks.flat, strict=True
+        )
     ]
     gains = [
         _with_printed_decimals(row["value"], _recomputed_difference(row)) == row["value"]
         for row in read_published("differences_printed")
     ]
-    counts: dict[str, Any] = {"ranks of Table 6": ranks, "values in bold": best, "quoted differences": gains}
-    return [PrintedCheck("both", what, str(np.size(good)), str(int(np.sum(good)))) for what, good in counts.items()]
+    counts: dict[str, Any] = {
+        "ranks of Table 6": ranks,
+        "values in bold": best,
+        "quoted differences": gains,
+    }
+    return [
+        PrintedCheck("both", what, str(np.size(good)), str(int(np.sum(good))))
+        for what, good in counts.items()
+    ]
 
 
 def _recomputed_difference(row: Mapping[str, str]) -> float:
     """FedDRAW minus the named method, or the best of the others."""
     values = published_results(row["metric"]).rows()[row["scenario"]]
     ours = values.pop(OURS)
-    return float(ours - (max(values.values()) if row["against"] == "best" else values[row["against"]]))
+    return float(
+        ours - (max(values.values()) if row["against"] == "best" else values[row["against"]])
+    )
 
 
 def _with_printed_decimals(printed: str, value: float) -> str:

@@ -46,7 +46,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows of cells, the first of each its name; references stand below, apart from what is compared."""
+    """Rows of cells, the first of each its name; references stand below, apart from what is
+    compared.
+    """
 
     caption: str
     header: Sequence[str]
@@ -54,7 +56,9 @@ class ReportTable:
     references: Sequence[Sequence[Cell]] = ()
     note: str = ""
     label: str = ""  # tables with a label are written to LaTeX as well
-    spans: Sequence[tuple[str, int]] = ()  # headings above the header from its second column on, with their widths
+    spans: Sequence[
+        tuple[str, int]
+    ] = ()  # headings above the header from its second column on, with their widths
 
     @property
     def width(self) -> int:
@@ -63,11 +67,17 @@ class ReportTable:
 
     def _column_width(self, place: int) -> int:
         cells = [row[place] for row in (*self.rows, *self.references) if place < len(row)]
-        longest = max([len(self.header[place]), *(len(cell.text) + 2 * cell.best for cell in cells)])
-        return 2 + (longest if any(cell.value is not None for cell in cells) else min(longest, LONG_WORDS))
+        longest = max(
+            [len(self.header[place]), *(len(cell.text) + 2 * cell.best for cell in cells)]
+        )
+        return 2 + (
+            longest if any(cell.value is not None for cell in cells) else min(longest, LONG_WORDS)
+        )
 
     def in_blocks(self, width: int) -> list[ReportTable]:
-        """The same as several tables below one another, each with the first column, where it is wider than that."""
+        """The same as several tables below one another, each with the first column, where it is
+        wider than that.
+        """
         if self.width <= width or len(self.header) < 4:
             return [self]
         units = [span for _, span in self.spans] or [1] * (len(self.header) - 1)
@@ -139,7 +149,9 @@ class Fold:
     blocks: Sequence[Block]
 
 
-Block: TypeAlias = Heading | Paragraph | Bullets | CodeBlock | ReportTable | Gallery | OnlyFor | SideBySide | Fold
+Block: TypeAlias = (
+    Heading | Paragraph | Bullets | CodeBlock | ReportTable | Gallery | OnlyFor | SideBySide | Fold
+)
 
 
 @dataclass(frozen=True)
@@ -150,11 +162,19 @@ class ReportDocument:
 
     @property
     def menu(self) -> list[tuple[Heading, str]]:
-        """The main headings that can be linked to, each with the scenario that it is shown for ("": always)."""
+        """The main headings that can be linked to, each with the scenario that it is shown for ("":
+        always).
+        """
         found = []
         for block in self.blocks:
-            inside, scenario = (block.blocks, block.scenario) if isinstance(block, OnlyFor) else ([block], "")
-            found += [(one, scenario) for one in inside if isinstance(one, Heading) and one.anchor and one.level == 2]
+            inside, scenario = (
+                (block.blocks, block.scenario) if isinstance(block, OnlyFor) else ([block], "")
+            )
+            found += [
+                (one, scenario)
+                for one in inside
+                if isinstance(one, Heading) and one.anchor and one.level == 2
+            ]
         return found
 
 

@@ -1,4 +1,6 @@
-"""One method minus each other, paired over trainings (seeds, folds); also on the last round and the last five."""
+"""One method minus each other, paired over trainings (seeds, folds); also on the last round and the
+last five.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import numpy as np
 from feddraw.analysis.paired_differences import Difference, against, mean_of_last
 from feddraw.results.recorded_run import RecordedRun
 
-DifferenceByPair = Mapping[tuple[str, str], Difference]  # by scenario (empty: over all of them) and method
+DifferenceByPair = Mapping[
+    tuple[str, str], Difference
+]  # by scenario (empty: over all of them) and method
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +33,15 @@ class TrainingDifferences:
         return max((one.repeats for one in self.found.values()), default=0)
 
 
-def differences_over_trainings(runs: Sequence[RecordedRun], metric: str, first: str) -> TrainingDifferences:
+def differences_over_trainings(
+    runs: Sequence[RecordedRun], metric: str, first: str
+) -> TrainingDifferences:
     """The first method minus every other one, over the repeats that both have."""
     folds = _common_number_of_folds(runs)
     methods = [run for run in runs if not run.reference]
-    curves = {s: [mean_of_last(run.curve(s, metric)) for run in methods] for s in ("test", "validation")}
+    curves = {
+        s: [mean_of_last(run.curve(s, metric)) for run in methods] for s in ("test", "validation")
+    }
     split = next((s for s, means in curves.items() if np.isfinite(means).all()), "")
     last, last_five = (
         {run: value(run.curve(split, metric)) for run in runs} if split else {}
@@ -60,7 +68,11 @@ def _training_differences_to_others(
     values: Mapping[RecordedRun, float], first: str, folds: int = 0
 ) -> DifferenceByPair:
     """With all signs turned, the others minus the first are the first minus the others."""
-    rows = [(run.scenario, run.method, run.repeat, -value) for run, value in values.items() if math.isfinite(value)]
+    rows = [
+        (run.scenario, run.method, run.repeat, -value)
+        for run, value in values.items()
+        if math.isfinite(value)
+    ]
     if not {first} < {method for _, method, *_ in rows}:
         return {}
     return {(one.scenario, one.method): one for one in against(rows, first, folds=folds)}

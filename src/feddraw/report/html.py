@@ -38,22 +38,28 @@ def render_html(document: ReportDocument, drawings: Mapping[str, str]) -> str:
 
 def _page_navigation(document: ReportDocument) -> str:
     metrics = "".join(
-        f'<label><input type="radio" name="metric" value="{key}"{" checked" * (not place)}> {label}</label>'
+        f'<label><input type="radio" name="metric" value="{key}"{" checked" * (not place)}>'
+        f" {label}</label>"
         for place, (key, label) in enumerate(METRICS.items())
     )
-    names = [f'<option value="{place}">{escape_html(name)}</option>' for place, name in enumerate(document.scenarios)]
+    names = [
+        f'<option value="{place}">{escape_html(name)}</option>'
+        for place, name in enumerate(document.scenarios)
+    ]
     every = '<option value="">all</option>' if len(names) > 1 else ""
     links = "".join(_menu_link(heading, scenario, document) for heading, scenario in document.menu)
     return (
-        f'<fieldset class="switch"><legend>Metric</legend>{metrics}</fieldset>'
-        f'<label class="choice">Scenario <select id="scenario">{"".join(names)}{every}</select></label>'
-        f"<ul>{links}</ul>"
+        f'<fieldset class="switch"><legend>Metric</legend>{metrics}</fieldset><label'
+        ' class="choice">Scenario <select'
+        f' id="scenario">{"".join(names)}{every}</select></label><ul>{links}</ul>'
     )
 
 
 def _menu_link(heading: blocks.Heading, scenario: str, document: ReportDocument) -> str:
     shown = f' data-scenario="{list(document.scenarios).index(scenario)}"' if scenario else ""
-    return f'<li{shown}><a href="#{escape_html(heading.anchor)}">{escape_html(heading.text)}</a></li>'
+    return (
+        f'<li{shown}><a href="#{escape_html(heading.anchor)}">{escape_html(heading.text)}</a></li>'
+    )
 
 
 class _HtmlPage:
@@ -80,16 +86,23 @@ class _HtmlPage:
                     yield f'<pre tabindex="0"><code>{escape_html(text)}</code></pre>'
                 case blocks.OnlyFor(inside, metric, scenario):
                     shown = f' data-metric="{metric}"' if metric else ""
-                    shown += f' data-scenario="{self.scenarios.index(scenario)}"' if scenario else ""
+                    shown += (
+                        f' data-scenario="{self.scenarios.index(scenario)}"' if scenario else ""
+                    )
                     yield f"<section{shown}>{self._joined_html(inside)}</section>"
                 case blocks.SideBySide(inside):
                     columns = "".join(f"<div>{one}</div>" for one in self.rendered(inside))
                     yield f'<div class="columns">{columns}</div>'
                 case blocks.Fold(title, inside):
-                    yield f"<details><summary>{escape_html(title)}</summary>{self._joined_html(inside)}</details>"
+                    summary = f"<summary>{escape_html(title)}</summary>"
+                    yield f"<details>{summary}{self._joined_html(inside)}</details>"
                 case blocks.Gallery(pictures, note):
                     drawings = "".join(map(self._html_figure, pictures))
-                    yield f'<div class="gallery">{drawings}</div>{_html_note(note)}' if drawings else ""
+                    yield (
+                        f'<div class="gallery">{drawings}</div>{_html_note(note)}'
+                        if drawings
+                        else ""
+                    )
                 case blocks.ReportTable():
                     yield "".join(map(self._html_table, block.in_blocks(WIDEST_HTML_TABLE)))
 
@@ -97,15 +110,27 @@ class _HtmlPage:
         return "\n".join(self.rendered(several))
 
     def _html_table(self, block: blocks.ReportTable) -> str:
-        spans = "".join(f'<th scope="colgroup" colspan="{span}">{escape_html(name)}</th>' for name, span in block.spans)
+        spans = "".join(
+            f'<th scope="colgroup" colspan="{span}">{escape_html(name)}</th>'
+            for name, span in block.spans
+        )
         above = f'<tr class="spans"><td></td>{spans}</tr>' if spans else ""
-        head = "".join(_html_header_cell(name, [row[i] for row in block.rows]) for i, name in enumerate(block.header))
+        head = "".join(
+            _html_header_cell(name, [row[i] for row in block.rows])
+            for i, name in enumerate(block.header)
+        )
         body = f"<tbody>{_html_rows(block.rows)}</tbody>"
         if block.references:
             every = len(block.header)
-            body += f'<tbody class="fixed"><tr><th colspan="{every}" scope="colgroup">for reference</th></tr></tbody>'
+            body += (
+                f'<tbody class="fixed"><tr><th colspan="{every}" scope="colgroup">for'
+                " reference</th></tr></tbody>"
+            )
             body += f"<tbody>{_html_rows(block.references)}</tbody>"
-        region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape_html(block.caption)}">'
+        region = (
+            '<div class="wide" tabindex="0" role="region"'
+            f' aria-label="{escape_html(block.caption)}">'
+        )
         caption = f"<caption>{escape_html(block.caption)}</caption>"
         size = f' style="--print: {min(9.0, PAGE_POINTS / (0.56 * block.width)):.1f}pt"'
         table = f"<table{size}>{caption}<thead>{above}<tr>{head}</tr></thead>{body}</table>"
@@ -115,7 +140,9 @@ class _HtmlPage:
         self.figures += 1
         drawing = _svg_in_page_colours(self.drawings[picture.name], f"f{self.figures}-")
         width, _ = picture.figure.get_size_inches()
-        drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{escape_html(picture.words)}"', 1)
+        drawing = drawing.replace(
+            "<svg", f'<svg role="img" aria-label="{escape_html(picture.words)}"', 1
+        )
         return f'<figure style="max-width: {width * 110:.0f}px">{drawing}</figure>'
 
 
@@ -126,13 +153,20 @@ def _html_note(words: str) -> str:
 def _html_header_cell(name: str, column: Sequence[Cell]) -> str:
     if not name:  # a column of remarks: nothing to read out, nothing to sort by
         return "<td></td>"
-    number, name = ' class="n"' if any(cell.value is not None for cell in column) else "", escape_html(name)
-    # The name stands twice: on continuation pages Chromium prints no button, and the style sheet prints data-name.
+    number, name = (
+        ' class="n"' if any(cell.value is not None for cell in column) else "",
+        escape_html(name),
+    )
+    # The name stands twice: on continuation pages Chromium prints no button, and the style sheet
+    # prints data-name.
     return f'<th scope="col"{number} data-name="{name}"><button type="button">{name}</button></th>'
 
 
 def _html_rows(rows: Sequence[Sequence[Cell]]) -> str:
-    return "".join(f"<tr>{_html_cell(name, 'th')}{''.join(map(_html_cell, cells))}</tr>" for name, *cells in rows)
+    return "".join(
+        f"<tr>{_html_cell(name, 'th')}{''.join(map(_html_cell, cells))}</tr>"
+        for name, *cells in rows
+    )
 
 
 def _html_cell(cell: Cell, tag: str = "td") -> str:
@@ -146,17 +180,23 @@ def _html_cell(cell: Cell, tag: str = "td") -> str:
 _SVG_COLOUR = re.compile("|".join(palette.COLOUR_NAMES))
 _SVG_TAG = re.compile(r"<(?:path|use|text) [^<>]*>")
 _SVG_SPARE = re.compile(
-    r"""(?<=\.\d\d)\d+(?=[ "]) | font-family:[^;"]*;[ ]? | [ ]transform="rotate\(-0[ ][^"]*" """, re.VERBOSE
+    r"""(?<=\.\d\d)\d+(?=[ "]) | font-family:[^;"]*;[ ]? | [ ]transform="rotate\(-0[ ][^"]*" """,
+    re.VERBOSE,
 )
 
 
 def _svg_in_page_colours(drawing: str, prefix: str) -> str:
-    """Ink and line colours are the page's, light or dark; names of parts do not clash with other figures'.
+    """Ink and line colours are the page's, light or dark; names of parts do not clash with other
+    figures'.
 
     Coordinates have two decimals, less than a fiftieth of a pixel; the font is the page's own.
     """
-    drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
+    drawing = re.sub(
+        r"<metadata>.*?</metadata>\s*", "", drawing[drawing.index("<svg") :], flags=re.DOTALL
+    )
     drawing = _SVG_TAG.sub(lambda tag: _SVG_SPARE.sub("", tag.group()).replace(" \n", " "), drawing)
-    drawing = _SVG_COLOUR.sub(lambda found: f"var(--{palette.COLOUR_NAMES[found.group()]})", drawing)
+    drawing = _SVG_COLOUR.sub(
+        lambda found: f"var(--{palette.COLOUR_NAMES[found.group()]})", drawing
+    )
     drawing = re.sub(r'\bid="', f'id="{prefix}', drawing)
     return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", drawing)

@@ -8,36 +8,68 @@ from itertools import accumulate, pairwise
 from feddraw import naming
 from feddraw.report.blocks import Block, Cell, ReportDocument, ReportTable, blocks_and_inner
 
-ONE_COLUMN, ACROSS = 52, 190  # characters of a table in footnote size: in a column, and across the page if made smaller
+ONE_COLUMN, ACROSS = (
+    52,
+    190,
+)  # characters of a table in footnote size: in a column, and across the page if made smaller
 _LATEX_CHARACTERS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "–": "--", "…": r"\dots{}", "−": "$-$", "×": r"$\times$", "†": r"\dag{}", "*": r"$^{*}$",
-    "≥": r"$\geq$", "≤": r"$\leq$", "α": r"$\alpha$", "χ": r"$\chi$", "²": r"$^{2}$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "…": r"\dots{}",
+    "−": "$-$",
+    "×": r"$\times$",
+    "†": r"\dag{}",
+    "*": r"$^{*}$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "α": r"$\alpha$",
+    "χ": r"$\chi$",
+    "²": r"$^{2}$",
+}
 
 
 def render_latex(document: ReportDocument) -> str:
     """Every table that has a label, one after another."""
     head = (
-        "% Tables of a feddraw report; they need \\usepackage{booktabs,graphicx}. The best of a column is bold.\n"
-        "% A table fits its column, or where it is wide the page, of a one- or two-column document.\n"
+        "% Tables of a feddraw report; they need \\usepackage{booktabs,graphicx}. The best of a"
+        " column is bold.\n% A table fits its column, or where it is wide the page, of a one- or"
+        " two-column document.\n"
     )
     return head + latex_tables(document.blocks)
 
 
 def latex_tables(blocks: Sequence[Block]) -> str:
     """Every table of these blocks that has a label; a very wide one in several."""
-    labelled = [block for block in blocks_and_inner(blocks) if isinstance(block, ReportTable) and block.label]
+    labelled = [
+        block
+        for block in blocks_and_inner(blocks)
+        if isinstance(block, ReportTable) and block.label
+    ]
     return "\n".join(_latex_table(part) for table in labelled for part in table.in_blocks(ACROSS))
 
 
 def escape_latex(text: str) -> str:
-    return "".join(_LATEX_CHARACTERS.get(sign, sign) for sign in naming.safe_line(" ".join(text.split())))
+    return "".join(
+        _LATEX_CHARACTERS.get(sign, sign) for sign in naming.safe_line(" ".join(text.split()))
+    )
 
 
 def _latex_table(table: ReportTable) -> str:
-    """In one column of a two-column page where there is room, else across both; never wider than that."""
+    """In one column of a two-column page where there is room, else across both; never wider than
+    that.
+    """
     rows = [_latex_row(row) for row in table.rows]
     if table.references:
         rows += [r"\midrule", *(_latex_row(row) for row in table.references)]
@@ -70,7 +102,9 @@ def _latex_spans(table: ReportTable) -> list[str]:
     """The headings above the header, each with a line below it."""
     if not table.spans:
         return []
-    heads = [rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(name)}}}" for name, width in table.spans]
+    heads = [
+        rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(name)}}}" for name, width in table.spans
+    ]
     ends = list(accumulate((width for _, width in table.spans), initial=1))
     lines = [rf"\cmidrule(lr){{{start + 1}-{end}}}" for start, end in pairwise(ends)]
     return [f" & {' & '.join(heads)} " + r"\\", "".join(lines)]
@@ -81,5 +115,8 @@ def _caption_sentence(caption: str) -> str:
 
 
 def _latex_row(row: Sequence[Cell]) -> str:
-    cells = [rf"\textbf{{{escape_latex(cell.text)}}}" if cell.best else escape_latex(cell.text) for cell in row]
+    cells = [
+        rf"\textbf{{{escape_latex(cell.text)}}}" if cell.best else escape_latex(cell.text)
+        for cell in row
+    ]
     return " & ".join(cells) + r" \\"

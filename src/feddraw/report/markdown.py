@@ -1,4 +1,6 @@
-"""A report as Markdown, with its figures beside it: for repositories, and for readers without a browser."""
+"""A report as Markdown, with its figures beside it: for repositories, and for readers without a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def _markdown_blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
                 yield from _markdown_blocks(block.blocks, folder)
                 continue
             case blocks.Gallery(pictures, note):
-                yield from (f"![{escape_markdown(one.words)}]({folder}/{one.name}.svg)" for one in pictures)
+                yield from (
+                    f"![{escape_markdown(one.words)}]({folder}/{one.name}.svg)" for one in pictures
+                )
                 if note:
                     yield f"\n{escape_markdown(note)}"
             case blocks.ReportTable():
@@ -50,14 +54,19 @@ def _markdown_blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
 def _markdown_table(table: blocks.ReportTable) -> Iterator[str]:
     yield f"**{escape_markdown(table.caption)}**"
     yield ""
-    names = [f"{name} " for name, width in table.spans for _ in range(width)] or [""] * (len(table.header) - 1)
+    names = [f"{name} " for name, width in table.spans for _ in range(width)] or [""] * (
+        len(table.header) - 1
+    )
     header = [above + name for above, name in zip(["", *names], table.header, strict=True)]
     yield f"| {' | '.join(map(escape_markdown, header))} |"
     yield f"|---|{'---:|' * (len(table.header) - 1)}"
     for row in table.rows:
         yield f"| {' | '.join(map(_markdown_cell, row))} |"
     for name, *cells in table.references:
-        yield f"| *{escape_markdown(name.text)}* (reference) | {' | '.join(map(_markdown_cell, cells))} |"
+        yield (
+            f"| *{escape_markdown(name.text)}* (reference) |"
+            f" {' | '.join(map(_markdown_cell, cells))} |"
+        )
     if table.note:
         yield ""
         yield escape_markdown(table.note)

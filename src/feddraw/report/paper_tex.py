@@ -1,4 +1,6 @@
-"""A report's tables and figures in the paper's form as a LaTeX document, and its PDF where TeX is installed."""
+"""A report's tables and figures in the paper's form as a LaTeX document, and its PDF where TeX is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.report.blocks import Block, Bullets, Gallery, Heading, OnlyFor, Paragraph, Picture, ReportDocument
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Gallery,
+    Heading,
+    OnlyFor,
+    Paragraph,
+    Picture,
+    ReportDocument,
+)
 from feddraw.report.latex import escape_latex, latex_tables
 from feddraw.system.file_writing import write_whole
 
@@ -34,13 +45,17 @@ TEX_PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
 
 
 def paper_blocks(document: ReportDocument) -> list[Block]:
-    """The blocks under the heading of the paper's form; none where the report has no such section."""
+    """The blocks under the heading of the paper's form; none where the report has no such
+    section.
+    """
     found: list[Block] = []
     inside = False
     for block in document.blocks:
         if isinstance(block, Heading) and block.level == 2:
             inside = block.anchor == PAPER_ANCHOR
-        elif inside and not isinstance(block, OnlyFor):  # those of one scenario have headings of their own
+        elif inside and not isinstance(
+            block, OnlyFor
+        ):  # those of one scenario have headings of their own
             found.append(block)
     return found
 
@@ -53,7 +68,12 @@ def render_paper_tex(document: ReportDocument, figures: str) -> str:
             case Paragraph(text):
                 lines += [escape_latex(text), ""]
             case Bullets(items):
-                lines += [r"\begin{itemize}", *(rf"\item {escape_latex(item)}" for item in items), r"\end{itemize}", ""]
+                lines += [
+                    r"\begin{itemize}",
+                    *(rf"\item {escape_latex(item)}" for item in items),
+                    r"\end{itemize}",
+                    "",
+                ]
             case Gallery(paper_pictures, note):
                 lines += [_paper_tex_figure(paper_pictures, note, figures), ""]
             case _:
@@ -63,16 +83,29 @@ def render_paper_tex(document: ReportDocument, figures: str) -> str:
 
 def _paper_tex_figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
     """Two panels in a row across the page."""
-    panels = [rf"\includegraphics[width=0.48\textwidth]{{{folder}/{one.name}.pdf}}" for one in drawn]
+    panels = [
+        rf"\includegraphics[width=0.48\textwidth]{{{folder}/{one.name}.pdf}}" for one in drawn
+    ]
     rows = [r"\hfill".join(panels[start : start + 2]) for start in range(0, len(panels), 2)]
     caption = rf"\caption{{{escape_latex(note or '; '.join(one.words for one in drawn))}}}"
-    lines = [r"\begin{figure*}[!htbp]", r"\centering", "\\\\[1ex]\n".join(rows), caption, r"\end{figure*}"]
+    lines = [
+        r"\begin{figure*}[!htbp]",
+        r"\centering",
+        "\\\\[1ex]\n".join(rows),
+        caption,
+        r"\end{figure*}",
+    ]
     return "\n".join(lines)
 
 
 def paper_pictures(document: ReportDocument) -> list[Picture]:
     """Those of the document."""
-    return [one for block in paper_blocks(document) if isinstance(block, Gallery) for one in block.pictures]
+    return [
+        one
+        for block in paper_blocks(document)
+        if isinstance(block, Gallery)
+        for one in block.pictures
+    ]
 
 
 def tex_program() -> str:
@@ -80,20 +113,28 @@ def tex_program() -> str:
     found = next((name for name in TEX_PROGRAMS if shutil.which(name)), None)
     if found is None:
         raise UserError(
-            f"a PDF needs TeX ({', '.join(TEX_PROGRAMS)}), and none is installed: on Debian, apt install "
-            "texlive-latex-recommended; or compile paper.tex elsewhere"
+            f"a PDF needs TeX ({', '.join(TEX_PROGRAMS)}), and none is installed: on Debian, apt"
+            " install texlive-latex-recommended; or compile paper.tex elsewhere"
         )
     return found
 
 
 def compile_pdf(source: Path) -> Path:
-    """The document's PDF beside it; TeX works in a folder of its own, and its words are kept only if it fails."""
+    """The document's PDF beside it; TeX works in a folder of its own, and its words are kept only
+    if it fails.
+    """
     program, target = tex_program(), source.with_suffix(".pdf")
     with tempfile.TemporaryDirectory() as place:
         room = Path(place)
         shutil.copy(source, room)
-        shutil.copytree(source.parent / "figures", room / "figures", ignore=shutil.ignore_patterns("*.svg", "*.png"))
-        for _ in range(1 if program == "tectonic" else 2):  # the second time all references are known
+        shutil.copytree(
+            source.parent / "figures",
+            room / "figures",
+            ignore=shutil.ignore_patterns("*.svg", "*.png"),
+        )
+        for _ in range(
+            1 if program == "tectonic" else 2
+        ):  # the second time all references are known
             done = _run_tex([program, *TEX_PROGRAMS[program], source.name], room)
         found = room / target.name
         if done.returncode or not found.is_file():
@@ -107,7 +148,14 @@ def compile_pdf(source: Path) -> Path:
 def _run_tex(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TEX_SECONDS, check=False
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TEX_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{command[0]} did not end within {TEX_SECONDS} s: compile paper.tex yourself") from None
+        raise RunFailed(
+            f"{command[0]} did not end within {TEX_SECONDS} s: compile paper.tex yourself"
+        ) from None

@@ -1,4 +1,6 @@
-"""Run folders to a report: one self-contained page, its Markdown twin, LaTeX tables, a tidy table and the figures."""
+"""Run folders to a report: one self-contained page, its Markdown twin, LaTeX tables, a tidy table
+and the figures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from feddraw.analysis.plots import figure_style, lay_out_figure, save_figure
 from feddraw.errors import UserError
 from feddraw.naming import distinct_slugs
 from feddraw.report import html, latex, markdown, paper_tex
-from feddraw.report.blocks import Block, Fold, Gallery, OnlyFor, Picture, ReportDocument, SideBySide, blocks_and_inner
+from feddraw.report.blocks import (
+    Block,
+    Fold,
+    Gallery,
+    OnlyFor,
+    Picture,
+    ReportDocument,
+    SideBySide,
+    blocks_and_inner,
+)
 from feddraw.report.report_statistics import Report, Say, compute_report
 from feddraw.report.section_order import compose_report
 from feddraw.report.sections.what_was_run import command_that_was_run
@@ -42,7 +53,9 @@ class WrittenReport:
     markdown: Path
     tables: Path
     results: Path
-    paper: Path | None = None  # its tables and figures as the paper's, where there are several scenarios
+    paper: Path | None = (
+        None  # its tables and figures as the paper's, where there are several scenarios
+    )
     pdf: Path | None = None  # the same, compiled
 
 
@@ -58,16 +71,26 @@ def write_report(
     pdf: bool = False,
     say: Say = lambda _: None,
 ) -> WrittenReport:
-    """Read every run below the folders and write about them, to the first folder unless told otherwise."""
+    """Read every run below the folders and write about them, to the first folder unless told
+    otherwise.
+    """
     if pdf:
         paper_tex.tex_program()  # before anything takes time
     target = folders[0] if out is None else out
     collection = collect_runs(folders)
     given = {"out": out, "title": title, "alpha": alpha, "replicates": replicates, "margin": margin}
     usual = {"out": None, "title": "", "alpha": ALPHA, "replicates": REPLICATES, "margin": 0.0}
-    command = command or command_that_was_run(folders, {name: own for name, own in given.items() if own != usual[name]})
+    command = command or command_that_was_run(
+        folders, {name: own for name, own in given.items() if own != usual[name]}
+    )
     report = compute_report(
-        collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin, folders=folders
+        collection,
+        alpha=alpha,
+        replicates=replicates,
+        command=command,
+        say=say,
+        margin=margin,
+        folders=folders,
     )
     heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
     _make_figures_folder(target / FIGURES_FOLDER)
@@ -80,7 +103,9 @@ def write_report(
         for picture in (in_paper := paper_tex.paper_pictures(document)):
             save_figure(picture.figure, target / FIGURES_FOLDER / f"{picture.name}.pdf")
     files = (
-        {"paper.tex": paper_tex.render_paper_tex(document, FIGURES_FOLDER)} if paper_tex.paper_blocks(document) else {}
+        {"paper.tex": paper_tex.render_paper_tex(document, FIGURES_FOLDER)}
+        if paper_tex.paper_blocks(document)
+        else {}
     )
     files |= {
         "report.md": markdown.render_markdown(document, FIGURES_FOLDER),
@@ -89,13 +114,21 @@ def write_report(
         "report.html": html.render_html(document, drawings),
     }
     for name, content in files.items():
-        write_whole(target / name, content.encode(errors="backslashreplace"))  # a path need not be text
+        write_whole(
+            target / name, content.encode(errors="backslashreplace")
+        )  # a path need not be text
     own = [f"{name}.{ending}" for name in drawings for ending in ("svg", "png")]
-    _forget_old_figures(target / FIGURES_FOLDER, [*own, *(f"{picture.name}.pdf" for picture in in_paper)])
+    _forget_old_figures(
+        target / FIGURES_FOLDER, [*own, *(f"{picture.name}.pdf" for picture in in_paper)]
+    )
     paper = target / "paper.tex" if "paper.tex" in files else None
     if pdf and paper is None:
-        raise UserError("the PDF has the paper's tables over scenarios: it needs two scenarios and two methods")
-    page, twin, tables, results = (target / name for name in ("report.html", "report.md", "tables.tex", "report.csv"))
+        raise UserError(
+            "the PDF has the paper's tables over scenarios: it needs two scenarios and two methods"
+        )
+    page, twin, tables, results = (
+        target / name for name in ("report.html", "report.md", "tables.tex", "report.csv")
+    )
     compiled = paper_tex.compile_pdf(paper) if pdf and paper is not None else None
     return WrittenReport(report, page, twin, tables, results, paper, compiled)
 
@@ -105,19 +138,29 @@ def _make_figures_folder(folder: Path) -> None:
         make_folder(folder.parent)
         make_subfolder(folder)
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder with --out") from None
+        raise UserError(
+            f"cannot make {folder}: {error.strerror}; choose another folder with --out"
+        ) from None
 
 
 def _forget_old_figures(folder: Path, written: Sequence[str]) -> None:
-    """Remove the figures of the report before that this one lacks, as far as they are unchanged; note our own."""
+    """Remove the figures of the report before that this one lacks, as far as they are unchanged;
+    note our own.
+    """
     noted = folder / FIGURES_MANIFEST
     try:
         before = read_json(noted) if noted.is_file() and not noted.is_symlink() else {}
     except UserError:
         before = {}  # not as we write it: then nothing is known to be ours
-    here = {entry.name: entry for entry in folder.iterdir() if entry.suffix in (".svg", ".png", ".pdf")}
+    here = {
+        entry.name: entry for entry in folder.iterdir() if entry.suffix in (".svg", ".png", ".pdf")
+    }
     for name in here.keys() & before.keys() - set(written):
-        if not here[name].is_symlink() and here[name].is_file() and sha256_of(here[name]) == before[name]:
+        if (
+            not here[name].is_symlink()
+            and here[name].is_file()
+            and sha256_of(here[name]) == before[name]
+        ):
             here[name].unlink()
     content = {name: sha256_of(folder / name) for name in written}
     write_whole(noted, (json.dumps(content, indent=1) + "\n").encode())
@@ -127,7 +170,9 @@ def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:
     """SVG and PNG to the folder; gives the SVG by name, without a background, for the page."""
     drawings = {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font of PNGs lacks
+        warnings.filterwarnings(
+            "ignore", message="Glyph"
+        )  # a name in a script that the font of PNGs lacks
         for picture in _all_pictures(blocks):
             drawings[picture.name] = svg = _report_svg_text(picture.figure)
             head, opening, rest = svg.partition("\n <metadata>")
@@ -151,7 +196,9 @@ def _with_distinct_figures(document: ReportDocument) -> ReportDocument:
     def renamed(block: Block) -> Block:
         match block:
             case Gallery(pictures):
-                return replace(block, pictures=[replace(picture, name=next(names)) for picture in pictures])
+                return replace(
+                    block, pictures=[replace(picture, name=next(names)) for picture in pictures]
+                )
             case OnlyFor() | SideBySide() | Fold():
                 return replace(block, blocks=[renamed(one) for one in block.blocks])
         return block
@@ -160,7 +207,12 @@ def _with_distinct_figures(document: ReportDocument) -> ReportDocument:
 
 
 def _all_pictures(blocks: Sequence[Block]) -> list[Picture]:
-    return [one for block in blocks_and_inner(blocks) if isinstance(block, Gallery) for one in block.pictures]
+    return [
+        one
+        for block in blocks_and_inner(blocks)
+        if isinstance(block, Gallery)
+        for one in block.pictures
+    ]
 
 
 def _tidy_results_csv(collection: RunCollection) -> str:
@@ -168,5 +220,12 @@ def _tidy_results_csv(collection: RunCollection) -> str:
     rows: list[list[object]] = [["scenario", "method", "seed", "auc", "gm"]]
     for run in collection.runs:
         values = [run.test(metric) for metric in ("auc", "gm")]
-        rows.append([run.scenario, run.method, run.repeat, *(repr(v) if math.isfinite(v) else "" for v in values)])
+        rows.append(
+            [
+                run.scenario,
+                run.method,
+                run.repeat,
+                *(repr(v) if math.isfinite(v) else "" for v in values),
+            ]
+        )
     return csv_text(rows)

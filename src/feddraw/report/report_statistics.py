@@ -1,4 +1,6 @@
-"""The statistics of a report: means over repeats, ranks over scenarios, differences over patients and trainings."""
+"""The statistics of a report: means over repeats, ranks over scenarios, differences over patients
+and trainings.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from feddraw.analysis.metrics import macro
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Comparison, Table, compare, to_digits
 from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods
-from feddraw.report.differences_over_trainings import TrainingDifferences, differences_over_trainings
+from feddraw.report.differences_over_trainings import (
+    TrainingDifferences,
+    differences_over_trainings,
+)
 from feddraw.results.recorded_run import METRICS, RecordedRun
 from feddraw.results.run_collection import RunCollection
 
@@ -36,7 +41,9 @@ class MeanOverRepeats:
     def of(values: Sequence[float]) -> MeanOverRepeats:
         defined = [value for value in values if math.isfinite(value)]
         spread = float(np.std(defined, ddof=1)) if len(defined) > 1 else math.nan
-        return MeanOverRepeats(float(np.mean(defined)) if defined else math.nan, spread, len(defined), len(values))
+        return MeanOverRepeats(
+            float(np.mean(defined)) if defined else math.nan, spread, len(defined), len(values)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +55,25 @@ class MethodRanking:
     left_out: tuple[str, ...]
 
 
-def mean_over_repeats(runs: Sequence[RecordedRun], metric: str, finding: str = "") -> MeanOverRepeats:
+def mean_over_repeats(
+    runs: Sequence[RecordedRun], metric: str, finding: str = ""
+) -> MeanOverRepeats:
     return MeanOverRepeats.of([run.test(metric, finding) for run in runs])
 
 
-def mean_over_findings(runs: Sequence[RecordedRun], metric: str, findings: Sequence[str]) -> MeanOverRepeats:
+def mean_over_findings(
+    runs: Sequence[RecordedRun], metric: str, findings: Sequence[str]
+) -> MeanOverRepeats:
     """The same for the mean over some of the findings, of those that have a value."""
-    return MeanOverRepeats.of([macro([run.test(metric, finding) for finding in findings]) for run in runs])
+    return MeanOverRepeats.of(
+        [macro([run.test(metric, finding) for finding in findings]) for run in runs]
+    )
 
 
 def rank_methods(collection: RunCollection, metric: str, alpha: float) -> MethodRanking:
-    """Means over the repeats that all methods have, ranked in every scenario where that is possible."""
+    """Means over the repeats that all methods have, ranked in every scenario where that is
+    possible.
+    """
     values = {
         (run.scenario, run.method, run.repeat): run.test(metric)
         for run in collection.runs
@@ -66,21 +81,39 @@ def rank_methods(collection: RunCollection, metric: str, alpha: float) -> Method
     }
     there = {(scenario, method) for scenario, method, _ in values}
     scenarios = collection.scenarios
-    rare = [m for m in collection.methods if sum((s, m) in there for s in scenarios) <= len(scenarios) / 2]
+    rare = [
+        m
+        for m in collection.methods
+        if sum((s, m) in there for s in scenarios) <= len(scenarios) / 2
+    ]
     methods = [m for m in collection.methods if m not in rare]
     common = {s: _common_repeats(values, s, methods) for s in scenarios}
     kept = [scenario for scenario in scenarios if common[scenario]]
     left_out = [f"{method}: it has results in at most half of the scenarios" for method in rare]
-    left_out += [f"{s}: no seed in which all methods have a result" for s in scenarios if s not in kept]
+    left_out += [
+        f"{s}: no seed in which all methods have a result" for s in scenarios if s not in kept
+    ]
     if len(kept) < 2 or len(methods) < 2:
-        few = f"{len(methods)} method{'s' * (len(methods) != 1)} in {len(kept)} scenario{'s' * (len(kept) != 1)}"
-        return MethodRanking(None, f"Ranks need two methods and two scenarios; there are {few}.", tuple(left_out))
-    table = [[float(np.mean([values[s, m, repeat] for repeat in common[s]])) for m in methods] for s in kept]
-    found = compare(to_digits(Table(tuple(kept), tuple(methods), np.array(table)), RANKED_DIGITS), alpha=alpha)
+        few = (
+            f"{len(methods)} method{'s' * (len(methods) != 1)} in {len(kept)}"
+            f" scenario{'s' * (len(kept) != 1)}"
+        )
+        return MethodRanking(
+            None, f"Ranks need two methods and two scenarios; there are {few}.", tuple(left_out)
+        )
+    table = [
+        [float(np.mean([values[s, m, repeat] for repeat in common[s]])) for m in methods]
+        for s in kept
+    ]
+    found = compare(
+        to_digits(Table(tuple(kept), tuple(methods), np.array(table)), RANKED_DIGITS), alpha=alpha
+    )
     return MethodRanking(found, "", tuple(left_out))
 
 
-def _common_repeats(values: Mapping[tuple[str, str, str], float], scenario: str, methods: Sequence[str]) -> set[str]:
+def _common_repeats(
+    values: Mapping[tuple[str, str, str], float], scenario: str, methods: Sequence[str]
+) -> set[str]:
     repeats = [{r for s, m, r in values if s == scenario and m == method} for method in methods]
     return set.intersection(*repeats) if repeats else set()
 
@@ -103,7 +136,10 @@ class Report:
     @cached_property
     def trainings(self) -> dict[str, TrainingDifferences]:
         """By metric: the method in focus minus each other, over repeats."""
-        return {metric: differences_over_trainings(self.collection.runs, metric, self.focus) for metric in METRICS}
+        return {
+            metric: differences_over_trainings(self.collection.runs, metric, self.focus)
+            for metric in METRICS
+        }
 
     def over_repeats(self, scenario: str, metric: str, other: str) -> Difference | None:
         """The method in focus minus another over repeats, where there is more than one."""

@@ -1,7 +1,8 @@
 """What a report says, in the order in which a reader asks.
 
-The first screen has the result: a headline, the weights of the method in focus, and the table. Then come the summary,
-the statistics over scenarios, each scenario in detail, and how it was done. A section without content is left out.
+The first screen has the result: a headline, the weights of the method in focus, and the table. Then
+come the summary, the statistics over scenarios, each scenario in detail, and how it was done. A
+section without content is left out.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
     """The whole report as blocks."""
     headline, *others = summary_sentences(report)
     blocks: list[Block] = [Paragraph(headline, lead=True)]
-    blocks += [OnlyFor(list(first_screen(report, s)), scenario=s) for s in report.collection.scenarios]
-    blocks += [OnlyFor(list(population_note(report, s)), scenario=s) for s in report.collection.scenarios]
+    blocks += [
+        OnlyFor(list(first_screen(report, s)), scenario=s) for s in report.collection.scenarios
+    ]
+    blocks += [
+        OnlyFor(list(population_note(report, s)), scenario=s) for s in report.collection.scenarios
+    ]
     blocks.append(Paragraph(" ".join(disclaimers(report.collection)), quiet=True))
     blocks += [Heading("Summary", anchor="summary"), Bullets(others)]
     blocks += list(summary_caveats(report))
@@ -41,5 +46,8 @@ def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
 def disclaimers(collection: RunCollection) -> Iterator[str]:
     names = {run.settings["data"]["name"] for run in collection.runs}
     if names == {"phantom"}:
-        yield "Synthetic phantoms, no patients: they show how the methods behave, not how well they diagnose."
+        yield (
+            "Synthetic phantoms, no patients: they show how the methods behave, not how well they"
+            " diagnose."
+        )
     yield "Research software, not a medical device."

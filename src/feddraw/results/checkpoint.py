@@ -1,4 +1,6 @@
-"""A checkpoint: the model, the state and the clients' memory after a round, in one safetensors file."""
+"""A checkpoint: the model, the state and the clients' memory after a round, in one safetensors
+file.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,14 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
     document = {
         "next_round": checkpoint.next_round,
         "state": extract_arrays(checkpoint.state, "state", arrays),
-        "memory": extract_arrays({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
+        "memory": extract_arrays(
+            {str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays
+        ),
     }
-    arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
+    arrays |= {
+        f"model.{name}": getattr(checkpoint.model, name)
+        for name in ("params", "buffers", "counters")
+    }
     return _checkpoint_file(document, arrays)
 
 
@@ -46,18 +53,27 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     """Raises whatever it stumbles over in a file that `checkpoint_bytes` did not write."""
     document, arrays = _read_checkpoint_file(path)
     model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
-    vectors = {"param": (model.params, "f"), "buffer": (model.buffers, "f"), "counter": (model.counters, "i")}
+    vectors = {
+        "param": (model.params, "f"),
+        "buffer": (model.buffers, "f"),
+        "counter": (model.counters, "i"),
+    }
     for kind, (vector, number) in vectors.items():
         if vector.shape != (layout.length(kind),) or vector.dtype.kind != number:
             raise ValueError("it is of another network")
     if type(document["next_round"]) is not int or document["next_round"] < 0:
         raise ValueError("it has no round")
-    memory = {int(client): dict(vectors) for client, vectors in restore_arrays(document["memory"], arrays).items()}
+    memory = {
+        int(client): dict(vectors)
+        for client, vectors in restore_arrays(document["memory"], arrays).items()
+    }
     if not _all_finite([*arrays.values(), document]):
         why = "the run diverged, or the file was changed"
         advice = "start again in another folder, with a lower training.lr if it diverged"
         raise UserError(f"{path} holds numbers that are not finite: {why}; {advice}")
-    return Checkpoint(model, dict(restore_arrays(document["state"], arrays)), document["next_round"], memory)
+    return Checkpoint(
+        model, dict(restore_arrays(document["state"], arrays)), document["next_round"], memory
+    )
 
 
 def _checkpoint_file(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
@@ -93,8 +109,17 @@ def read_array_tree(path: Path) -> dict[str, Any]:
             raise ValueError("it holds numbers that are not finite")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged, or not a file of this kind: {str(error)[:80]}") from None
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise UserError(
+            f"{path} is damaged, or not a file of this kind: {str(error)[:80]}"
+        ) from None
     return tree
 
 
@@ -121,12 +146,18 @@ def restore_arrays(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     """What `extract_arrays` took apart."""
     if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
         return arrays[tree["array"]]
-    return {key: restore_arrays(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
+    return (
+        {key: restore_arrays(value, arrays) for key, value in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )
 
 
 def model_digest(model: Model) -> str:
     """The same for the same bits."""
-    return arrays_digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
+    return arrays_digest(
+        {"params": model.params, "buffers": model.buffers, "counters": model.counters}, None
+    )
 
 
 def arrays_digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:

@@ -36,11 +36,16 @@ def _git_commit() -> str:
     checkout = Path(__file__).parents[3]
     if not (checkout / ".git").exists():
         return ""
-    git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    git = subprocess.run(
+        ["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     return git.stdout.strip()
 
 
 def _processor_name() -> str:
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )

@@ -1,8 +1,9 @@
-"""Models that a run keeps on request beside that of its last round: of the best validation round, and a tail average.
+"""Models that a run keeps on request beside that of its last round: of the best validation round,
+and a tail average.
 
-The tail average is the mean of the last rounds' global models: rounds differ by noise, and a mean has less of it. The
-test set chooses nothing here. What is kept so far lies beside the checkpoint, so a run that is resumed ends with the
-same bits; to add a round a second time changes nothing.
+The tail average is the mean of the last rounds' global models: rounds differ by noise, and a mean
+has less of it. The test set chooses nothing here. What is kept so far lies beside the checkpoint,
+so a run that is resumed ends with the same bits; to add a round a second time changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Keep:
     def check(self, rounds: int) -> None:
         """Refuse a tail that is not made of some of the rounds."""
         if self.tail and not 2 <= self.tail <= rounds:
-            raise UserError(f"keep.tail must be 0 (off) or from 2 to the {rounds} rounds of the run, not {self.tail}")
+            raise UserError(
+                f"keep.tail must be 0 (off) or from 2 to the {rounds} rounds of the run, not"
+                f" {self.tail}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,9 @@ class KeptModel:
 
 
 class ModelKeeper:
-    """Sees the model of every round, and keeps what is asked for; with a folder, also over a restart."""
+    """Sees the model of every round, and keeps what is asked for; with a folder, also over a
+    restart.
+    """
 
     def __init__(self, keep: Keep, rounds: int, folder: RunFolder | None = None) -> None:
         self._keep, self._rounds, self._folder = keep, rounds, folder
@@ -66,10 +72,16 @@ class ModelKeeper:
         if self._folder.kept.is_file():
             tree = read_array_tree(self._folder.kept)
             self._best, self._tail = dict(tree.get("best", {})), dict(tree.get("tail", {}))
-        logged = {line["round"]: _macro_auc(line.get("validation")) for line in read_jsonl(self._folder.rounds)}
+        logged = {
+            line["round"]: _macro_auc(line.get("validation"))
+            for line in read_jsonl(self._folder.rounds)
+        }
         done = len(logged)
         complete = not self._keep.tail or done <= self._rounds - self._keep.tail
-        if not (self._has_best_of(logged) and (complete or self._tail.get("last", -1) in (done - 1, done))):
+        if not (
+            self._has_best_of(logged)
+            and (complete or self._tail.get("last", -1) in (done - 1, done))
+        ):
             why = f"is missing or does not fit {self._folder.rounds.name}"
             raise UserError(f"{self._folder.kept} {why}: start again in another folder")
 
@@ -78,13 +90,20 @@ class ModelKeeper:
         if not self._keep.best or not finite:
             return True
         best = max(finite, key=lambda round: (finite[round], -round))
-        return self._best.get("round", -1) in (best, len(logged))  # it may be one round ahead of the log
+        return self._best.get("round", -1) in (
+            best,
+            len(logged),
+        )  # it may be one round ahead of the log
 
     def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
         """Look at the model after a round; `metrics` has its validation AUC."""
         auc = _macro_auc(metrics.get("validation", {}).get("auc"))
         changed = self._keep.best and self._take_if_best(round, model, auc)
-        if self._keep.tail and round >= self._rounds - self._keep.tail and round > self._tail.get("last", -1):
+        if (
+            self._keep.tail
+            and round >= self._rounds - self._keep.tail
+            and round > self._tail.get("last", -1)
+        ):
             self._add_to_tail(round, model)
             changed = True
         if changed and self._folder is not None:
@@ -95,14 +114,18 @@ class ModelKeeper:
     def _take_if_best(self, round: int, model: Model, auc: float) -> bool:
         if not math.isfinite(auc) or auc <= self._best.get("auc", -math.inf):
             return False
-        vectors = {name: np.array(getattr(model, name)) for name in ("params", "buffers", "counters")}
+        vectors = {
+            name: np.array(getattr(model, name)) for name in ("params", "buffers", "counters")
+        }
         self._best = {"round": round, "auc": auc} | vectors
         return True
 
     def _add_to_tail(self, round: int, model: Model) -> None:
         if not self._tail:
             self._tail = {"first": round, "counters": np.array(model.counters)}
-            self._tail |= {name: np.zeros(len(getattr(model, name))) for name in ("params", "buffers")}
+            self._tail |= {
+                name: np.zeros(len(getattr(model, name))) for name in ("params", "buffers")
+            }
         for name in ("params", "buffers"):
             self._tail[name] = self._tail[name] + getattr(model, name)
         self._tail["counters"] = np.maximum(self._tail["counters"], model.counters)
@@ -113,12 +136,19 @@ class ModelKeeper:
         found = {}
         if self._best:
             why = "the highest validation AUC; of equal rounds the first"
-            found["best"] = KeptModel(_model_of_vectors(self._best, like.layout), (self._best["round"],), why)
+            found["best"] = KeptModel(
+                _model_of_vectors(self._best, like.layout), (self._best["round"],), why
+            )
         if self._tail:
             rounds = tuple(range(self._tail["first"], self._tail["last"] + 1))
-            means = {name: (self._tail[name] / len(rounds)).astype(like.params.dtype) for name in ("params", "buffers")}
+            means = {
+                name: (self._tail[name] / len(rounds)).astype(like.params.dtype)
+                for name in ("params", "buffers")
+            }
             why = f"the settings, before training (keep.tail = {self._keep.tail})"
-            found["tail"] = KeptModel(_model_of_vectors(self._tail | means, like.layout), rounds, why)
+            found["tail"] = KeptModel(
+                _model_of_vectors(self._tail | means, like.layout), rounds, why
+            )
         return found
 
 

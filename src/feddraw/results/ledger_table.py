@@ -17,31 +17,55 @@ from feddraw.system.file_reading import read_csv
 
 Floats = NDArray[np.float64]
 
-LARGEST_LEDGER_NUMBER = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
-MOST_LEDGER_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
+LARGEST_LEDGER_NUMBER = (
+    1e18  # beyond it no number of a ledger can be, because the gate lets none in
+)
+MOST_LEDGER_CELLS = (
+    10_000_000  # rounds times clients: a small file may name as many of both as it has lines
+)
 LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
-LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[LEDGER_COLUMNS.index("proposed") :]  # earlier versions lack some of them
+LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[
+    LEDGER_COLUMNS.index("proposed") :
+]  # earlier versions lack some of them
 # Numbers that early ledgers do not have.
-LATER_LEDGER_NUMBERS = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")
+LATER_LEDGER_NUMBERS = (
+    "proposed",
+    "allowed",
+    "measured",
+    "variance",
+    "distance",
+    "q",
+    "q_expected",
+    "rho",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class LedgerTable:
-    """Who counted how much: for every column (rounds × clients), not a number where there is nothing."""
+    """Who counted how much: for every column (rounds × clients), not a number where there is
+    nothing.
+    """
 
     clients: tuple[str, ...]
     columns: Mapping[str, Floats]
     status: tuple[tuple[str, ...], ...]  # by round
-    clauses: tuple[tuple[str, ...], ...]  # by round, the policy's setting that decided a client's weight
+    clauses: tuple[
+        tuple[str, ...], ...
+    ]  # by round, the policy's setting that decided a client's weight
 
     @staticmethod
     def of(lines: Sequence[Mapping[str, str]]) -> LedgerTable:
         clients = tuple(dict.fromkeys(line["client"] for line in lines))
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
         if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_LEDGER_CELLS:
-            raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*LEDGER_NUMBERS, *LATER_LEDGER_NUMBERS)}
+            raise ValueError(
+                f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines"
+            )
+        columns = {
+            name: np.full((rounds, len(clients)), np.nan)
+            for name in (*LEDGER_NUMBERS, *LATER_LEDGER_NUMBERS)
+        }
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
@@ -51,7 +75,9 @@ class LedgerTable:
             if clauses[t][i] not in POLICY_CLAUSES:
                 raise ValueError("a clause that no policy has")
             for name, column in columns.items():
-                column[t, i] = float((line[name] if name in LEDGER_NUMBERS else line.get(name)) or math.nan)
+                column[t, i] = float(
+                    (line[name] if name in LEDGER_NUMBERS else line.get(name)) or math.nan
+                )
         for name, column in columns.items():
             if (np.abs(column) > LARGEST_LEDGER_NUMBER).any():
                 raise ValueError(f"{name} beyond {LARGEST_LEDGER_NUMBER:g}")
@@ -62,7 +88,10 @@ class LedgerTable:
 
     def common(self, name: str) -> list[float]:
         """By round, the number that all clients share, such as gamma; NaN where there is none."""
-        return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in self[name]]
+        return [
+            float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan
+            for row in self[name]
+        ]
 
     def has(self, *names: str) -> bool:
         return all(np.isfinite(self[name]).any() for name in names)
@@ -80,7 +109,11 @@ class LedgerTable:
 
 def ledger_lines_before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
     """In today's columns, of which ledgers of earlier versions lack some."""
-    lines = [dict.fromkeys(LATER_LEDGER_COLUMNS, "") | line for line in read_csv(path) if int(line["round"]) < round]
+    lines = [
+        dict.fromkeys(LATER_LEDGER_COLUMNS, "") | line
+        for line in read_csv(path)
+        if int(line["round"]) < round
+    ]
     return [[line[name] for name in columns] for line in lines]
 
 

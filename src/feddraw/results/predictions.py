@@ -1,4 +1,6 @@
-"""The scores of single images that a run keeps in `predictions.safetensors`, read back: of a split, and of holdouts."""
+"""The scores of single images that a run keeps in `predictions.safetensors`, read back: of a split,
+and of holdouts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ MAX_PREDICTIONS = 2**30  # bytes of a file of predictions, which is read whole
 class Predictions:
     """What a run's model said about the test images."""
 
-    scores: Floats  # (images, classes), or (clients, images, classes) where every client has a model of its own
+    # (images, classes), or (clients, images, classes) where every client has a model of its own
+    scores: Floats
     truth: NDArray[np.integer[Any]]  # 1, 0, and -1 where a label is not known
     patients: NDArray[np.int64] | None
     classes: tuple[str, ...]
@@ -32,9 +35,20 @@ class Predictions:
     def shapes_fit(self) -> bool:
         """Whether the arrays belong together."""
         images, classes = self.truth.shape if self.truth.ndim == 2 else (0, 0)
-        owned = self.patients is None or (self.patients.shape == (images,) and self.patients.dtype.kind in "iu")
-        scored = self.scores.ndim in (2, 3) and self.scores.shape[-2:] == (images, classes) and len(self.scores) > 0
-        return scored and owned and classes == len(self.classes) and set(np.unique(self.truth)) <= {-1, 0, 1}
+        owned = self.patients is None or (
+            self.patients.shape == (images,) and self.patients.dtype.kind in "iu"
+        )
+        scored = (
+            self.scores.ndim in (2, 3)
+            and self.scores.shape[-2:] == (images, classes)
+            and len(self.scores) > 0
+        )
+        return (
+            scored
+            and owned
+            and classes == len(self.classes)
+            and set(np.unique(self.truth)) <= {-1, 0, 1}
+        )
 
     @property
     def by_model(self) -> Floats:
@@ -58,11 +72,18 @@ class HoldoutPredictions:
         images = len(self.rows)
         columns = [self.clients, self.rows, *([] if self.patients is None else [self.patients])]
         flat = all(column.shape == (images,) and column.dtype.kind in "iu" for column in columns)
-        return flat and self.truth.ndim == 2 and self.truth.shape == self.scores.shape and len(self.truth) == images
+        return (
+            flat
+            and self.truth.ndim == 2
+            and self.truth.shape == self.scores.shape
+            and len(self.truth) == images
+        )
 
 
 # A file of scores that is missing, or not as a run writes it, is as good as none.
-_unless_damaged = suppress(SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
+_unless_damaged = suppress(
+    SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError
+)
 
 
 def read_predictions(run: Path, split: str, model: str) -> Predictions | None:
@@ -70,7 +91,10 @@ def read_predictions(run: Path, split: str, model: str) -> Predictions | None:
     with _unless_damaged:
         notes, arrays = _read_scores(run, split)
         about, prefix = json.loads(notes["feddraw"]), "" if model == "last" else f"{model}."
-        scores, truth = arrays[f"{prefix}{split}.scores"].astype(np.float64), arrays[f"{split}.truth"]
+        scores, truth = (
+            arrays[f"{prefix}{split}.scores"].astype(np.float64),
+            arrays[f"{split}.truth"],
+        )
         patients, findings = arrays.get(f"{split}.patients"), tuple(map(str, about["classes"]))
         found = Predictions(scores, truth, patients, findings, str(about["test"]))
         return found if found.shapes_fit else None
@@ -81,8 +105,12 @@ def read_holdout_predictions(run: Path) -> HoldoutPredictions | None:
     """The scores of the images that clients kept back, where the run has such."""
     with _unless_damaged:
         _, arrays = _read_scores(run, "holdout")
-        scores, truth, clients, rows = (arrays[f"holdout.{name}"] for name in ("scores", "truth", "client", "rows"))
-        found = HoldoutPredictions(scores.astype(np.float64), truth, clients, rows, arrays.get("holdout.patients"))
+        scores, truth, clients, rows = (
+            arrays[f"holdout.{name}"] for name in ("scores", "truth", "client", "rows")
+        )
+        found = HoldoutPredictions(
+            scores.astype(np.float64), truth, clients, rows, arrays.get("holdout.patients")
+        )
         return found if found.shapes_fit else None
     return None
 

@@ -34,7 +34,10 @@ METRICS = {"auc": "AUC", "gm": "GM"}
 THRESHOLD_METRICS = ("sensitivity", "specificity", "thresholds")
 # What a federation without test images has of each metric.
 UNTESTED: dict[str, Any] = {metric: {"macro": None, "per_class": {}} for metric in METRICS}
-CLIENT_SPLITS = ("holdout", "test")  # on the client's own images; a model of its own on the common test images
+CLIENT_SPLITS = (
+    "holdout",
+    "test",
+)  # on the client's own images; a model of its own on the common test images
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +90,25 @@ class RecordedRun:
         """The seed, and what else of its kind differs from it."""
         seed = self.flat["seed"]
         words = {"partition_seed": "partition", "data.seed": "data", "data.fold": "fold"}
-        more = [f"{word} {self.flat[key]}" for key, word in words.items() if self.flat.get(key, seed) not in (seed, -1)]
+        more = [
+            f"{word} {self.flat[key]}"
+            for key, word in words.items()
+            if self.flat.get(key, seed) not in (seed, -1)
+        ]
         return " ".join([str(seed), *(m for m in more if m != "data 0")])
 
     def test(self, metric: str, finding: str = "", client: str = "", split: str = "test") -> float:
-        """A test metric, macro or of a finding, of the global model or of a client's; NaN where it is undefined."""
-        scores = self.metrics["clients"].get(client, {}).get(split) if client else self.metrics["test"]
+        """A test metric, macro or of a finding, of the global model or of a client's; NaN where it
+        is undefined.
+        """
+        scores = (
+            self.metrics["clients"].get(client, {}).get(split) if client else self.metrics["test"]
+        )
         if not scores:
             return math.nan
-        return number_or_nan(scores[metric]["per_class"].get(finding) if finding else scores[metric]["macro"])
+        return number_or_nan(
+            scores[metric]["per_class"].get(finding) if finding else scores[metric]["macro"]
+        )
 
     def curve(self, split: str, metric: str = "auc") -> list[float]:
         """A macro metric by round, NaN where there is none."""
@@ -104,7 +117,9 @@ class RecordedRun:
         return [number_or_nan(one.get("macro")) for one in found]
 
     def by_class(self) -> dict[str, Floats]:
-        """Weights (rounds × clients) of each finding's row of the classifier, where the method has such weights."""
+        """Weights (rounds × clients) of each finding's row of the classifier, where the method has
+        such weights.
+        """
         lines = read_csv(self.path / "pieces.csv")
         place = {client: i for i, client in enumerate(self.ledger.clients)}
         pieces, shape = {line.get("piece") for line in lines}, (len(self.ledger.status), len(place))
@@ -115,14 +130,21 @@ class RecordedRun:
             found = {name: np.full(shape, np.nan) for name in names}
             for line in lines:
                 if line["piece"] in found:
-                    found[line["piece"]][int(line["round"]), place[line["client"]]] = float(line["weight"])
+                    found[line["piece"]][int(line["round"]), place[line["client"]]] = float(
+                        line["weight"]
+                    )
         return {name: weights for name, weights in found.items() if np.isfinite(weights).any()}
 
     @property
     def models(self) -> dict[str, RecordedRun]:
-        """This run with the metrics and predictions of each of its models, where it kept others than the last."""
+        """This run with the metrics and predictions of each of its models, where it kept others
+        than the last.
+        """
         untested, models = {"clients": {}, "test": UNTESTED}, self.metrics.get("models", {})
-        kept = {name: replace(self, model=name, metrics=untested | found) for name, found in models.items()}
+        kept = {
+            name: replace(self, model=name, metrics=untested | found)
+            for name, found in models.items()
+        }
         return {self.model: self} | kept if kept else {}
 
     def predictions(self, split: str = "test") -> Predictions | None:
@@ -140,7 +162,9 @@ def read_run(path: Path) -> RecordedRun:
     with damage_told(folder.ledger):
         ledger = LedgerTable.of(read_csv(folder.ledger))
     rounds = read_jsonl(folder.rounds)
-    environment, metrics = (read_json(file) if file.is_file() else {} for file in (folder.environment, folder.metrics))
+    environment, metrics = (
+        read_json(file) if file.is_file() else {} for file in (folder.environment, folder.metrics)
+    )
     if "validation" in metrics:
         metrics.setdefault("test", UNTESTED)
     if metrics:
@@ -149,7 +173,9 @@ def read_run(path: Path) -> RecordedRun:
                 if "held_out" in client:  # what holdout images were called up to version 0.1
                     client["holdout"] = client.pop("held_out")
             _check_recorded_metrics(metrics)
-    run = RecordedRun(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
+    run = RecordedRun(
+        path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger
+    )
     with damage_told(folder.rounds):
         _ = run.curve("validation"), run.curve("test"), run.diverged
     _ = run.by_class() if run.finished else {}
@@ -159,15 +185,25 @@ def read_run(path: Path) -> RecordedRun:
 def _check_recorded_metrics(metrics: Mapping[str, Any]) -> None:
     """Everything that is read of the metrics later can be read."""
     for name, found in metrics.get("models", {}).items():
-        if name not in KEPT_MODELS or not found["rounds"] or not all(type(round) is int for round in found["rounds"]):
+        if (
+            name not in KEPT_MODELS
+            or not found["rounds"]
+            or not all(type(round) is int for round in found["rounds"])
+        ):
             raise ValueError("a model that no run keeps")
-        _ = str(found["chosen_by"]), number_or_nan(found.get("validation", UNTESTED)["auc"]["macro"])
+        _ = (
+            str(found["chosen_by"]),
+            number_or_nan(found.get("validation", UNTESTED)["auc"]["macro"]),
+        )
         _check_recorded_metrics({"test": UNTESTED} | found | {"models": {}})
     clients = metrics.get("clients", {}).values()
     own = [client[split] for client in clients for split in CLIENT_SPLITS if split in client]
     for scores in (metrics["test"], *own):
         for metric in METRICS:
-            values = [number_or_nan(scores[metric]["macro"]), *map(number_or_nan, scores[metric]["per_class"].values())]
+            values = [
+                number_or_nan(scores[metric]["macro"]),
+                *map(number_or_nan, scores[metric]["per_class"].values()),
+            ]
             if not all(math.isnan(value) or 0 <= value <= 1 for value in values):
                 raise ValueError(f"{metric} outside 0 to 1")
         for rate in THRESHOLD_METRICS:
@@ -189,6 +225,14 @@ def damage_told(path: Path) -> Iterator[None]:
     """Whatever goes wrong with what a file holds is said in one line."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        OSError,
+    ) as error:
         detail = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None

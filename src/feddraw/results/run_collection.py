@@ -1,4 +1,6 @@
-"""Many runs: found below any folder, each whole or named as broken, and told apart by their settings."""
+"""Many runs: found below any folder, each whole or named as broken, and told apart by their
+settings.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class UnusedRun:
 
 @dataclass(frozen=True, eq=False)
 class RunCollection:
-    """Finished runs under labels that tell them apart, what could not be used, and what a reader should know."""
+    """Finished runs under labels that tell them apart, what could not be used, and what a reader
+    should know.
+    """
 
     runs: tuple[RecordedRun, ...]
     problems: tuple[UnusedRun, ...]
@@ -66,7 +70,9 @@ def collect_runs(folders: Sequence[Path]) -> RunCollection:
     """All runs below the folders; what is broken or not finished is named, never fatal."""
     paths = find_run_folders(folders)
     if not paths:
-        raise UserError(f"no run in {', '.join(map(str, folders))}: a run's folder has an experiment.toml")
+        raise UserError(
+            f"no run in {', '.join(map(str, folders))}: a run's folder has an experiment.toml"
+        )
     runs, problems = [], []
     for path in paths:
         try:
@@ -79,9 +85,15 @@ def collect_runs(folders: Sequence[Path]) -> RunCollection:
         else:
             problems.append(UnusedRun(path, unfinished_in_collection(run)))
     if not runs:
-        raise UserError(f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}: {problems[0].reason}")
+        raise UserError(
+            f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}:"
+            f" {problems[0].reason}"
+        )
     # as they were found, but FedDRAW first, references last, and by seed
-    ordered = sorted(_labelled_runs(runs), key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
+    ordered = sorted(
+        _labelled_runs(runs),
+        key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]),
+    )
     once, twice = _without_copies(ordered)
     return RunCollection(tuple(once), tuple(problems + twice), tuple(_collection_notes(once)))
 
@@ -94,19 +106,28 @@ def unfinished_in_collection(run: RecordedRun) -> str:
     area, written = run.curve("validation")[-1], str(run.rounds[-1].get("time", ""))
     said += f", validation AUC {area:.3f}" if math.isfinite(area) else ""
     try:
-        return f"{said}, last written {datetime.fromisoformat(written).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return (
+            f"{said}, last written"
+            f" {datetime.fromisoformat(written).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        )
     except (ValueError, OverflowError):  # an earlier version does not say when
         return said
 
 
 def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
-    """One run for each scenario, method and repeat: shards and copies of a study may hold it again."""
+    """One run for each scenario, method and repeat: shards and copies of a study may hold
+    it again.
+    """
     kept: dict[tuple[str, str, str], RecordedRun] = {}
     again = []
     for run in runs:
         first = kept.setdefault((run.scenario, run.method, run.repeat), run)
         if first is not run:
-            same = "the same run as" if first.metrics == run.metrics else "the settings, but not the results, of"
+            same = (
+                "the same run as"
+                if first.metrics == run.metrics
+                else "the settings, but not the results, of"
+            )
             again.append(UnusedRun(run.path, f"left out: {same} {first.path}"))
     return list(kept.values()), again
 
@@ -114,25 +135,38 @@ def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
 def _labelled_runs(runs: Runs) -> list[RecordedRun]:
     """Names, and in brackets the settings that differ under one name.
 
-    Settings of the data and the scenario describe a scenario. The others describe a method, but where all methods of
-    a scenario were run with the same several values they are conditions, too. Precision tells runs apart only where
-    somebody compares it.
+    Settings of the data and the scenario describe a scenario. The others describe a method, but
+    where all methods of a scenario were run with the same several values they are conditions, too.
+    Precision tells runs apart only where somebody compares it.
     """
     same = _uncompared_precision(runs)
-    named = [replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name) for run in runs]
+    named = [
+        replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name)
+        for run in runs
+    ]
     conditions = _differing_settings(named, attrgetter("scenario"), _describes_scenario, same)
-    for scenario, keys in _differing_settings(named, attrgetter("scenario"), _describes_method, same).items():
+    for scenario, keys in _differing_settings(
+        named, attrgetter("scenario"), _describes_method, same
+    ).items():
         here = [run for run in named if run.scenario == scenario]
         conditions[scenario] |= {key for key in keys if _is_crossed_setting(key, here)}
-    named = [replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run)) for run in named]
+    named = [
+        replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run))
+        for run in named
+    ]
     named = _with_data_told_apart(named)
     own = _differing_settings(named, attrgetter("scenario", "method"), _describes_method, same)
     settings = grouped((method, key) for (_, method), keys in own.items() for key in keys)
-    return [replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run)) for run in named]
+    return [
+        replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run))
+        for run in named
+    ]
 
 
 def _with_data_told_apart(runs: Runs) -> list[RecordedRun]:
-    """Own data of one name in several folders are several scenarios, unless the numbers of their images are equal."""
+    """Own data of one name in several folders are several scenarios, unless the numbers of their
+    images are equal.
+    """
     first: dict[tuple[str, str], str] = {}  # by scenario and content, where the data lay first
     for run in runs:
         if _is_own_data(run):
@@ -168,12 +202,17 @@ def _shortest_distinct(places: Sequence[str]) -> dict[str, str]:
 
 
 def _data_content(run: RecordedRun) -> str:
-    """How many images there are of each finding in all splits together, which depends on no seed and no fold."""
+    """How many images there are of each finding in all splits together, which depends on no seed
+    and no fold.
+    """
     splits = run.partition.get("splits")
     parts = list(splits.values()) if isinstance(splits, dict) else []
     try:
         return repr(
-            [sum(one["images"] for one in parts), *map(sum, zip(*(one["positives"] for one in parts), strict=True))]
+            [
+                sum(one["images"] for one in parts),
+                *map(sum, zip(*(one["positives"] for one in parts), strict=True)),
+            ]
         )
     except (KeyError, TypeError, ValueError):  # not as a run writes it
         return ""
@@ -191,38 +230,60 @@ def _uncompared_precision(runs: Runs) -> tuple[str, ...]:
     """The settings of precision that no two runs, alike in all else, differ in."""
 
     def rest(run: RecordedRun) -> str:
-        chosen = {k: v for k, v in run.flat.items() if k not in (*NOT_COMPARED, *PRECISION_SETTINGS)}
+        chosen = {
+            k: v for k, v in run.flat.items() if k not in (*NOT_COMPARED, *PRECISION_SETTINGS)
+        }
         return json.dumps(chosen, sort_keys=True, default=str)
 
-    several = [members for members in grouped((rest(run), run) for run in runs).values() if len(members) > 1]
+    several = [
+        members
+        for members in grouped((rest(run), run) for run in runs).values()
+        if len(members) > 1
+    ]
     values = {
-        key: [{_collection_setting(run, key) for run in group} for group in several] for key in PRECISION_SETTINGS
+        key: [{_collection_setting(run, key) for run in group} for group in several]
+        for key in PRECISION_SETTINGS
     }
     return tuple(key for key, by_group in values.items() if all(len(own) == 1 for own in by_group))
 
 
-def _differing_settings(runs: Runs, by: Key, which: Callable[[str], bool], apart: Sequence[str]) -> dict[Any, set[str]]:
-    """By group, the settings with more than one value in it; a run of an older version may lack a setting."""
+def _differing_settings(
+    runs: Runs, by: Key, which: Callable[[str], bool], apart: Sequence[str]
+) -> dict[Any, set[str]]:
+    """By group, the settings with more than one value in it; a run of an older version may lack a
+    setting.
+    """
     found = {}
     unseen = {*REPEATS, *NOT_COMPARED, *apart}
     for name, members in grouped((by(run), run) for run in runs).items():
         keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
         found[name] = {
-            key for key in keys if len({_collection_setting(run, key) for run in members if key in run.flat}) > 1
+            key
+            for key in keys
+            if len({_collection_setting(run, key) for run in members if key in run.flat}) > 1
         }
     return found
 
 
 def _is_crossed_setting(key: str, runs: Runs) -> bool:
     values = grouped(
-        (run.method, _collection_setting(run, key)) for run in runs if not run.reference and key in run.flat
+        (run.method, _collection_setting(run, key))
+        for run in runs
+        if not run.reference and key in run.flat
     )
     sets = [set(own) for own in values.values()]
-    return not key.startswith("method.") and len(sets) > 1 and len(sets[0]) > 1 and all(one == sets[0] for one in sets)
+    return (
+        not key.startswith("method.")
+        and len(sets) > 1
+        and len(sets[0]) > 1
+        and all(one == sets[0] for one in sets)
+    )
 
 
 def _name_with_settings(name: str, keys: Iterable[str], run: RecordedRun) -> str:
-    inside = ", ".join(f"{key.partition('.')[2] or key}={_collection_setting(run, key)}" for key in sorted(keys))
+    inside = ", ".join(
+        f"{key.partition('.')[2] or key}={_collection_setting(run, key)}" for key in sorted(keys)
+    )
     return f"{name} ({inside})" if inside else name
 
 
@@ -239,10 +300,18 @@ def _collection_notes(runs: Runs) -> Iterator[str]:
     yield from _collection_unequal_precision(runs)
     yield from _collection_unequal_partitions(runs)
     yield from _collection_missing_repeats(runs)
-    common = {key for run in runs for key in run.flat if key.partition(".")[0] not in ("data", "scenario", "method")}
+    common = {
+        key
+        for run in runs
+        for key in run.flat
+        if key.partition(".")[0] not in ("data", "scenario", "method")
+    }
     unsaid = sorted(key for key in common if any(key not in run.flat for run in runs))
     if unsaid:
-        yield f"Some runs do not record {', '.join(unsaid)}, as others do: they were made by another version."
+        yield (
+            f"Some runs do not record {', '.join(unsaid)}, as others do: they were made by another"
+            " version."
+        )
     versions = {str(run.environment.get("packages", {}).get("feddraw", "unknown")) for run in runs}
     if len(versions) > 1:
         yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
@@ -261,29 +330,44 @@ def _collection_unequal_settings(runs: Runs) -> Iterator[str]:
             here = [run for run in methods if run.scenario == scenario]
             if not all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
                 values = grouped((_collection_setting(run, key), run.method) for run in here)
-                said = "; ".join(f"{value}: {', '.join(sorted({*names}))}" for value, names in sorted(values.items()))
+                said = "; ".join(
+                    f"{value}: {', '.join(sorted({*names}))}"
+                    for value, names in sorted(values.items())
+                )
                 found.setdefault(f"{key} ({said})", []).append(scenario)
     for what, where in sorted(found.items()):
         yield f"Not all methods were run with the same {what} in {', '.join(where)}."
 
 
 def _collection_unequal_precision(runs: Runs) -> Iterator[str]:
-    """Other devices and precisions round differently: runs stay repeats of one another, and the reader is told."""
-    found = {"kind of device": {run.path: outcome_device_kind(run.flat, run.environment) for run in runs}}
+    """Other devices and precisions round differently: runs stay repeats of one another, and the
+    reader is told.
+    """
+    found = {
+        "kind of device": {run.path: outcome_device_kind(run.flat, run.environment) for run in runs}
+    }
     for key in PRECISION_SETTINGS:
         found[key] = {run.path: _collection_setting(run, key) for run in runs if key in run.flat}
     for what, by_run in found.items():
         counts = Counter(by_run.values())
         if len(counts) > 1:
             said = ", ".join(f"{value}: {count} runs" for value, count in sorted(counts.items()))
-            yield f"Not all runs were computed with the same {what} ({said}): they differ by rounding, too."
+            yield (
+                f"Not all runs were computed with the same {what} ({said}): they differ by"
+                " rounding, too."
+            )
 
 
 def _collection_unequal_partitions(runs: Runs) -> Iterator[str]:
-    hashes = grouped(((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs)
+    hashes = grouped(
+        ((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs
+    )
     for (scenario, repeat), found in hashes.items():
         if len({*map(str, found)}) > 1:
-            yield f"In {scenario}, seed {repeat}, the methods did not have the same images at the same clients."
+            yield (
+                f"In {scenario}, seed {repeat}, the methods did not have the same images at the"
+                " same clients."
+            )
 
 
 def _collection_missing_repeats(runs: Runs) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""A run as TensorBoard sees it: one setting (`tensorboard = true`), and an event file grows in the run's folder."""
+"""A run as TensorBoard sees it: one setting (`tensorboard = true`), and an event file grows in the
+run's folder.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,13 @@ def tensorboard_scalars(result: RoundResult) -> dict[str, float]:
     for split, metrics in result.metrics.items():
         if split in ("validation", "test"):
             found[f"{split}/AUC"] = metrics["auc"]["macro"]
-            found[f"{split}/findings without AUC"] = sum(map(math.isnan, metrics["auc"]["per_class"].values()))
-            found |= {f"{split}/AUC {finding}": area for finding, area in metrics["auc"]["per_class"].items()}
+            found[f"{split}/findings without AUC"] = sum(
+                map(math.isnan, metrics["auc"]["per_class"].values())
+            )
+            found |= {
+                f"{split}/AUC {finding}": area
+                for finding, area in metrics["auc"]["per_class"].items()
+            }
     for entry in result.ledger:
         found[f"weight/{entry.client}"] = entry.weight
         found[f"similarity/{entry.client}"] = entry.similarity

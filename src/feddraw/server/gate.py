@@ -1,9 +1,11 @@
-"""The gate that every update passes, whatever engine it comes from: a broken one is refused, never averaged.
+"""The gate that every update passes, whatever engine it comes from: a broken one is refused, never
+averaged.
 
-`check_update_contents` reads all of an update but its parameters. `accept_by_distance` compares how far clients moved:
-an update that is not finite is refused, and one that moved many times the round's median is noted, refused, or clipped
-to some medians (Sun et al., 2019, clip to a fixed length; a median needs no length that is known in advance).
-Directions are not compared: docs/safety.md says what passes.
+`check_update_contents` reads all of an update but its parameters. `accept_by_distance` compares how
+far clients moved: an update that is not finite is refused, and one that moved many times the
+round's median is noted, refused, or clipped to some medians (Sun et al., 2019, clip to a fixed
+length; a median needs no length that is known in advance). Directions are not compared:
+docs/safety.md says what passes.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from feddraw.core import Cohort, Column, Extent, Model, Update, Vector
+from feddraw.core.sums import squared_distance
 from feddraw.errors import UserError, not_negative, one_of
-from feddraw.sums import squared_distance
 
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
 MOST_STEPS = 10**9
@@ -30,7 +32,9 @@ MOST_IMAGES = 10**7
 class Gate:
     """What to do about updates that are well-formed but out of proportion."""
 
-    norm: Literal["off", "warn", "refuse"] = "warn"  # where a client moved more than `factor` times the median
+    norm: Literal["off", "warn", "refuse"] = (
+        "warn"  # where a client moved more than `factor` times the median
+    )
     factor: float = 10.0
     clip: float = 0.0  # medians that a longer move is cut to; 0 = no clipping
     max_size: int = MOST_IMAGES  # images that a client may say it has
@@ -47,39 +51,68 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class GateVerdict:
-    """What the gate found: why an update is refused (empty: it is accepted), and how far the client moved."""
+    """What the gate found: why an update is refused (empty: it is accepted), and how far the client
+    moved.
+    """
 
     reason: str
     distance: float = math.nan
     note: str = ""  # about an update that counts
     keep: float = 1.0  # share of the move that is left after clipping
-    beside: Mapping[str, float] = field(default_factory=dict)  # lengths of the long vectors beside the model
+    beside: Mapping[str, float] = field(
+        default_factory=dict
+    )  # lengths of the long vectors beside the model
 
     @property
     def status(self) -> str:
         """The ledger's text."""
-        return f"refused: {self.reason}" if self.reason else f"counted: {self.note}" if self.note else "counted"
+        return (
+            f"refused: {self.reason}"
+            if self.reason
+            else f"counted: {self.note}"
+            if self.note
+            else "counted"
+        )
 
 
-def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
+def check_update(
+    update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int
+) -> GateVerdict:
     """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
     verdict = check_update_contents(update, sent, sends, max_size)
     if verdict.reason:
         return verdict
-    return verdict_with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
+    return verdict_with_distance(
+        update, verdict, math.sqrt(squared_distance(update.model.params, sent.params))
+    )
 
 
-def check_update_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
-    """The same without the parameters' values, which a server reads only once, when it sums them."""
-    reason = _form_refusal(update, sent) or _numbers_refusal(update, max_size) or _extra_refusal(update, sent, sends)
+def check_update_contents(
+    update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int
+) -> GateVerdict:
+    """The same without the parameters' values, which a server reads only once, when it sums
+    them.
+    """
+    reason = (
+        _form_refusal(update, sent)
+        or _numbers_refusal(update, max_size)
+        or _extra_refusal(update, sent, sends)
+    )
     if reason:
         return GateVerdict(reason)
     vectors = {name: update.extra[name] for name in sends}
-    beside = {name: math.sqrt(squared_distance(one, np.zeros_like(one))) for name, one in vectors.items()}
-    if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
+    beside = {
+        name: math.sqrt(squared_distance(one, np.zeros_like(one))) for name, one in vectors.items()
+    }
+    if not (
+        np.abs(update.model.buffers).max(initial=0) < HUGE
+        and all(one < HUGE for one in beside.values())
+    ):
         return GateVerdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}")
     long = [name for name, extent in sends.items() if extent in ("params", "model", "classifier")]
-    return GateVerdict(_batch_norm_refusal(update.model, sent), beside={name: beside[name] for name in long})
+    return GateVerdict(
+        _batch_norm_refusal(update.model, sent), beside={name: beside[name] for name in long}
+    )
 
 
 def verdict_with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
@@ -98,7 +131,9 @@ def _form_refusal(update: Update, sent: Model) -> str:
             return reason
     if update.labelled is None:
         return ""
-    reason = _array_refusal("the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool))
+    reason = _array_refusal(
+        "the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool)
+    )
     return reason or ("" if update.labelled.any() else "it labels none of the findings")
 
 
@@ -125,7 +160,9 @@ def _extra_refusal(update: Update, sent: Model, sends: Mapping[str, Extent]) -> 
     for name, extent in sends.items():
         if name not in update.extra:
             return f"no {name} beside the model"
-        if reason := _array_refusal(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
+        if reason := _array_refusal(
+            name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)
+        ):
             return reason
         if extent in ("findings", "groups", "spread") and (update.extra[name] < 0).any():
             return f"{name} with a count below zero"
@@ -147,7 +184,9 @@ def _first_layer_not_finite(model: Model) -> str:
 
 
 def _batch_norm_refusal(model: Model, sent: Model) -> str:
-    """Batch norm: a negative variance makes the next model's outputs NaN, and a counter only goes up."""
+    """Batch norm: a negative variance makes the next model's outputs NaN, and a counter only goes
+    up.
+    """
     if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
     taken = model.counters - sent.counters
@@ -164,7 +203,9 @@ def check_each_update(
         if not 0 <= update.client < clients:
             found[update.client] = GateVerdict("not a client of this federation")
         elif times[update.client] > 1:
-            found[update.client] = GateVerdict(f"answered {times[update.client]} times in one round")
+            found[update.client] = GateVerdict(
+                f"answered {times[update.client]} times in one round"
+            )
         else:
             found[update.client] = check_update_contents(update, sent, sends, gate.max_size)
     return found
@@ -173,39 +214,62 @@ def check_each_update(
 def accept_by_distance(
     cohort: Cohort, distances: Column, checked: Mapping[int, GateVerdict], gate: Gate
 ) -> tuple[list[Update], dict[int, GateVerdict]]:
-    """The updates that count, clipped where that is asked for, and the verdicts on all that were checked.
+    """The updates that count, clipped where that is asked for, and the verdicts on all that were
+    checked.
 
     `cohort` has the updates that were found sound, `distances` says how far each of them moved.
     """
     moves = zip(cohort.updates, distances.tolist(), strict=True)
     found = {
-        update.client: verdict_with_distance(update, checked[update.client], distance) for update, distance in moves
+        update.client: verdict_with_distance(update, checked[update.client], distance)
+        for update, distance in moves
     }
-    found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
+    found |= compare_with_median(
+        {client: verdict for client, verdict in found.items() if not verdict.reason}, gate
+    )
     accepted = [update for update in cohort.updates if not found[update.client].reason]
-    counted = [_clipped_update(update, cohort.model, found[update.client].keep) for update in accepted]
+    counted = [
+        _clipped_update(update, cohort.model, found[update.client].keep) for update in accepted
+    ]
     return counted, {**checked, **found}
 
 
 def compare_with_median(verdicts: Mapping[int, GateVerdict], gate: Gate) -> dict[int, GateVerdict]:
-    """Each client's lengths against the median of all. With one or two clients nobody can be far from it."""
+    """Each client's lengths against the median of all.
+
+    With one or two clients nobody can be far from it.
+    """
     if not verdicts:
         return {}
     median = _median_length([verdict.distance for verdict in verdicts.values()])
     names = next(iter(verdicts.values())).beside
-    medians = {name: _median_length([verdict.beside[name] for verdict in verdicts.values()]) for name in names}
-    return {client: _compared_with_median(verdict, median, medians, gate) for client, verdict in verdicts.items()}
+    medians = {
+        name: _median_length([verdict.beside[name] for verdict in verdicts.values()])
+        for name in names
+    }
+    return {
+        client: _compared_with_median(verdict, median, medians, gate)
+        for client, verdict in verdicts.items()
+    }
 
 
 def _median_length(lengths: Sequence[float]) -> float:
-    return float(np.median(lengths)) or math.inf  # where most have not moved, there is nothing to compare with
+    return (
+        float(np.median(lengths)) or math.inf
+    )  # where most have not moved, there is nothing to compare with
 
 
-def _compared_with_median(verdict: GateVerdict, median: float, medians: Mapping[str, float], gate: Gate) -> GateVerdict:
+def _compared_with_median(
+    verdict: GateVerdict, median: float, medians: Mapping[str, float], gate: Gate
+) -> GateVerdict:
     times = verdict.distance / median
     far = [f"moved {times:.3g} times the median"] if times > gate.factor else []
     beside = {name: verdict.beside[name] / middle for name, middle in medians.items()}
-    far += [f"{name} of {ratio:.3g} times the median" for name, ratio in beside.items() if ratio > gate.factor]
+    far += [
+        f"{name} of {ratio:.3g} times the median"
+        for name, ratio in beside.items()
+        if ratio > gate.factor
+    ]
     if far and gate.norm == "refuse":
         return replace(verdict, reason=f"{far[0]} (limit {gate.factor:g})")
     if 0 < gate.clip < times:

@@ -14,7 +14,17 @@ from feddraw.server.gate import GateVerdict
 from feddraw.server.policy import policy_remark
 
 # the columns of numbers that every version's ledger has
-LEDGER_NUMBERS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+LEDGER_NUMBERS = (
+    "size",
+    "steps",
+    "prior",
+    "similarity",
+    "gamma",
+    "beta",
+    "reputation",
+    "weight",
+    "influence",
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,17 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = "counted"  # or "counted: and what was noted", "refused: why", "missing", "not asked"
+    status: str = (
+        "counted"  # or "counted: and what was noted", "refused: why", "missing", "not asked"
+    )
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
     clause: str = ""  # the policy's setting that decided it
     measured: float = math.nan  # images whose gradients were measured, where a rule asks for it
     variance: float = math.nan  # of one image's gradient at the client
-    distance: float = math.nan  # squared, of the client's gradient from the others', in the unit of rho
+    distance: float = (
+        math.nan
+    )  # squared, of the client's gradient from the others', in the unit of rho
     q: float = math.nan  # Cochran's Q over the clients
     q_expected: float = math.nan  # its expectation where the clients are alike
     rho: float = math.nan  # variance between clients over that of one image
@@ -50,7 +64,9 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class PieceEntry:
-    """One client's weight in one round for some parameters, where a rule has weights of their own for these."""
+    """One client's weight in one round for some parameters, where a rule has weights of their own
+    for these.
+    """
 
     round: int
     client: str
@@ -69,7 +85,9 @@ def ledger_remarks(
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
 ) -> dict[int, GateVerdict]:
-    """The verdicts; the gate's notes are followed by what the policy changed about a client's size and its weight."""
+    """The verdicts; the gate's notes are followed by what the policy changed about a client's size
+    and its weight.
+    """
     limited = aggregate.weights.limited if aggregate is not None else None
     found = dict(verdicts)
     for index, client in enumerate(update.client for update in accepted):
@@ -93,16 +111,24 @@ def ledger_of(
 ) -> tuple[LedgerEntry, ...]:
     """One line per client of the federation, counted or not, and per stranger that answered."""
     received = {update.client: update for update in updates}
-    shares = _ledger_weight_columns([client for client in received if not verdicts[client].reason], verdicts, aggregate)
+    shares = _ledger_weight_columns(
+        [client for client in received if not verdicts[client].reason], verdicts, aggregate
+    )
     names = dict(enumerate(clients))
     names |= {client: f"stranger {client}" for client in received if client not in names}
     lines = []
     for client, name in names.items():
         if client in received:
             update, status = received[client], verdicts[client].status
-            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares.get(client, {}), status=status))
+            lines.append(
+                LedgerEntry(
+                    round, name, update.size, update.steps, **shares.get(client, {}), status=status
+                )
+            )
         else:
-            lines.append(LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked"))
+            lines.append(
+                LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked")
+            )
     return tuple(lines)
 
 
@@ -118,18 +144,34 @@ def _ledger_weight_columns(
     columns: dict[str, Any] = {"weight": aggregate.coefficients, "influence": influence}
     columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
     if (limited := aggregate.weights.limited) is not None:
-        columns |= {"proposed": limited.before, "allowed": limited.after, "clause": np.array(limited.clauses, object)}
-    lists = {name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()}
-    return {client: {name: lists[name][index] for name in lists} for index, client in enumerate(counted)}
+        columns |= {
+            "proposed": limited.before,
+            "allowed": limited.after,
+            "clause": np.array(limited.clauses, object),
+        }
+    lists = {
+        name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()
+    }
+    return {
+        client: {name: lists[name][index] for name in lists} for index, client in enumerate(counted)
+    }
 
 
-def piece_entries(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
+def piece_entries(
+    round: int, counted: Sequence[str], aggregate: Aggregate | None
+) -> tuple[PieceEntry, ...]:
     """One line per client and piece."""
     pieces = aggregate.weights.pieces if aggregate else ()
-    return tuple(_piece_entry(round, name, piece, index) for piece in pieces for index, name in enumerate(counted))
+    return tuple(
+        _piece_entry(round, name, piece, index)
+        for piece in pieces
+        for index, name in enumerate(counted)
+    )
 
 
-def ledger_pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
+def ledger_pieces_by_finding(
+    pieces: tuple[PieceEntry, ...], findings: Sequence[str]
+) -> tuple[PieceEntry, ...]:
     """The classifier's rows under the names of their findings, where these are known."""
     names = {class_row_name(number): name for number, name in enumerate(findings)}
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)

@@ -1,9 +1,11 @@
-"""Clients that label different findings: each of the classifier's rows counts over the clients that label its finding.
+"""Clients that label different findings: each of the classifier's rows counts over the clients that
+label its finding.
 
-The body of the model is shared by the ordinary weights. For a finding that only some of the clients present label, the
-rule's weights are divided among those (`Weights.pieces`): the others' rows hardly move, and would slow the row down. A
-row that nobody present labels stays as it was sent, to the bit, whatever the server rule. Where every client labels
-every finding nothing here changes a weight.
+The body of the model is shared by the ordinary weights. For a finding that only some of the clients
+present label, the rule's weights are divided among those (`Weights.pieces`): the others' rows
+hardly move, and would slow the row down. A row that nobody present labels stays as it was sent, to
+the bit, whatever the server rule. Where every client labels every finding nothing here changes a
+weight.
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Aggregate, Bound, Cohort, Method, Model, Piece, State, Vector, Weights, class_row_name
+from feddraw.core import (
+    Aggregate,
+    Bound,
+    Cohort,
+    Method,
+    Model,
+    Piece,
+    State,
+    Vector,
+    Weights,
+    class_row_name,
+)
 
 
 def bound_then_divide(bound: Bound | None) -> Bound:
@@ -33,14 +46,22 @@ def divided_among_labelling(cohort: Cohort, weights: Weights) -> Weights:
     pieces = list(weights.pieces)
     for output in np.flatnonzero(~cohort.labelled.all(axis=0)).tolist():
         for span in cohort.model.layout.rows_of(output):
-            pieces = _pieces_with_row(pieces, weights.values, span, class_row_name(output), cohort.labelled[:, output])
+            pieces = _pieces_with_row(
+                pieces, weights.values, span, class_row_name(output), cohort.labelled[:, output]
+            )
     return replace(weights, pieces=pieces)
 
 
 def _pieces_with_row(
-    pieces: Sequence[Piece], values: NDArray[np.float64], row: slice, name: str, labelling: NDArray[np.bool_]
+    pieces: Sequence[Piece],
+    values: NDArray[np.float64],
+    row: slice,
+    name: str,
+    labelling: NDArray[np.bool_],
 ) -> list[Piece]:
-    """The pieces, with the row cut out of the one that it lies in and its weights divided among those who label it."""
+    """The pieces, with the row cut out of the one that it lies in and its weights divided among
+    those who label it.
+    """
     found, source = [], Piece(name, [], values)
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
@@ -51,7 +72,9 @@ def _pieces_with_row(
             found.append(piece)
     own = _values_among_labelling(source.values, labelling)
     for number, piece in enumerate(found):
-        if piece.name == name and np.array_equal(piece.values, own):  # the weights and the bias of one row
+        if piece.name == name and np.array_equal(
+            piece.values, own
+        ):  # the weights and the bias of one row
             found[number] = replace(piece, spans=[*piece.spans, row])
             return found
     return [*found, Piece(name, [row], own, source.parts, source.limited)]
@@ -61,18 +84,30 @@ def _span_without_row(span: slice, row: slice) -> list[slice]:
     """What is left of a span without a row in it."""
     if row.start < span.start or span.stop < row.stop:
         return [span]
-    return [part for part in (slice(span.start, row.start), slice(row.stop, span.stop)) if part.start < part.stop]
+    return [
+        part
+        for part in (slice(span.start, row.start), slice(row.stop, span.stop))
+        if part.start < part.stop
+    ]
 
 
-def _values_among_labelling(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Weights among those who label a finding, with the sum that all had; zeros where none of them counts."""
+def _values_among_labelling(
+    values: NDArray[np.float64], labelling: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Weights among those who label a finding, with the sum that all had; zeros where none of them
+    counts.
+    """
     kept = np.where(labelling, values, 0.0)
     total = kept.sum()
     return kept * (values.sum() / total) if total else np.zeros_like(kept)
 
 
-def with_unweighted_rows(aggregate: Aggregate, cohort: Cohort, method: Method, state: State) -> Aggregate:
-    """With the rows that weights do not decide: of findings that nobody labels, and of rules without weights."""
+def with_unweighted_rows(
+    aggregate: Aggregate, cohort: Cohort, method: Method, state: State
+) -> Aggregate:
+    """With the rows that weights do not decide: of findings that nobody labels, and of rules
+    without weights.
+    """
     if cohort.labelled is None:
         return aggregate
     params = aggregate.model.params.copy()
@@ -85,13 +120,19 @@ def with_unweighted_rows(aggregate: Aggregate, cohort: Cohort, method: Method, s
     return replace(aggregate, model=replace(aggregate.model, params=params))
 
 
-def _row_by_unweighted_rule(cohort: Cohort, piece: Piece, span: slice, method: Method, state: State) -> Vector:
-    """A span of the parameters by a rule that takes no weights, over the clients that label its finding."""
+def _row_by_unweighted_rule(
+    cohort: Cohort, piece: Piece, span: slice, method: Method, state: State
+) -> Vector:
+    """A span of the parameters by a rule that takes no weights, over the clients that label its
+    finding.
+    """
 
     def cut(model: Model) -> Model:
         return replace(model, params=model.params[span])
 
-    labelling = [update for update, value in zip(cohort.updates, piece.values, strict=True) if value]
+    labelling = [
+        update for update, value in zip(cohort.updates, piece.values, strict=True) if value
+    ]
     updates = [replace(update, model=cut(update.model)) for update in labelling]
     small = replace(cohort, model=cut(cohort.model), updates=updates)
     return method.server.step(small, Weights(piece.values[piece.values > 0]), state["server"])[0]

@@ -1,9 +1,10 @@
 """A policy above every rule: limits on how much a client may count, whatever the method says.
 
-Between weighing and the server's step the weights are replaced by the nearest ones (in the Euclidean norm) that keep
-the limits and sum to one; the same for layers and findings with their own weights. Before weighing, a client that
-reports more images than `max_size` or `max_size_times` allow counts with the largest number that is allowed. Weights
-within all limits keep their bits. A method whose coefficients such limits would not bound refuses a policy.
+Between weighing and the server's step the weights are replaced by the nearest ones (in the
+Euclidean norm) that keep the limits and sum to one; the same for layers and findings with their own
+weights. Before weighing, a client that reports more images than `max_size` or `max_size_times`
+allow counts with the largest number that is allowed. Weights within all limits keep their bits. A
+method whose coefficients such limits would not bound refuses a policy.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from feddraw.system.file_reading import read_toml
 
 Floats = NDArray[np.float64]
 
-POLICY_LIMITS = ("floor", "floor_times", "cap", "cap_times", "fixed")  # settings that can decide a weight
+POLICY_LIMITS = (
+    "floor",
+    "floor_times",
+    "cap",
+    "cap_times",
+    "fixed",
+)  # settings that can decide a weight
 EASED = " eased"  # behind the setting's name where too few clients were there to keep it
 POLICY_CLAUSES = frozenset(("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS)))
 
@@ -35,20 +42,31 @@ FEWEST_FOR_MEDIAN = 3  # clients for a median of sizes that one of them cannot m
 
 @dataclass(frozen=True)
 class Policy:
-    """Limits on the weights, for every client that counts in a round. Client names stand in text, as `--set` can."""
+    """Limits on the weights, for every client that counts in a round.
+
+    Client names stand in text, as `--set` can.
+    """
 
     floor: float = 0.0  # smallest weight of a client
     floor_times: float = 0.0  # the same, in multiples of the equal share
     cap: float = 1.0  # largest weight of a client
     cap_times: float = 0.0  # the same, in multiples of the equal share; 0: no such cap
-    fixed: str = ""  # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says
-    max_size: int = 0  # images; a client that says it has more counts as having so many; 0: no limit
-    max_size_times: float = 0.0  # the same, in medians of the round's sizes; from three clients on; 0: no limit
+    fixed: str = (
+        ""  # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says
+    )
+    max_size: int = (
+        0  # images; a client that says it has more counts as having so many; 0: no limit
+    )
+    max_size_times: float = (
+        0.0  # the same, in medians of the round's sizes; from three clients on; 0: no limit
+    )
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Policy:
         """From a table of settings; anything unknown or of the wrong type is refused."""
-        catalog.check_setting_types(table, {field.name: field.default for field in fields(Policy)}, "policy")
+        catalog.check_setting_types(
+            table, {field.name: field.default for field in fields(Policy)}, "policy"
+        )
         return Policy(**table)
 
     @property
@@ -67,7 +85,8 @@ class Policy:
                 share = math.nan
             if not (name and 0 <= share <= 1) or name in found:
                 raise UserError(
-                    f"policy.fixed must read like 'North=0.3, South=0.2' (each client once), not '{self.fixed}'"
+                    "policy.fixed must read like 'North=0.3, South=0.2' (each client once), not"
+                    f" '{self.fixed}'"
                 )
             found[name] = share
         return found
@@ -76,22 +95,36 @@ class Policy:
         """Refuse limits that no federation can keep."""
         for name in ("floor", "cap"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"policy.{name} must be a share from 0 to 1, not {getattr(self, name)}")
+                raise UserError(
+                    f"policy.{name} must be a share from 0 to 1, not {getattr(self, name)}"
+                )
         if not 0 <= self.floor_times <= 1:
             raise UserError(f"policy.floor_times must be from 0 to 1, not {self.floor_times}")
         if self.cap_times and not (math.isfinite(self.cap_times) and self.cap_times >= 1):
-            raise UserError(f"policy.cap_times must be 0 (no cap) or at least 1, not {self.cap_times}")
+            raise UserError(
+                f"policy.cap_times must be 0 (no cap) or at least 1, not {self.cap_times}"
+            )
         if self.floor > self.cap:
             raise UserError(f"policy.floor = {self.floor} is above policy.cap = {self.cap}")
         if self.max_size < 0:
-            raise UserError(f"policy.max_size must be a number of images, or 0 for no limit, not {self.max_size}")
+            raise UserError(
+                "policy.max_size must be a number of images, or 0 for no limit, not"
+                f" {self.max_size}"
+            )
         if 0 < not_negative("policy.max_size_times", self.max_size_times) < 1:
-            raise UserError(f"policy.max_size_times must be 0 (no limit) or at least 1, not {self.max_size_times}")
+            raise UserError(
+                "policy.max_size_times must be 0 (no limit) or at least 1, not"
+                f" {self.max_size_times}"
+            )
         if sum(self.fixed_shares.values()) > 1 + SUM_ROUNDING:
-            raise UserError(f"policy.fixed adds up to {sum(self.fixed_shares.values()):g}: it must be at most 1")
+            raise UserError(
+                f"policy.fixed adds up to {sum(self.fixed_shares.values()):g}: it must be at most 1"
+            )
 
     def check_clients(self, clients: Sequence[str]) -> None:
-        """Refuse limits that these clients cannot keep even if all of them count, and names that none of them has."""
+        """Refuse limits that these clients cannot keep even if all of them count, and names that
+        none of them has.
+        """
         for name in self.fixed_shares:
             if name not in clients:
                 raise unknown("clients", name, clients)
@@ -107,7 +140,9 @@ class Policy:
             )
 
     def limited_sizes(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
-        """Of the clients that report too many images: the number that counts, and the setting that limits it."""
+        """Of the clients that report too many images: the number that counts, and the setting that
+        limits it.
+        """
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
         if self.max_size_times and len(sizes) >= FEWEST_FOR_MEDIAN:
             limit = self.max_size_times * float(np.median(list(sizes.values())))
@@ -117,7 +152,11 @@ class Policy:
             return {}
         name = min(limits, key=lambda limit: limits[limit])
         most = limits[name]
-        return {client: (size_as_int_if_whole(most), name) for client, size in sizes.items() if size > most}
+        return {
+            client: (size_as_int_if_whole(most), name)
+            for client, size in sizes.items()
+            if size > most
+        }
 
     def limits(self, clients: Sequence[str]) -> WeightLimits:
         """The limits for the clients that count in a round."""
@@ -126,7 +165,9 @@ class Policy:
         cap, high = min((self.cap, "cap"), (self.cap_times * equal or math.inf, "cap_times"))
         fixed = np.array([name in self.fixed_shares for name in clients])
         own = np.array([self.fixed_shares.get(name, 0.0) for name in clients])
-        return WeightLimits(np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high)
+        return WeightLimits(
+            np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high
+        )
 
     def bound(self, clients: Sequence[str], server: Server) -> Bound | None:
         """The function that limits the weights of a cohort; None where nothing is limited."""
@@ -147,7 +188,9 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class WeightLimits:
-    """The smallest and largest weight of each client of a round, and which settings they come from."""
+    """The smallest and largest weight of each client of a round, and which settings they
+    come from.
+    """
 
     lower: Floats
     upper: Floats
@@ -160,16 +203,25 @@ class WeightLimits:
         """Why no weights keep the limits; empty where some do."""
         least, most = float(self.lower.sum()), float(self.upper.sum())
         if least > 1 + SUM_ROUNDING:
-            return f"their minimum weights add up to {least:.4g}, more than 1: lower policy.{self.low}"
+            return (
+                f"their minimum weights add up to {least:.4g}, more than 1: lower policy.{self.low}"
+            )
         if most < 1 - SUM_ROUNDING:
             setting = "fixed" if self.fixed.all() else self.high
-            return f"their maximum weights add up to {most:.4g}, less than 1: raise policy.{setting}"
-        return "" if (self.lower <= self.upper).all() else f"policy.{self.low} is above policy.{self.high}"
+            return (
+                f"their maximum weights add up to {most:.4g}, less than 1: raise policy.{setting}"
+            )
+        return (
+            ""
+            if (self.lower <= self.upper).all()
+            else f"policy.{self.low} is above policy.{self.high}"
+        )
 
     def apply(self, values: Floats) -> tuple[Floats, LimitedWeights]:
         """The nearest weights within the limits, and what became of the ones before.
 
-        Where too few clients are present to keep the limits, all limits are scaled by one factor, the mildest possible.
+        Where too few clients are present to keep the limits, all limits are scaled by one factor,
+        the mildest possible.
         """
         least, most = float(self.lower.sum()), float(self.upper.sum())
         if least > 1 or most < 1:
@@ -195,14 +247,18 @@ class WeightLimits:
 def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats:
     """The vector nearest to a point among those that sum to one with lower <= vector <= upper.
 
-    It is clip(point - shift), with the one shift at which the sum is one (Held, Wolfe and Crowder, 1974). The sum
-    falls along straight lines between the shifts at which a number meets one of its limits: the line that crosses one
-    is found by bisection and solved. A point that keeps the limits already is returned as it is.
+    It is clip(point - shift), with the one shift at which the sum is one (Held, Wolfe and Crowder,
+    1974). The sum falls along straight lines between the shifts at which a number meets one of its
+    limits: the line that crosses one is found by bisection and solved. A point that keeps the
+    limits already is returned as it is.
     """
     if ((lower <= point) & (point <= upper)).all() and abs(point.sum() - 1) <= SUM_ROUNDING:
         return point
     corners = np.unique(np.concatenate([point - upper, point - lower]))
-    first, last = 0, len(corners) - 1  # the sum is at least one at the first, at most one at the last
+    first, last = (
+        0,
+        len(corners) - 1,
+    )  # the sum is at least one at the first, at most one at the last
     while last - first > 1:
         middle = (first + last) // 2
         above = np.clip(point - corners[middle], lower, upper).sum() >= 1
@@ -215,7 +271,9 @@ def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats
 
 
 def why_no_policy(method: Method) -> str:
-    """Why limits on the weights would not limit a client's influence under a method; empty where they do."""
+    """Why limits on the weights would not limit a client's influence under a method; empty where
+    they do.
+    """
     if not method.server.takes_weights:
         return "its server rule takes no weights"
     if not method.weighting.sums_to_one:
@@ -223,12 +281,17 @@ def why_no_policy(method: Method) -> str:
     if method.weighting.selects:
         return "it selects clients, and limits would bring in those that it left out"
     if not (method.server.proportional or method.server.limitable):
-        return "its server rule turns weights into coefficients by numbers that the clients report themselves"
+        return (
+            "its server rule turns weights into coefficients by numbers that the clients report"
+            " themselves"
+        )
     return ""
 
 
 def policy_remark(limited: LimitedWeights, index: int) -> str:
-    """For the ledger's status: how a client's weight met a limit; empty where none decided it, or it is fixed."""
+    """For the ledger's status: how a client's weight met a limit; empty where none decided it, or
+    it is fixed.
+    """
     clause, after = limited.clauses[index], limited.after[index]
     if clause in ("", "fixed"):
         return ""
@@ -247,9 +310,12 @@ def _check_proportional_server(server: Server, cohort: Cohort, weights: Weights)
     """Refuse a rule that is declared proportional and is not: it would exceed the limits."""
     given = server.coefficients(cohort, replace(weights, pieces=()))
     total = given.sum()
-    if np.isfinite(given).all() and not np.allclose(given, total * weights.values, atol=1e-9 * abs(total)):
+    if np.isfinite(given).all() and not np.allclose(
+        given, total * weights.values, atol=1e-9 * abs(total)
+    ):
         raise UserError(
-            f"a policy cannot limit {type(server).__name__}: its coefficients are not proportional to its weights"
+            f"a policy cannot limit {type(server).__name__}: its coefficients are not proportional"
+            " to its weights"
         )
 
 
@@ -266,10 +332,18 @@ def read_policy(path: Path) -> Policy:
 
 
 def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
-    """A policy as code may give it: itself, its settings, a file with a section [policy], or nothing."""
+    """A policy as code may give it: itself, its settings, a file with a section [policy], or
+    nothing.
+    """
     if isinstance(given, Path | str) and str(given):
         return read_policy(Path(given))
-    policy = given if isinstance(given, Policy) else Policy.of(given) if isinstance(given, Mapping) else Policy()
+    policy = (
+        given
+        if isinstance(given, Policy)
+        else Policy.of(given)
+        if isinstance(given, Mapping)
+        else Policy()
+    )
     policy.check()
     return policy
 

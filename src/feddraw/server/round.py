@@ -1,4 +1,6 @@
-"""One round at the server: check the updates, weigh them, step, and write down who counted how much."""
+"""One round at the server: check the updates, weigh them, step, and write down who counted how
+much.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
+from feddraw.core import (
+    Aggregate,
+    Bound,
+    Cohort,
+    Column,
+    Method,
+    Model,
+    Proxy,
+    State,
+    SummedCohort,
+    Update,
+)
 from feddraw.errors import UserError
 from feddraw.server.gate import Gate, GateVerdict, accept_by_distance, check_each_update
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, ledger_remarks, piece_entries
@@ -25,7 +38,9 @@ class RoundRecord:
     ledger: tuple[LedgerEntry, ...]
     loss: float = math.nan  # mean training loss of the clients that counted
     seconds: Mapping[str, float] = field(default_factory=dict)  # training and aggregation
-    client_seconds: Mapping[str, float] = field(default_factory=dict, repr=False)  # how long each worked, if it says so
+    client_seconds: Mapping[str, float] = field(
+        default_factory=dict, repr=False
+    )  # how long each worked, if it says so
     pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -35,8 +50,12 @@ class RoundRecord:
         broken = self.metrics.get("validation", {}).get("not_finite", ())
         if broken:
             return f"the model's scores are not finite numbers ({', '.join(broken)})"
-        answers = [entry.status for entry in self.ledger if entry.status not in ("missing", "not asked")]
-        if answers and all(status.startswith("refused") and "finite" in status for status in answers):
+        answers = [
+            entry.status for entry in self.ledger if entry.status not in ("missing", "not asked")
+        ]
+        if answers and all(
+            status.startswith("refused") and "finite" in status for status in answers
+        ):
             return "every update was refused, because none was finite"
         return ""
 
@@ -48,12 +67,17 @@ class RoundRecord:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundResult(RoundRecord):
-    """What a round gave. The model is the one to evaluate; `next_model` is the one that is sent next."""
+    """What a round gave.
+
+    The model is the one to evaluate; `next_model` is the one that is sent next.
+    """
 
     model: Model
     next_model: Model
     state: State
-    kept: Mapping[str, Model] = field(default_factory=dict)  # after the last round: other models asked for (`keep`)
+    kept: Mapping[str, Model] = field(
+        default_factory=dict
+    )  # after the last round: other models asked for (`keep`)
 
 
 def aggregate_round(
@@ -93,16 +117,19 @@ def aggregate_round(
     if aggregate is not None:
         aggregate = with_unweighted_rows(aggregate, cohort, method, state)
     everyone = range(len(clients)) if asked is None else asked
-    return round_result(method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited)
+    return round_result(
+        method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited
+    )
 
 
 def _sum_before_accepting(
     method: Method, cohort: Cohort, state: State, bound: Bound | None
 ) -> tuple[SummedCohort, Column, State] | None:
-    """One pass over all updates for the sum and the distances; the sum holds if the gate then refuses nobody.
+    """One pass over all updates for the sum and the distances; the sum holds if the gate then
+    refuses nobody.
 
-    The state is that after weighing.
-    Only for rules that weigh each client by itself: there, an update that will be refused spoils nothing but the sum.
+    The state is that after weighing. Only for rules that weigh each client by itself: there, an
+    update that will be refused spoils nothing but the sum.
     """
     if not (method.streams and cohort.updates):
         return None
@@ -124,9 +151,13 @@ def round_result(
     received: Sequence[Update],
     verdicts: Mapping[int, GateVerdict],
     sizes: Mapping[int, float],  # that clients say they have
-    limited: Mapping[int, tuple[float, str]],  # those that the policy limits (`Policy.limited_sizes`)
+    limited: Mapping[
+        int, tuple[float, str]
+    ],  # those that the policy limits (`Policy.limited_sizes`)
 ) -> RoundResult:
-    """The new model, or the one that was sent where no update was accepted, and who counted how much."""
+    """The new model, or the one that was sent where no update was accepted, and who counted how
+    much.
+    """
     accepted = [update for update in received if not verdicts[update.client].reason]
     verdicts = ledger_remarks(verdicts, sizes, limited, accepted, aggregate)
     ledger = ledger_of(cohort.round, clients, asked, received, verdicts, aggregate)
@@ -137,5 +168,11 @@ def round_result(
     pieces = piece_entries(cohort.round, [clients[update.client] for update in accepted], aggregate)
     shown = method.shown(model, state)
     return RoundResult(
-        round=cohort.round, ledger=ledger, loss=loss, pieces=pieces, model=shown, next_model=model, state=state
+        round=cohort.round,
+        ledger=ledger,
+        loss=loss,
+        pieces=pieces,
+        model=shown,
+        next_model=model,
+        state=state,
     )

@@ -1,4 +1,5 @@
-"""A layout from a plain state dict: which tensors are parameters, which are statistics, which layer is the classifier.
+"""A layout from a plain state dict: which tensors are parameters, which are statistics, which layer
+is the classifier.
 
 For servers that get tensors with names and types, but no network.
 """
@@ -12,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.classifier_layer import choose_classifier, likely_classifier
 from feddraw.core import Kind, Layout, Model
+from feddraw.core.classifier_layer import choose_classifier, likely_classifier
+from feddraw.core.model import blank_model
 from feddraw.errors import UserError
-from feddraw.flat_model import blank_model
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -34,18 +35,31 @@ class Tensorlike(Protocol):
 
 
 def layout_of_arrays(
-    arrays: Mapping[str, Tensorlike], classifier: str | Sequence[str] = "", *, outputs: int = 0, ask: bool = True
+    arrays: Mapping[str, Tensorlike],
+    classifier: str | Sequence[str] = "",
+    *,
+    outputs: int = 0,
+    ask: bool = True,
 ) -> Layout:
-    """What a state dict's tensors are, by their names and types; the classifier as named, or as it can be found.
+    """What a state dict's tensors are, by their names and types; the classifier as named, or as it
+    can be found.
 
-    `outputs` is the number of findings where it is known. A classifier that cannot be told is asked for if `ask`.
+    `outputs` is the number of findings where it is known. A classifier that cannot be told is asked
+    for if `ask`.
     """
-    tensors = [(name, _tensor_kind(name, one), tuple(one.shape), str(one.dtype)) for name, one in arrays.items()]
+    tensors = [
+        (name, _tensor_kind(name, one), tuple(one.shape), str(one.dtype))
+        for name, one in arrays.items()
+    ]
     layout = Layout.of(tensors, "")
     params = [entry for entry in layout.entries if entry.kind == "param"]
     if not params:
         raise UserError("the initial arrays hold no parameters: give a state dict")
-    found = choose_classifier(params, classifier, outputs) if classifier or ask else likely_classifier(params, outputs)
+    found = (
+        choose_classifier(params, classifier, outputs)
+        if classifier or ask
+        else likely_classifier(params, outputs)
+    )
     return replace(layout, classifier=found)
 
 
@@ -58,8 +72,13 @@ def _tensor_kind(name: str, array: Tensorlike) -> Kind:
 
 
 def plain_arrays(params: Mapping[str, Any]) -> Arrays:
-    """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on disk."""
-    found = {name: value.materialize() if hasattr(value, "materialize") else value for name, value in params.items()}
+    """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on
+    disk.
+    """
+    found = {
+        name: value.materialize() if hasattr(value, "materialize") else value
+        for name, value in params.items()
+    }
     return {name: as_numpy(value) for name, value in found.items()}
 
 
@@ -72,7 +91,9 @@ def as_numpy(value: Any) -> NDArray[Any]:
 
 
 def state_dict_like(model: Model, example: Mapping[str, Any]) -> dict[str, Any]:
-    """A model as a state dict of the example's kind: numpy arrays, or torch tensors of its types on its device."""
+    """A model as a state dict of the example's kind: numpy arrays, or torch tensors of its types on
+    its device.
+    """
     arrays = model.arrays()
     return {
         name: value.new_tensor(arrays[name]) if hasattr(value, "new_tensor") else arrays[name]

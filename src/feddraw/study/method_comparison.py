@@ -1,7 +1,9 @@
-"""FedDRAW, FedAvg, uniform averaging and each client alone on somebody's own experiment, over seeds or folds.
+"""FedDRAW, FedAvg, uniform averaging and each client alone on somebody's own experiment, over seeds
+or folds.
 
-A comparison is a study whose runs are in order of priority: seed by seed, so that what is done can be compared, and
-within a seed by method. With a budget of time, a seed begins only if all of its methods fit.
+A comparison is a study whose runs are in order of priority: seed by seed, so that what is done can
+be compared, and within a seed by method. With a budget of time, a seed begins only if all of its
+methods fit.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ FOR_THE_REPORT = 0.03  # share of a budget that is kept for writing the report
 
 
 def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> list[PlannedRun]:
-    """All runs, the most important first; a method of the experiment's own comes before the others."""
+    """All runs, the most important first; a method of the experiment's own comes before the
+    others.
+    """
     if folds:
         experiment = experiment.with_settings({"folds": folds})
     repeats = seeds or experiment.folds or COMPARED_SEEDS
     if min(seeds, folds) < 0:
         raise UserError("the number of seeds or folds must be positive")
     if experiment.folds and seeds > experiment.folds:
-        raise UserError(f"{seeds} seeds for {experiment.folds} folds: give at most one seed per fold")
+        raise UserError(
+            f"{seeds} seeds for {experiment.folds} folds: give at most one seed per fold"
+        )
     own = experiment.section("method")[0]
     methods = COMPARED_METHODS if own in COMPARED_METHODS else (own, *COMPARED_METHODS)
     found = []
@@ -41,7 +47,9 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
     return found
 
 
-def comparison_estimates(runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]) -> dict[str, RunTimeEstimate]:
+def comparison_estimates(
+    runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]
+) -> dict[str, RunTimeEstimate]:
     """By method, from a few timed steps."""
     methods = grouped((method_of(planned), planned.experiment) for planned in runs)
     times = estimate_run_times([experiments[0] for experiments in methods.values()], places)
@@ -79,7 +87,9 @@ class ComparisonBudget:
         return found
 
     def admits(self, planned: PlannedRun, tally: StudyProgress) -> bool:
-        """Whether a run may begin now; the rest of a seed that has begun is asked for one by one."""
+        """Whether a run may begin now; the rest of a seed that has begun is asked for one
+        by one.
+        """
         seed = planned.experiment.seed
         if seed in self._refused:
             return False
@@ -104,4 +114,6 @@ def comparison_seeds_in_words(runs: Sequence[PlannedRun]) -> str:
     """Runs in few words: whole seeds together, else method by method."""
     methods = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
     seeds = grouped((", ".join(names), str(seed)) for seed, names in methods.items())
-    return "; ".join(f"{names} with seed{'s' * (len(own) > 1)} {', '.join(own)}" for names, own in seeds.items())
+    return "; ".join(
+        f"{names} with seed{'s' * (len(own) > 1)} {', '.join(own)}" for names, own in seeds.items()
+    )

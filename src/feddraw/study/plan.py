@@ -1,7 +1,9 @@
-"""The runs of a study: a file whose lists are multiplied out, every combination a run in a folder of its own.
+"""The runs of a study: a file whose lists are multiplied out, every combination a run in a folder
+of its own.
 
-Seeds vary slowest, so a study that is stopped half-way has whole replicates. Some settings are said of a part of the
-runs only: those of one family (a scenario or data set), and where an archive lies on this machine.
+Seeds vary slowest, so a study that is stopped half-way has whole replicates. Some settings are said
+of a part of the runs only: those of one family (a scenario or data set), and where an archive lies
+on this machine.
 """
 
 from __future__ import annotations
@@ -43,21 +45,28 @@ class PlannedRun:
 
     def is_finished(self, out: Path) -> bool:
         """Whether its folder in `out` has all files; one that holds another run is refused."""
-        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True, defaults=unnamed_defaults())
+        return not RunFolder(out / self.name).begin(
+            self.complete.table(), resume=True, defaults=unnamed_defaults()
+        )
 
     @property
     def key(self) -> str:
-        """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
+        """A digest of what was asked for: every setting that is not the default, so that a new one
+        changes no old key.
 
         Where an archive lies on this machine and how the run is carried out are no part of it.
         """
         usual, own = (dotted_settings(one.table()) for one in (Experiment(), self.experiment))
         chosen = {name: value for name, value in own.items() if usual.get(name) != value}
-        table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
+        table = without_execution(
+            chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {})
+        )
         for name in ("data.name", "data.path"):
             if isinstance(table.get(name), str):
                 table[name] = Path(table[name]).as_posix()  # ./x is x
-        return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(table, sort_keys=True).encode(), digest_size=8
+        ).hexdigest()
 
 
 def is_file_data(planned: PlannedRun) -> bool:
@@ -72,17 +81,25 @@ def data_key(experiment: Experiment) -> str:
 
 
 def read_study(
-    path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False, paths: Mapping[str, str] | None = None
+    path: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
+    paths: Mapping[str, str] | None = None,
 ) -> list[PlannedRun]:
     """All runs of a study's file: an experiment file in which any value may be a list.
 
-    `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its `label`, if it has
-    one, is what tables call it in place of its scenario. `preset` names what the settings start from. A list inside a
-    list is a value. `[only.FAMILY]` has settings of the runs with this scenario or data set, `[paths]` says where
-    archives are; `changes` and `paths` are the same from the command line.
+    `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its
+    `label`, if it has one, is what tables call it in place of its scenario. `preset` names what the
+    settings start from. A list inside a list is a value. `[only.FAMILY]` has settings of the runs
+    with this scenario or data set, `[paths]` says where archives are; `changes` and `paths` are the
+    same from the command line.
     """
     table = read_toml(path)
-    places, only = read_archive_paths(table.pop("paths", {}), path), read_family_settings(table.pop("only", {}), path)
+    places, only = (
+        read_archive_paths(table.pop("paths", {}), path),
+        read_family_settings(table.pop("only", {}), path),
+    )
     for_all, families = changes_by_family(changes or {})
     preset = table.pop("preset", "laptop")
     cases = table.pop("case", [{}])
@@ -111,21 +128,35 @@ def _combinations(table: Mapping[str, Any]) -> list[Choice]:
     found: list[Choice] = [({}, {})]
     for name, value in table.items():
         items = value if isinstance(value, list) else [value]
-        nested: list[list[Any]] = [_combinations(item) if isinstance(item, Mapping) else [(item, {})] for item in items]
+        nested: list[list[Any]] = [
+            _combinations(item) if isinstance(item, Mapping) else [(item, {})] for item in items
+        ]
         choices = [choice for some in nested for choice in some]
         _require_few_runs(len(found) * len(choices))
-        more = [({name: chosen}, _choice_label(name, chosen, inner, len(items) > 1)) for chosen, inner in choices]
-        found = [(settings | one, label | words) for settings, label in found for one, words in more]
+        more = [
+            ({name: chosen}, _choice_label(name, chosen, inner, len(items) > 1))
+            for chosen, inner in choices
+        ]
+        found = [
+            (settings | one, label | words) for settings, label in found for one, words in more
+        ]
     return found
 
 
 def _require_few_runs(runs: int) -> None:
     if runs > MOST_RUNS:
-        raise UserError(f"the study has {runs:,} runs or more, of {MOST_RUNS:,} allowed: split it into several files")
+        raise UserError(
+            f"the study has {runs:,} runs or more, of {MOST_RUNS:,} allowed: split it into several"
+            " files"
+        )
 
 
-def _choice_label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
-    """What to call a choice: a section by its name and its own settings, a number by its setting's name."""
+def _choice_label(
+    name: str, chosen: Any, inner: Mapping[str, str], several: bool
+) -> dict[str, str]:
+    """What to call a choice: a section by its name and its own settings, a number by its setting's
+    name.
+    """
     if not isinstance(chosen, Mapping):
         return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
     if name not in ALWAYS_NAMED and not several:
@@ -151,8 +182,12 @@ def planned_run(experiment: Experiment, label: dict[str, str]) -> PlannedRun:
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
     own = {key: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
     ends = Counter(key.rpartition(".")[2] for key in own)
-    others = {key if ends[end := key.rpartition(".")[2]] > 1 else end: value for key, value in own.items()}
-    words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
+    others = {
+        key if ends[end := key.rpartition(".")[2]] > 1 else end: value for key, value in own.items()
+    }
+    words = [label[name] for name in ALWAYS_NAMED] + [
+        f"{key}={value}" for key, value in others.items()
+    ]
     name = "_".join([*words, f"seed={experiment.seed}"])
     return PlannedRun(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
 
@@ -165,8 +200,13 @@ def _require_different_names(runs: Sequence[PlannedRun], path: Path) -> None:
         seen.add(planned.name)
         first = firsts.setdefault(planned.key, planned)
         if first is not planned:
-            how = "give the same results, they differ only in how they are computed: keep one of them"
-            replaced = "are the same run, because --set replaced the settings in which they differed: change the file"
+            how = (
+                "give the same results, they differ only in how they are computed: keep one of them"
+            )
+            replaced = (
+                "are the same run, because --set replaced the settings in which they differed:"
+                " change the file"
+            )
             why = replaced if first.experiment == planned.experiment else how
             raise UserError(f"{path}: {first.name} and {planned.name} {why}")
 
@@ -190,7 +230,9 @@ def run_belongs_to_family(experiment: Experiment, family: str) -> bool:
 
 
 def changes_by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Changes to every run, and those whose key begins with a family: {"CHX-7.scenario.scale": 0.9}."""
+    """Changes to every run, and those whose key begins with a family: {"CHX-7.scenario.scale":
+    0.9}.
+    """
     for_all, families = {}, dict[str, dict[str, Any]]()
     for key, value in changes.items():
         family, _, rest = key.partition(".")
@@ -204,7 +246,9 @@ def changes_by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict
 def read_family_settings(table: Any, path: Path) -> dict[str, dict[str, Any]]:
     """The tables `[only.FAMILY]` of a study's file, each with settings by dotted path."""
     if not isinstance(table, dict) or not all(isinstance(own, dict) for own in table.values()):
-        raise UserError(f"{path}: write settings of a family as a table: [only.chexpert] or [only.'CHX-7']")
+        raise UserError(
+            f"{path}: write settings of a family as a table: [only.chexpert] or [only.'CHX-7']"
+        )
     return {family: dotted_settings(own) for family, own in table.items()}
 
 
@@ -221,22 +265,34 @@ def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
 def with_family_settings(experiment: Experiment, families: Mapping[str, Settings]) -> Experiment:
     """With the settings of every family that it is of."""
     for family, settings in families.items():
-        experiment = experiment.with_settings(settings) if run_belongs_to_family(experiment, family) else experiment
+        experiment = (
+            experiment.with_settings(settings)
+            if run_belongs_to_family(experiment, family)
+            else experiment
+        )
     return experiment
 
 
-def with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
+def with_archive_path(
+    experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]
+) -> Experiment:
     """With the path of its archive: as typed; else its own setting; else the file's."""
     name, own = data_name(experiment), experiment.section("data")[1].get("path", "")
     place = typed.get(name) or own or usual.get(name, "")
     return experiment.with_settings({"data.path": place}) if place and place != own else experiment
 
 
-def require_family_members(families: Sequence[str], experiments: Sequence[Experiment], path: Path) -> None:
-    """Refuse a family that no run is of: a setting that is quietly lost would be found out days later."""
+def require_family_members(
+    families: Sequence[str], experiments: Sequence[Experiment], path: Path
+) -> None:
+    """Refuse a family that no run is of: a setting that is quietly lost would be found out days
+    later.
+    """
     for family in families:
         if not any(run_belongs_to_family(experiment, family) for experiment in experiments):
-            raise UserError(f"{path} has no run with a scenario or data set '{family}': correct or remove it")
+            raise UserError(
+                f"{path} has no run with a scenario or data set '{family}': correct or remove it"
+            )
 
 
 def unfinished_runs(runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:

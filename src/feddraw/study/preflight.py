@@ -1,6 +1,8 @@
-"""A study before it begins: every data set opened, every scenario dealt, the network built, a few steps timed.
+"""A study before it begins: every data set opened, every scenario dealt, the network built, a few
+steps timed.
 
-Nothing is prepared or written. What stands in the way is told all at once, with what the study will cost.
+Nothing is prepared or written. What stands in the way is told all at once, with what the study will
+cost.
 """
 
 from __future__ import annotations
@@ -46,11 +48,17 @@ class StudySurvey:
 
     runs: Sequence[PlannedRun]
     finished: set[str] = field(default_factory=set)
-    obstacles: dict[str, list[str]] = field(default_factory=dict)  # what is in the way, and of which runs
-    looks: dict[str, tuple[Dataset, PreparationEstimate]] = field(default_factory=dict)  # by data key
+    obstacles: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # what is in the way, and of which runs
+    looks: dict[str, tuple[Dataset, PreparationEstimate]] = field(
+        default_factory=dict
+    )  # by data key
     work: dict[str, RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
-    clients: dict[str, Sequence[int]] = field(default_factory=dict)  # sizes by scenario, of the first seed
+    clients: dict[str, Sequence[int]] = field(
+        default_factory=dict
+    )  # sizes by scenario, of the first seed
 
     def dataset(self, experiment: Experiment) -> Dataset:
         """The one that an experiment is on."""
@@ -70,13 +78,17 @@ class StudySurvey:
         stopped = {name for names in self.obstacles.values() for name in names}
         return [planned for planned in self.runs if planned.name not in self.finished | stopped]
 
-    def note_work(self, planned: PlannedRun, dealt: run_preparation.PreparedData, initial: Model | None) -> None:
+    def note_work(
+        self, planned: PlannedRun, dealt: run_preparation.PreparedData, initial: Model | None
+    ) -> None:
         task = run_preparation.prepare_task(planned.complete, dealt)
         self.work[planned.name] = RunWork.of(task)
         if initial is not None:
             task.method.weighting.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
-        self.clients.setdefault(planned.label["scenario"], [len(rows) for rows in dealt.training_rows])
+        self.clients.setdefault(
+            planned.label["scenario"], [len(rows) for rows in dealt.training_rows]
+        )
 
     def model_key(self, planned: PlannedRun) -> str:
         """Equal for runs with the same network on the same kind of device."""
@@ -93,16 +105,23 @@ def _runs_in_words(names: Sequence[str]) -> str:
 
 
 def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: None) -> StudySurvey:
-    """Open every data set, deal every scenario and build every network that unfinished runs need."""
+    """Open every data set, deal every scenario and build every network that unfinished runs
+    need.
+    """
     found = StudySurvey(runs)
     for planned in runs:
         with found.noting([planned]):
             found.finished |= {planned.name} if planned.is_finished(out) else set()
-    for key, members in grouped((data_key(planned.complete), planned) for planned in found.left).items():
+    for key, members in grouped(
+        (data_key(planned.complete), planned) for planned in found.left
+    ).items():
         say(f"opening {members[0].complete.section('data')[0]}")
         with found.noting(members):
             look = PreparationEstimate()
-            found.looks[key] = run_preparation.open_experiment_data(members[0].complete, estimate=look), look
+            found.looks[key] = (
+                run_preparation.open_experiment_data(members[0].complete, estimate=look),
+                look,
+            )
     opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
     initial: dict[str, Model] = {}
     for key, members in grouped((found.model_key(planned), planned) for planned in opened).items():
@@ -111,11 +130,15 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
             first = members[0].complete
             first.training.available_device()
             build = run_preparation.network_builder(first, len(found.dataset(first).findings))
-            initial[key] = run_preparation.initial_model(partial(build, pretrained=True), first.seed)
+            initial[key] = run_preparation.initial_model(
+                partial(build, pretrained=True), first.seed
+            )
     for members in grouped((_dealing_key(planned), planned) for planned in opened).values():
         say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
         with found.noting(members):
-            dealt = run_preparation.prepare_client_data(members[0].complete, found.dataset(members[0].complete))
+            dealt = run_preparation.prepare_client_data(
+                members[0].complete, found.dataset(members[0].complete)
+            )
             for planned in members:
                 with found.noting([planned]):
                     found.note_work(planned, dealt, initial.get(found.model_key(planned)))
@@ -125,11 +148,15 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
 def _dealing_key(planned: PlannedRun) -> str:
     one = planned.complete
     own = [one.scenario, one.partition_seed, one.folds and one.seed % one.folds, one.folds]
-    return json.dumps([data_key(one), own, one.holdout, one.training.batch_size, vars(one.corruption)])
+    return json.dumps(
+        [data_key(one), own, one.holdout, one.training.batch_size, vars(one.corruption)]
+    )
 
 
 def _folder_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
-    """Of a run's folder: the model, what is kept beside it, the checkpoint, and the scores of all test images."""
+    """Of a run's folder: the model, what is kept beside it, the checkpoint, and the scores of all
+    test images.
+    """
     model = initial.params.nbytes + initial.buffers.nbytes + initial.counters.nbytes
     kept = int(task.experiment.keep.best) + bool(task.experiment.keep.tail)
     memory = client_memory_extents(task.method.local, task.experiment.training)
@@ -137,7 +164,9 @@ def _folder_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
     arrays: dict[str, NDArray[Any]] = {}
     extract_arrays(task.method.init(initial), "state", arrays)
     state = sum(array.nbytes for array in arrays.values())
-    tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:]) + sum(map(len, task.holdout_rows))
+    tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:]) + sum(
+        map(len, task.holdout_rows)
+    )
     scores = tested * (5 * len(task.dataset.findings) + 16)
     return model * (2 + 2 * kept) + 4 * remembered * len(task.clients) + state + scores
 
@@ -177,13 +206,24 @@ class Preflight:
 
 def _described_dataset(dataset: Dataset, look: PreparationEstimate) -> dict[str, Any]:
     images: dict[str, Any] = {split: len(dataset.rows[split]) for split in SPLITS}
-    return {"name": dataset.name, **images, "to_prepare": look.images, "bytes": sum(look.bytes.values())}
+    return {
+        "name": dataset.name,
+        **images,
+        "to_prepare": look.images,
+        "bytes": sum(look.bytes.values()),
+    }
 
 
 def preflight(
-    runs: Sequence[PlannedRun], out: Path, workers: int = 0, devices: str = "", say: Say = lambda _: None
+    runs: Sequence[PlannedRun],
+    out: Path,
+    workers: int = 0,
+    devices: str = "",
+    say: Say = lambda _: None,
 ) -> Preflight:
-    """All that can be known of a study before it begins, with so many workers, or as many as the devices hold."""
+    """All that can be known of a study before it begins, with so many workers, or as many as the
+    devices hold.
+    """
     began = time.monotonic()
     found = survey_study(runs, out, say)
     left, obstacles = found.left, found.said()
@@ -224,23 +264,37 @@ def _expected_times(
     expected: dict[str, float] = {}
     for members, one in zip(kinds.values(), times, strict=True):
         expected |= {planned.name: one.seconds(found.work[planned.name]) for planned in members}
-    return {planned.label["method"]: one for planned, one in zip(firsts, times, strict=True)}, expected
+    return {
+        planned.label["method"]: one for planned, one in zip(firsts, times, strict=True)
+    }, expected
 
 
 def _on_phantoms(experiment: Experiment) -> Experiment:
     """The experiment on phantoms, for which a worker needs no files."""
-    return replace(experiment, data={"name": "phantom", "size": experiment.section("data")[1]["size"]}, engine="serial")
+    return replace(
+        experiment,
+        data={"name": "phantom", "size": experiment.section("data")[1]["size"]},
+        engine="serial",
+    )
 
 
 def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
     """Folders whose disk has no room for what comes there; two may be on one disk."""
     there = [(nearest_existing(folder.absolute()), size) for folder, size in needed.items()]
-    for members in grouped((folder.stat().st_dev, (folder, size)) for folder, size in there).values():
+    for members in grouped(
+        (folder.stat().st_dev, (folder, size)) for folder, size in there
+    ).values():
         total, free = sum(size for _, size in members), shutil.disk_usage(members[0][0]).free
         if total > free:
             where = " and ".join(str(folder) for folder, _ in members)
-            advice = "make room, or name other folders (FEDDRAW_CACHE for prepared images, --out for runs)"
-            yield f"the disk of {where} needs {total / 1e9:.1f} GB and has {free / 1e9:.1f} GB free: {advice}"
+            advice = (
+                "make room, or name other folders (FEDDRAW_CACHE for prepared images, --out for"
+                " runs)"
+            )
+            yield (
+                f"the disk of {where} needs {total / 1e9:.1f} GB and has {free / 1e9:.1f} GB free:"
+                f" {advice}"
+            )
 
 
 def _too_little_memory(memory: int, devices: Sequence[str]) -> Iterator[str]:

@@ -33,7 +33,8 @@ class RunUnderWay:
 class StudyProgress:
     """Follows the events of a study; times are those of its own runs.
 
-    `expected` are seconds per run, where somebody has measured them; they set how much one run counts beside another.
+    `expected` are seconds per run, where somebody has measured them; they set how much one run
+    counts beside another.
     """
 
     def __init__(
@@ -53,14 +54,19 @@ class StudyProgress:
         self._expected = dict(expected or {})
         self._clock = clock
         self.began = clock()
-        self._spent, self._done = 0.0, 0.0  # seconds that finished runs took, and what they cost in expected seconds
+        self._spent, self._done = (
+            0.0,
+            0.0,
+        )  # seconds that finished runs took, and what they cost in expected seconds
 
     def note(self, event: StudyEvent) -> None:
         self.waiting.pop(event.run, None)
         if event.kind in ("started", "progress"):
             run = self.running.setdefault(event.run, RunUnderWay(self._clock()))
             run.now = event.text or run.now
-            if event.kind == "progress" and event.text.startswith("round"):  # not while images are prepared
+            if event.kind == "progress" and event.text.startswith(
+                "round"
+            ):  # not while images are prepared
                 run.share = event.done
                 run.first = event.done if run.first is None else run.first
             return
@@ -87,16 +93,22 @@ class StudyProgress:
 
     @property
     def pace(self) -> float | None:
-        """Seconds per expected second, so far; unknown where nothing was expected and nothing is done."""
+        """Seconds per expected second, so far; unknown where nothing was expected and nothing is
+        done.
+        """
         now = self._clock()
-        done = self._done + sum((r.share - (r.first or 0.0)) * self.cost(n) for n, r in self.running.items())
+        done = self._done + sum(
+            (r.share - (r.first or 0.0)) * self.cost(n) for n, r in self.running.items()
+        )
         usual = sum(map(self.cost, self.running)) / max(1, len(self.running))
         if done > ENOUGH_DONE * usual:
             return (self._spent + sum(now - run.began for run in self.running.values())) / done
         return 1.0 if self._expected else None
 
     def seconds_left(self, also: Sequence[str] | None = None) -> float | None:
-        """Until all runs are done, or those under way and these: each goes to the worker that is free first."""
+        """Until all runs are done, or those under way and these: each goes to the worker that is
+        free first.
+        """
         pace = self.pace
         if pace is None:
             return None

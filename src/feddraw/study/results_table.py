@@ -20,21 +20,41 @@ from feddraw.system.locks import lock_file
 def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
     folder = RunFolder(out / planned.name)
-    row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
+    row = {
+        "run": planned.name,
+        "key": planned.key,
+        **planned.label,
+        "seed": planned.experiment.seed,
+    }
     with damage_told(folder.path):
         found, rounds = read_json(folder.metrics), read_jsonl(folder.rounds)
-        curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
-        own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
+        curve = (
+            [line["test"]["macro"] for line in rounds]
+            if all("test" in line for line in rounds)
+            else []
+        )
+        own = {
+            name: one["test"]["auc"]["macro"]
+            for name, one in found["clients"].items()
+            if "test" in one
+        }
         row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
         if found.get("diverged"):
             row["diverged"] = found["diverged"]["round"]
         row["validation_auc"] = found["validation"]["auc"]["macro"]
         for kind in ("auc", "gm"):
-            row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
+            row |= {
+                f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()
+            }
         row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
-        row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
+        row |= {
+            f"auc_of_{name}": one["test"]["auc"]["macro"]
+            for name, one in found.get("models", {}).items()
+        }
         row |= _results_by_site_and_round(rounds)
-        row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
+        row["auc_by_client"] = " ".join(
+            f"{name}={area:.6f}" for name, area in own.items() if area is not None
+        )
         row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
         row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
     return row
@@ -45,7 +65,9 @@ def _results_by_site_and_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str,
     curves = [line.get("test", {}).get("sites", {}) for line in rounds]
     if not all(curves):
         return {}
-    areas = {site: [math.nan if one[site] is None else one[site] for one in curves] for site in curves[0]}
+    areas = {
+        site: [math.nan if one[site] is None else one[site] for one in curves] for site in curves[0]
+    }
     words = [" ".join([site, *(f"{area:.6f}" for area in own)]) for site, own in areas.items()]
     return {"auc_by_site_by_round": "; ".join(words)}
 
@@ -53,7 +75,8 @@ def _results_by_site_and_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str,
 class ResultTable:
     """A CSV with a line for every finished run; written whole, so that columns may come later.
 
-    Several studies may share one: rows are added under a lock, to what the file holds at that moment.
+    Several studies may share one: rows are added under a lock, to what the file holds at that
+    moment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,10 +91,16 @@ class ResultTable:
         with lock_file(self.path):
             before = _results_by_key(self.path)
             new = {row["key"]: dict(row) for row in rows if row["key"] not in before}
-            again = {_dealt_run(row) for row in new.values()}  # an earlier version may have given them other keys
-            self.rows = {key: row for key, row in before.items() if _dealt_run(row) not in again} | new
+            again = {
+                _dealt_run(row) for row in new.values()
+            }  # an earlier version may have given them other keys
+            self.rows = {
+                key: row for key, row in before.items() if _dealt_run(row) not in again
+            } | new
             columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
-            lines = [[_result_cell(row.get(name)) for name in columns] for row in self.rows.values()]
+            lines = [
+                [_result_cell(row.get(name)) for name in columns] for row in self.rows.values()
+            ]
             write_whole(self.path, csv_text([columns, *lines]).encode())
 
 

@@ -1,4 +1,6 @@
-"""A study from its plan to its table: what is finished is skipped, what fails does not stop the rest."""
+"""A study from its plan to its table: what is finished is skipped, what fails does not stop the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from feddraw.system.file_writing import make_folder, refuse_link, write_errors_t
 from feddraw.training.devices import WorkerPlace
 
 PLAN_FILE = "plan.json"
-FAILURE_PATIENCE = 3  # runs in a row that may fail for one cause before a study stops beginning others
+FAILURE_PATIENCE = (
+    3  # runs in a row that may fail for one cause before a study stops beginning others
+)
 
 
 def run_study(
@@ -35,14 +39,16 @@ def run_study(
     plan: str = PLAN_FILE,
     patience: int = FAILURE_PATIENCE,
 ) -> Iterator[StudyEvent]:
-    """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
+    """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop
+    the others.
 
-    `workers` is their number, or where each trains; a run that finds no memory there waits until fewer are left. Only
-    when `patience` runs in a row have failed for the same cause are the rest left out (0: never).
+    `workers` is their number, or where each trains; a run that finds no memory there waits until
+    fewer are left. Only when `patience` runs in a row have failed for the same cause are the rest
+    left out (0: never).
 
-    `progress` is told of images that are prepared before the first run. `admit` is asked before each run begins; one
-    that it refuses is left out. A file called `plan` tells `feddraw watch` what is still to come; `doubtful`
-    are runs that will probably be refused.
+    `progress` is told of images that are prepared before the first run. `admit` is asked before
+    each run begins; one that it refuses is left out. A file called `plan` tells `feddraw watch`
+    what is still to come; `doubtful` are runs that will probably be refused.
     """
     waiting = []
     for planned in runs:
@@ -69,7 +75,9 @@ def run_study(
         pool.stop()
 
 
-def _done_before(planned: PlannedRun, out: Path, tables: Sequence[ResultTable]) -> StudyEvent | None:
+def _done_before(
+    planned: PlannedRun, out: Path, tables: Sequence[ResultTable]
+) -> StudyEvent | None:
     """Whether there is nothing to do for a run, or nothing that can be done."""
     try:
         refuse_link(out / planned.name)
@@ -84,8 +92,11 @@ def _done_before(planned: PlannedRun, out: Path, tables: Sequence[ResultTable]) 
     return None if listed is None else StudyEvent("skipped", planned.name, row=listed)
 
 
-def prepare_study_data(runs: Sequence[PlannedRun], progress: Progress | None) -> dict[PlannedRun, str]:
-    """Prepare each data set's images once, while there are no workers yet; gives the runs whose data cannot be opened.
+def prepare_study_data(
+    runs: Sequence[PlannedRun], progress: Progress | None
+) -> dict[PlannedRun, str]:
+    """Prepare each data set's images once, while there are no workers yet; gives the runs whose
+    data cannot be opened.
 
     Phantoms, and what a user's own function makes, are not kept on disk: workers make their own.
     """
@@ -121,7 +132,9 @@ class RepeatedFailure:
         if event.kind == "finished":
             self._count = 0
         elif event.kind == "failed":
-            cause = re.sub(r"\d+", "#", event.text.replace(event.run, "")).partition("; its traceback is in ")[0]
+            cause = re.sub(r"\d+", "#", event.text.replace(event.run, "")).partition(
+                "; its traceback is in "
+            )[0]
             self._count = self._count + 1 if cause == self._cause else 1
             self._cause = cause
 
@@ -133,9 +146,14 @@ class RepeatedFailure:
 class _PlanFile:
     """What a study still has to do, for `feddraw watch` and others that read its folder."""
 
-    def __init__(self, path: Path, runs: Sequence[PlannedRun], workers: int, doubtful: Collection[str]) -> None:
+    def __init__(
+        self, path: Path, runs: Sequence[PlannedRun], workers: int, doubtful: Collection[str]
+    ) -> None:
         self._path = path
-        self._plan: dict[str, Any] = {"runs": [planned.name for planned in runs], "workers": workers}
+        self._plan: dict[str, Any] = {
+            "runs": [planned.name for planned in runs],
+            "workers": workers,
+        }
         self._plan |= {"failed": {}, "left_out": sorted(doubtful)}
         if workers:
             with write_errors_told(path):

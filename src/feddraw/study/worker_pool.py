@@ -1,4 +1,6 @@
-"""The worker processes of a study, each with the serial engine on one thread: no core has more than one to do."""
+"""The worker processes of a study, each with the serial engine on one thread: no core has more than
+one to do.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ from feddraw.training.devices import WorkerPlace
 
 
 class WorkerPool:
-    """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed.
+    """Worker processes, each with at most one run; one that dies is replaced and its run counted as
+    failed.
 
-    One that has no memory for its run ends, and the run waits for the others on its device; the last of them may not.
+    One that has no memory for its run ends, and the run waits for the others on its device; the
+    last of them may not.
     """
 
     def __init__(self, out: Path, places: Sequence[WorkerPlace]) -> None:
@@ -50,7 +54,9 @@ class WorkerPool:
         pipe, process = start_worker(serve_runs, place)
         self._processes[pipe], self._places[pipe] = process, place
 
-    def run(self, runs: Sequence[PlannedRun], admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
+    def run(
+        self, runs: Sequence[PlannedRun], admit: Callable[[PlannedRun], bool]
+    ) -> Iterator[StudyEvent]:
         self._waiting = list(reversed(runs))
         while self._waiting or self._busy:
             for pipe in [p for p in self._processes if p not in self._busy]:
@@ -62,7 +68,11 @@ class WorkerPool:
     def _next(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
         while self._waiting and pipe in self._processes and pipe not in self._busy:
             planned = self._waiting.pop()
-            yield self._begin(pipe, planned) if admit(planned) else StudyEvent("left out", planned.name)
+            yield (
+                self._begin(pipe, planned)
+                if admit(planned)
+                else StudyEvent("left out", planned.name)
+            )
 
     def _begin(self, pipe: Connection, planned: PlannedRun) -> StudyEvent:
         self._busy[pipe] = planned
@@ -75,7 +85,9 @@ class WorkerPool:
             return StudyEvent("progress", planned.name, "waits: its worker had died")
         return StudyEvent("started", planned.name)
 
-    def _receive(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
+    def _receive(
+        self, pipe: Connection, admit: Callable[[PlannedRun], bool]
+    ) -> Iterator[StudyEvent]:
         planned = self._busy[pipe]
         try:
             said = json.loads(pipe.recv_bytes())
@@ -98,7 +110,9 @@ class WorkerPool:
 
     def _finished(self, planned: PlannedRun) -> StudyEvent:
         try:
-            return StudyEvent("finished", planned.name, done=1.0, row=results_row(planned, self.out))
+            return StudyEvent(
+                "finished", planned.name, done=1.0, row=results_row(planned, self.out)
+            )
         except UserError as mistake:
             return StudyEvent("failed", planned.name, str(mistake))
 
@@ -113,7 +127,9 @@ class WorkerPool:
         return f"; its traceback is in {log}"
 
     def _let_go(self, pipe: Connection, planned: PlannedRun, shortage: str) -> StudyEvent:
-        """End a worker that had no memory, if there are others on its device, and keep its run for them."""
+        """End a worker that had no memory, if there are others on its device, and keep its run for
+        them.
+        """
         place = self._places[pipe]
         left = sum(other.device == place.device for other in self._places.values()) - 1
         if not left:
@@ -121,10 +137,18 @@ class WorkerPool:
         del self._places[pipe]
         stop_workers([(pipe, self._processes.pop(pipe))])
         self._waiting.append(planned)
-        return StudyEvent("progress", planned.name, f"waits: {place.device} has no memory for {left + 1} runs at once")
+        return StudyEvent(
+            "progress",
+            planned.name,
+            f"waits: {place.device} has no memory for {left + 1} runs at once",
+        )
 
     def _replace(self, pipe: Connection) -> StudyEvent:
-        planned, process, place = self._busy.pop(pipe), self._processes.pop(pipe), self._places.pop(pipe)
+        planned, process, place = (
+            self._busy.pop(pipe),
+            self._processes.pop(pipe),
+            self._places.pop(pipe),
+        )
         how, advice = cause_of_death(process)
         self._start(place)
         return StudyEvent("failed", planned.name, f"its worker {how}{advice}")
@@ -147,7 +171,9 @@ def serve_runs(pipe: Connection, place: WorkerPlace) -> None:
         pass  # the parent has closed the pipe
 
 
-def _carry_out_run(pipe: Connection, request: Any, opened: dict[str, Dataset], place: WorkerPlace) -> dict[str, Any]:
+def _carry_out_run(
+    pipe: Connection, request: Any, opened: dict[str, Dataset], place: WorkerPlace
+) -> dict[str, Any]:
     last = 0.0
 
     def progress(what: str, ready: int, total: int) -> None:
@@ -161,7 +187,9 @@ def _carry_out_run(pipe: Connection, request: Any, opened: dict[str, Dataset], p
         asked = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
         experiment = complete(on_device(asked, place.device))
         dataset = _worker_data(experiment, opened, progress)
-        for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
+        for _ in iterate(
+            experiment, request["folder"], resume=True, dataset=dataset, progress=progress
+        ):
             pass
     except OutOfMemory as shortage:
         return {"full": str(shortage)}

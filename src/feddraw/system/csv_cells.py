@@ -1,4 +1,6 @@
-"""Text of a CSV file: no name in a cell becomes a spreadsheet's formula, and our own readers get it back as it was."""
+"""Text of a CSV file: no name in a cell becomes a spreadsheet's formula, and our own readers get it
+back as it was.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,18 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
-    """Lines of a CSV. Words that a spreadsheet takes for a formula get an apostrophe; `from_csv_cell` removes it."""
+    """Lines of a CSV.
+
+    Words that a spreadsheet takes for a formula get an apostrophe; `from_csv_cell` removes it.
+    """
     text = io.StringIO()
-    usual, quoted = (csv.writer(text, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
-    for row in rows:  # a carriage return is a new line for those who read a table, but not for the writer
+    usual, quoted = (
+        csv.writer(text, lineterminator="\n", quoting=how)
+        for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+    )
+    for (
+        row
+    ) in rows:  # a carriage return is a new line for those who read a table, but not for the writer
         writer = quoted if any(isinstance(value, str) and "\r" in value for value in row) else usual
         writer.writerow([to_csv_cell(value) for value in row])
     return text.getvalue()
@@ -30,4 +40,6 @@ def to_csv_cell(value: Any) -> Any:
 
 def from_csv_cell(value: str) -> str:
     """What `to_csv_cell` was given."""
-    return value[1:] if _ESCAPED_FORMULA.match(value) and not _NUMBER.fullmatch(value[1:]) else value
+    return (
+        value[1:] if _ESCAPED_FORMULA.match(value) and not _NUMBER.fullmatch(value[1:]) else value
+    )

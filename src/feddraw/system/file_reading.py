@@ -1,4 +1,6 @@
-"""Reading files that may come from a stranger: text, TOML, JSON, logs and tables, each with a limit on its size."""
+"""Reading files that may come from a stranger: text, TOML, JSON, logs and tables, each with a limit
+on its size.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ LONG_TOML_NAME = re.compile(rf"(?<![\w-])(?:{NAME_PART}){{{MAX_TOML_DEPTH}}}")  
 
 
 def read_text(path: Path, limit: int) -> str:
-    """A file of text that is not larger than it should be; what is no regular file is not opened."""
+    """A file of text that is not larger than it should be; what is no regular file is not
+    opened.
+    """
     try:
         if not path.is_file():
             why = "it is not a file" if path.exists() else "No such file or directory"
@@ -32,7 +36,9 @@ def read_text(path: Path, limit: int) -> str:
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if len(content) > limit:
         raise UserError(f"{path} is larger than {limit >> 20} MB: not a file of this kind")
     try:
@@ -45,8 +51,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
         text = read_text(path, MAX_SETTINGS)
-        # long names are not parsed: the time and memory for them grow with the square of their parts
-        if LONG_TOML_NAME.search(text) or _toml_depth(table := tomllib.loads(text)) > MAX_TOML_DEPTH:
+        # long names are not parsed: the time and memory for them grow with the square of their
+        # parts
+        if (
+            LONG_TOML_NAME.search(text)
+            or _toml_depth(table := tomllib.loads(text)) > MAX_TOML_DEPTH
+        ):
             raise RecursionError
         return table
     except ValueError as error:  # wrong TOML, or a number with more digits than Python reads
@@ -58,7 +68,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _toml_depth(table: Any) -> int:
     """How deeply tables and lists are nested; dotted names nest without a bracket."""
     depth, level = 0, [table]
-    while level := [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]:
+    while level := [
+        inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
+    ]:
         depth += 1
         level = [inner for inner in level if isinstance(inner, dict | list)]
     return depth
@@ -83,7 +95,9 @@ def _is_whole_text(found: Any) -> bool:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the text says; None if it is not JSON, or nested too deeply, or has numbers that are too long."""
+    """What the text says; None if it is not JSON, or nested too deeply, or has numbers that are too
+    long.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -108,7 +122,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise UserError(f"{path} is not a table: {error}") from None
     whole_rows = [row for row in rows if None not in row and None not in row.values()]
-    return [{from_csv_cell(name): from_csv_cell(value) for name, value in row.items()} for row in whole_rows]
+    return [
+        {from_csv_cell(name): from_csv_cell(value) for name, value in row.items()}
+        for row in whole_rows
+    ]
 
 
 def sha256_of(path: Path) -> str:
@@ -126,4 +143,6 @@ def expanded_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"no home folder {Path(path).parts[0]} on this machine: give the whole path") from None
+        raise UserError(
+            f"no home folder {Path(path).parts[0]} on this machine: give the whole path"
+        ) from None

@@ -1,9 +1,10 @@
-"""The one writer of files: whole or not at all, and never through a link; and values as TOML and JSON can hold them.
+"""The one writer of files: whole or not at all, and never through a link; and values as TOML and
+JSON can hold them.
 
-A folder may come from a stranger. A link in it would lead what we write to another place, so no link is followed below
-the folder that the user named: neither the file's own name, nor that of a folder on the way. Temporary files have names
-that nobody can guess and must not exist. Private files (images, scores, a client's memory) are for their owner only,
-whatever the umask says.
+A folder may come from a stranger. A link in it would lead what we write to another place, so no
+link is followed below the folder that the user named: neither the file's own name, nor that of a
+folder on the way. Temporary files have names that nobody can guess and must not exist. Private
+files (images, scores, a client's memory) are for their owner only, whatever the umask says.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ TEMPORARY = ".feddraw-"  # how the names of temporary files begin
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
-    """All or nothing: to a temporary file, to the disk, then under its name, and the name to the disk."""
+    """All or nothing: to a temporary file, to the disk, then under its name, and the name to the
+    disk.
+    """
     with write_errors_told(path):
         refuse_link(path)
         _remove_left_behind(path.parent)
@@ -54,7 +57,9 @@ def append_to_log(path: Path, text: str) -> None:
 
 @contextmanager
 def open_file(path: Path, mode: str, *, private: bool = False) -> Iterator[IO[Any]]:
-    """Like `open`, in UTF-8, but not through a link; a private file that others may read is closed to them."""
+    """Like `open`, in UTF-8, but not through a link; a private file that others may read is closed
+    to them.
+    """
     refuse_link(path)
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
     opener = partial(_open_without_link, 0, PRIVATE if private else PUBLIC)
@@ -65,7 +70,9 @@ def open_file(path: Path, mode: str, *, private: bool = False) -> Iterator[IO[An
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """A folder with those above it; each new entry is on the disk before anything is written below it."""
+    """A folder with those above it; each new entry is on the disk before anything is written below
+    it.
+    """
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -74,7 +81,9 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 
 
 def make_subfolder(path: Path, *, private: bool = False) -> None:
-    """A folder of ours below one that the user named: not a link, and closed to others if it is private."""
+    """A folder of ours below one that the user named: not a link, and closed to others if it is
+    private.
+    """
     refuse_link(path)
     make_folder(path, private=private)
     if private:
@@ -82,7 +91,9 @@ def make_subfolder(path: Path, *, private: bool = False) -> None:
 
 
 def close_to_others(*paths: Path) -> None:
-    """What an earlier version, or a copy, left open to other users of the machine is for its owner only."""
+    """What an earlier version, or a copy, left open to other users of the machine is for its owner
+    only.
+    """
     for path in paths:
         with suppress(OSError):  # not there, or somebody else's, who chose its mode
             mode = path.lstat().st_mode
@@ -91,19 +102,25 @@ def close_to_others(*paths: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Stop at a link, or at what is neither a file nor a folder: writing there would change something else."""
+    """Stop at a link, or at what is neither a file nor a folder: writing there would change
+    something else.
+    """
     try:
         mode = path.lstat().st_mode
     except OSError:
         return  # not there, or for the system to say what is wrong with it
     if stat.S_ISLNK(mode):
-        raise UserError(f"{path} is a link and may lead out of its folder: remove it, or choose another place")
+        raise UserError(
+            f"{path} is a link and may lead out of its folder: remove it, or choose another place"
+        )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"{path} is no regular file: remove it, or choose another place")
 
 
 def require_writable_place(path: Path) -> None:
-    """Before long work whose result goes to this file: its folder is made, and a place that cannot be used is told."""
+    """Before long work whose result goes to this file: its folder is made, and a place that cannot
+    be used is told.
+    """
     with write_errors_told(path):
         refuse_link(path)
         make_folder(path.parent)
@@ -137,7 +154,9 @@ def write_errors_told(path: Path) -> Iterator[None]:
     except OSError as error:
         failed = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         kind = RunFailed if failed else UserError
-        raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
+        raise kind(
+            f"cannot write {path}: {error.strerror}; what was written before is kept"
+        ) from None
 
 
 def _open_without_link(more: int, mode: int, path: str, flags: int) -> int:
@@ -145,7 +164,8 @@ def _open_without_link(more: int, mode: int, path: str, flags: int) -> int:
 
 
 def _write_temporary(path: Path, content: bytes, private: bool) -> bool:
-    """To a file that was not there, locked while it is open so that nobody takes it for one left behind.
+    """To a file that was not there, locked while it is open so that nobody takes it for one left
+    behind.
 
     False in the rare case that somebody did so before it was locked.
     """
@@ -176,7 +196,11 @@ def _remove_left_behind(folder: Path) -> None:
     if not kernel_locks():
         return  # one that is in use cannot be told from one left behind
     with os.scandir(folder) as entries:
-        found = [entry.path for entry in entries if entry.name.startswith(TEMPORARY) and entry.name.endswith(".part")]
+        found = [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(TEMPORARY) and entry.name.endswith(".part")
+        ]
     for path in found:
         with suppress(OSError):  # a link, in use, or gone by now
             handle = os.open(path, os.O_RDONLY | NOFOLLOW | os.O_NONBLOCK)
@@ -195,7 +219,9 @@ def toml_values(value: Any) -> Any:
 
 
 def json_values(value: Any) -> Any:
-    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
+    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds
+    words.
+    """
     if isinstance(value, Mapping):
         return {key: json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

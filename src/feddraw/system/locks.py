@@ -1,7 +1,7 @@
 """Locks between processes. The kernel releases them when their holder ends, however it ends.
 
-Where there is no `fcntl` (Windows), a lock is a file that must not be there yet. It stays behind if its holder is
-killed, so messages name it.
+Where there is no `fcntl` (Windows), a lock is a file that must not be there yet. It stays behind if
+its holder is killed, so messages name it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ LONGEST_WAIT = 60.0  # seconds to wait for a lock that may have been left behind
 
 
 def flock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file or folder until it is closed, where there are such locks; BlockingIOError if another has it."""
+    """Lock an open file or folder until it is closed, where there are such locks; BlockingIOError
+    if another has it.
+    """
     if kernel_locks():
         import fcntl
 
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(
+            handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        )
 
 
 def kernel_locks() -> bool:
@@ -39,7 +43,9 @@ def kernel_locks() -> bool:
 def lock_folder(path: Path) -> Iterator[None]:
     """Hold a folder, or refuse at once if another process holds it."""
     if not kernel_locks():
-        beside = path.resolve().with_name(f".{path.resolve().name}.lock")  # a folder that is used has files in it
+        beside = path.resolve().with_name(
+            f".{path.resolve().name}.lock"
+        )  # a folder that is used has files in it
         with _lock_by_file(beside, f"another process is using {path}", longest=0.0):
             yield
         return
@@ -51,7 +57,9 @@ def lock_folder(path: Path) -> Iterator[None]:
         try:
             flock(handle)
         except BlockingIOError:
-            raise UserError(f"another process is using {path}: wait until it ends, or choose another folder") from None
+            raise UserError(
+                f"another process is using {path}: wait until it ends, or choose another folder"
+            ) from None
         except OSError as error:
             raise UserError(f"cannot lock {path}: {error.strerror}") from None
         yield
@@ -63,8 +71,9 @@ def lock_folder(path: Path) -> Iterator[None]:
 def lock_file(path: Path) -> Iterator[None]:
     """Hold a file that several processes read and replace; wait while another process holds it.
 
-    The lock is a file beside it: the file itself gets a new inode whenever it is replaced. A file and not the folder,
-    because network file systems pass on locks of files to other machines, but not those of folders.
+    The lock is a file beside it: the file itself gets a new inode whenever it is replaced. A file
+    and not the folder, because network file systems pass on locks of files to other machines, but
+    not those of folders.
     """
     beside = path.with_name(f".{path.name}.lock")
     if not kernel_locks():
@@ -97,7 +106,9 @@ def _lock_by_file(lock: Path, busy: str, longest: float) -> Iterator[None]:
             break
         except FileExistsError:
             if time.monotonic() >= deadline:
-                raise UserError(f"{busy}: wait until it ends; if none is running, delete {lock}") from None
+                raise UserError(
+                    f"{busy}: wait until it ends; if none is running, delete {lock}"
+                ) from None
             time.sleep(0.05)
         except OSError as error:
             raise UserError(f"cannot write {lock}: {error.strerror}") from None
@@ -115,10 +126,14 @@ def _lock_file_is_there(handle: int, path: Path) -> bool:
 
 
 def locked_inodes() -> frozenset[int] | None:
-    """The inodes of all files and folders that some process holds, without touching any; None where none can tell."""
+    """The inodes of all files and folders that some process holds, without touching any; None where
+    none can tell.
+    """
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    held = (line.split() for line in lines if "FLOCK" in line and "WRITE" in line and "->" not in line)
+    held = (
+        line.split() for line in lines if "FLOCK" in line and "WRITE" in line and "->" not in line
+    )
     return frozenset(int(words[5].rpartition(":")[2]) for words in held)

@@ -1,4 +1,6 @@
-"""What this machine has, and what of it this process may use or has used: processor cores, memory and packages."""
+"""What this machine has, and what of it this process may use or has used: processor cores, memory
+and packages.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,20 @@ from pathlib import Path
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of this machine, in all and free; of its share of the machine if a job scheduler or container set one."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    sizes = {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
+    """Bytes of this machine, in all and free; of its share of the machine if a job scheduler or
+    container set one.
+    """
+    lines = (
+        Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
+    )
+    sizes = {
+        line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")
+    }
     total = sizes.get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = sizes.get("MemAvailable", total)
-    limit, used = (_cgroup_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    limit, used = (
+        _cgroup_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")
+    )
     if limit is not None and limit < total:
         total, free = limit, min(free, limit - (used or 0))
     return total, max(0, free)
@@ -52,7 +62,12 @@ def free_memory() -> float:
 
 
 def installed(package: str) -> bool:
-    """Whether a package can be imported from anywhere but the current folder, which may be a stranger's."""
+    """Whether a package can be imported from anywhere but the current folder, which may be a
+    stranger's.
+    """
     here = Path.cwd()
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
-    return any(finder.find_spec(package, elsewhere if finder is PathFinder else None) for finder in sys.meta_path)
+    return any(
+        finder.find_spec(package, elsewhere if finder is PathFinder else None)
+        for finder in sys.meta_path
+    )

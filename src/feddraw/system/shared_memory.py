@@ -19,7 +19,9 @@ _ATTACHED: list[SharedMemory] = []  # an array does not keep its block alive
 
 @dataclass(frozen=True)
 class SharedHandle:
-    """What another process needs to find an array: a block of shared memory, or a file that it may map by itself."""
+    """What another process needs to find an array: a block of shared memory, or a file that it may
+    map by itself.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,17 +36,25 @@ class SharedArrays:
     def __init__(self) -> None:
         self._blocks: list[SharedMemory] = []
 
-    def empty(self, shape: tuple[int, ...], dtype: Any, *, sparse: bool = False) -> tuple[NDArray[Any], SharedHandle]:
-        """Memory that is taken now or, where only some of it may be used, as it is written to (`sparse`)."""
+    def empty(
+        self, shape: tuple[int, ...], dtype: Any, *, sparse: bool = False
+    ) -> tuple[NDArray[Any], SharedHandle]:
+        """Memory that is taken now or, where only some of it may be used, as it is written to
+        (`sparse`).
+        """
         length = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         try:
             block = SharedMemory(create=True, size=length)
         except OSError as error:
-            raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
+            raise RunFailed(
+                f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial"
+            ) from error
         self._blocks.append(block)
         if not sparse:
             self._take(block, 0, length)
-        return np.ndarray(shape, dtype, buffer=block.buf), SharedHandle(shape, np.dtype(dtype).str, block=block.name)
+        return np.ndarray(shape, dtype, buffer=block.buf), SharedHandle(
+            shape, np.dtype(dtype).str, block=block.name
+        )
 
     def reserve(self, handle: SharedHandle, row: int) -> None:
         """Take the memory of one row of a sparse array before it is written to."""
@@ -54,17 +64,23 @@ class SharedArrays:
 
     @staticmethod
     def _take(block: SharedMemory, start: int, length: int) -> None:
-        """From the system, which else would kill the process at the first write if there is no more."""
+        """From the system, which else would kill the process at the first write if there is no
+        more.
+        """
         try:
             if length and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(block._fd, start, length)  # type: ignore[attr-defined]
         except OSError as error:
-            raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
+            raise RunFailed(
+                f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial"
+            ) from error
 
     def publish(self, array: NDArray[Any]) -> SharedHandle:
         """A copy for others to read; a whole file that is mapped to memory needs none."""
         if isinstance(array, np.memmap) and _is_whole_file(array):
-            return SharedHandle(array.shape, array.dtype.str, file=str(array.filename), offset=array.offset)
+            return SharedHandle(
+                array.shape, array.dtype.str, file=str(array.filename), offset=array.offset
+            )
         copy, handle = self.empty(array.shape, array.dtype)
         copy[...] = array
         return handle
@@ -77,7 +93,9 @@ class SharedArrays:
 
 
 def _is_whole_file(array: np.memmap[Any, Any]) -> bool:
-    """Whether other processes can map the same numbers; a part of a mapped file has the offset of the whole."""
+    """Whether other processes can map the same numbers; a part of a mapped file has the offset of
+    the whole.
+    """
     base: object = array.base
     mapped = isinstance(base, mmap) and bool(array.filename)
     return mapped and array.mode != "c" and array.flags.c_contiguous

@@ -13,8 +13,13 @@ Result = TypeVar("Result")
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Work on several items in parallel: numpy and C release the interpreter's lock. No item may use threads itself."""
-    return [work(item) for item in items] if len(items) < 2 else list(_thread_pool().map(work, items))
+    """Work on several items in parallel: numpy and C release the interpreter's lock.
+
+    No item may use threads itself.
+    """
+    return (
+        [work(item) for item in items] if len(items) < 2 else list(_thread_pool().map(work, items))
+    )
 
 
 @cache

@@ -1,6 +1,7 @@
 """Worker processes: how many there may be, how one starts and ends, and what it died of.
 
-Every pool of workers is made of these: the processes engine, a study, and `in_workers`, which prepares images.
+Every pool of workers is made of these: the processes engine, a study, and `in_workers`, which
+prepares images.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ MOST_PER_CORE = 4  # more only take memory from one another
 
 
 def limited_workers(workers: int) -> int:
-    """The number of worker processes to start: 0 means one per core; too many are reduced with a warning."""
+    """The number of worker processes to start: 0 means one per core; too many are reduced with a
+    warning.
+    """
     most = MOST_PER_CORE * cores()
     if workers > most:
         why = f"{MOST_PER_CORE} for each of the {cores()} core(s) here"
-        warnings.warn(f"{workers} workers are too many for this machine: starting {most}, {why}", stacklevel=2)
+        warnings.warn(
+            f"{workers} workers are too many for this machine: starting {most}, {why}", stacklevel=2
+        )
     return min(workers or cores(), most)
 
 
@@ -84,13 +89,19 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
     process.join(timeout=1)
     code = process.exitcode or 0
     names = {int(one): one.name for one in signal.Signals}  # without those for real time
-    how = f"was killed ({names.get(-code, f'signal {-code}')})" if code < 0 else f"ended with code {code}"
+    how = (
+        f"was killed ({names.get(-code, f'signal {-code}')})"
+        if code < 0
+        else f"ended with code {code}"
+    )
     advice = {"SIGKILL": "; out of memory? try fewer workers"}
     advice["SIGBUS"] = "; no shared memory left? enlarge /dev/shm, or try engine = serial"
     return how, advice.get(names.get(-code, ""), "")
 
 
-def send_piece(pipe: Connection, process: SpawnProcess, piece: int | None, doing: str, then: str) -> None:
+def send_piece(
+    pipe: Connection, process: SpawnProcess, piece: int | None, doing: str, then: str
+) -> None:
     """The next piece for a worker, or that there is none."""
     try:
         pipe.send(piece)
@@ -99,7 +110,9 @@ def send_piece(pipe: Connection, process: SpawnProcess, piece: int | None, doing
             raise _worker_died(process, doing, then) from None
 
 
-def receive_result(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:
+def receive_result(
+    pipe: Connection, process: SpawnProcess, doing: str, then: str
+) -> tuple[int, Any] | None:
     """A worker's result, or nothing when it has just begun."""
     try:
         reply: tuple[int, Any] | Exception | None = pipe.recv()

@@ -1,4 +1,7 @@
-"""Batch gradients at one model, for measuring how much clients differ. Nothing that trains is touched."""
+"""Batch gradients at one model, for measuring how much clients differ.
+
+Nothing that trains is touched.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,23 @@ MEASUREMENT_STREAM = 1986  # tells the random draws of a measurement from those 
 
 
 def batch_gradients(
-    network: Network, examples: Examples, rows: Rows, loss: Loss, model: Model, how: Measurement, layer: str, seed: int
+    network: Network,
+    examples: Examples,
+    rows: Rows,
+    loss: Loss,
+    model: Model,
+    how: Measurement,
+    layer: str,
+    seed: int,
 ) -> Iterator[Vector]:
-    """One gradient for each whole batch, of a layer's parameters in their natural order; none if there is but one.
+    """One gradient for each whole batch, of a layer's parameters in their natural order; none if
+    there is but one.
 
     The seed is that of the client's job, from which this draws a stream of its own.
     """
-    batches_seed, torch_seed = np.random.SeedSequence([seed, MEASUREMENT_STREAM]).generate_state(2, np.uint64).tolist()
+    batches_seed, torch_seed = (
+        np.random.SeedSequence([seed, MEASUREMENT_STREAM]).generate_state(2, np.uint64).tolist()
+    )
     rng = np.random.default_rng(batches_seed)
     labelled = rows[~np.isnan(examples.targets[rows]).all(axis=1)]  # others have no loss
     chosen = whole_batches(labelled, how.batch_size, how.batches, rng, examples.patients)
@@ -38,8 +51,12 @@ def batch_gradients(
             yield network.values(network.grads)[place]
 
 
-def gradient_summary(gradients: Iterator[Vector], length: int, batch_size: int) -> tuple[Vector, Vector]:
-    """The mean, and the numbers of `flat_model.SPREAD`, in one pass; zeros where there are no gradients."""
+def gradient_summary(
+    gradients: Iterator[Vector], length: int, batch_size: int
+) -> tuple[Vector, Vector]:
+    """The mean, and the numbers of `flat_model.SPREAD`, in one pass; zeros where there are no
+    gradients.
+    """
     count, mean, squares = 0, np.zeros(length), 0.0
     for one in gradients:
         count += 1
@@ -51,13 +68,18 @@ def gradient_summary(gradients: Iterator[Vector], length: int, batch_size: int) 
 
 
 def whole_batches(
-    rows: Rows, size: int, most: int, rng: np.random.Generator, patients: NDArray[np.int64] | None = None
+    rows: Rows,
+    size: int,
+    most: int,
+    rng: np.random.Generator,
+    patients: NDArray[np.int64] | None = None,
 ) -> list[Rows]:
     """Up to so many batches of exactly this size, without replacement.
 
-    Where patients are known, each is in one batch at most: they are dealt in random order to groups of about as many
-    images, and a batch is drawn from each group. So images of patients with many images are as likely to be measured as
-    others; with batches that are filled patient by patient they would not be, and sites that are alike would differ.
+    Where patients are known, each is in one batch at most: they are dealt in random order to groups
+    of about as many images, and a batch is drawn from each group. So images of patients with many
+    images are as likely to be measured as others; with batches that are filled patient by patient
+    they would not be, and sites that are alike would differ.
     """
     order = rng.permutation(rows)
     most = min(most, len(order) // size)
@@ -65,7 +87,9 @@ def whole_batches(
         return [order[start : start + size] for start in range(0, most * size, size)]
     _, owner, counts = np.unique(patients[order], return_inverse=True, return_counts=True)
     turn = rng.permutation(len(counts))
-    middle = np.empty(len(counts), np.int64)  # of each patient's images, one patient after another, doubled
+    middle = np.empty(
+        len(counts), np.int64
+    )  # of each patient's images, one patient after another, doubled
     middle[turn] = 2 * np.cumsum(counts[turn]) - counts[turn]
     for number in range(most, 1, -1):
         group = (middle * number // (2 * len(order)))[owner]
@@ -76,10 +100,16 @@ def whole_batches(
 
 @contextmanager
 def _only_layer(network: Network, layer: str) -> Iterator[None]:
-    """Take gradients of one layer's parameters only: for the classifier, little more than a forward pass is left."""
+    """Take gradients of one layer's parameters only: for the classifier, little more than a forward
+    pass is left.
+    """
     prefixes = network.layout.heads if layer == "classifier" else (layer,)
     named = network.module.named_parameters() if layer != "all" else ()
-    others = [p for name, p in named if p.requires_grad and not any(in_layer(name, prefix) for prefix in prefixes)]
+    others = [
+        p
+        for name, p in named
+        if p.requires_grad and not any(in_layer(name, prefix) for prefix in prefixes)
+    ]
     for parameter in others:
         parameter.requires_grad_(False)
     try:

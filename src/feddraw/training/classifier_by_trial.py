@@ -1,4 +1,6 @@
-"""The classifier of a torch module, found by trying: which scores rise when one of a layer's outputs does."""
+"""The classifier of a torch module, found by trying: which scores rise when one of a layer's
+outputs does.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddraw.classifier_layer import choose_classifier, classifier_in_words
 from feddraw.core import Entry, Heads
+from feddraw.core.classifier_layer import choose_classifier, classifier_in_words
+from feddraw.core.model import head_names
 from feddraw.errors import UserError, in_one_line
-from feddraw.flat_model import head_names
 from feddraw.training.network import evaluation_mode, scores_in_output
 
 LEAST_SCORE_CHANGE = 1e-4  # a change of a score, where a layer's output is raised by one
 SQUASHED_SCORE = 0.01  # from one, of the change of a score that is such an output itself
-ScoreReach = NDArray[np.float32]  # (findings, rows of a layer): by how much scores change with each of its outputs
+ScoreReach = NDArray[
+    np.float32
+]  # (findings, rows of a layer): by how much scores change with each of its outputs
 
 
 def classifier_of(
-    module: nn.Module, outputs: int, named: str | Sequence[str] = "", side: int = 0, *, tell: bool = False
+    module: nn.Module,
+    outputs: int,
+    named: str | Sequence[str] = "",
+    side: int = 0,
+    *,
+    tell: bool = False,
 ) -> Heads:
-    """The layers that give the scores, checked; `side` is that of an image in pixels, 0 where it is not known.
+    """The layers that give the scores, checked; `side` is that of an image in pixels, 0 where it is
+    not known.
 
     With `tell`, scores that are no plain outputs of these layers are warned of.
     """
@@ -37,7 +47,9 @@ def classifier_of(
     heads = found or choose_classifier(params, named, outputs)
     _check_classifier_order(heads, reach, outputs)
     names = head_names(heads)
-    if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names):
+    if tell and any(
+        name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names
+    ):
         more = f"changes the outputs of its classifier {classifier_in_words(heads, outputs)}"
         why = "remove this step, the loss expects raw outputs (logits)"
         warnings.warn(f"the network {more} (with a sigmoid or tanh?): {why}", stacklevel=2)
@@ -45,15 +57,25 @@ def classifier_of(
 
 
 def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, ScoreReach]:
-    """By layer with no more outputs than findings: each of its outputs is raised in an image of its own."""
-    _classifier_scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
-    layers = {name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs}
-    reached = {name: _scores_reached_by(module, layer, outputs, side) for name, layer in layers.items()}
+    """By layer with no more outputs than findings: each of its outputs is raised in an image of its
+    own.
+    """
+    _classifier_scores_of_noise(
+        module, 1, outputs, side
+    )  # first of all, whether the network fits the data
+    layers = {
+        name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs
+    }
+    reached = {
+        name: _scores_reached_by(module, layer, outputs, side) for name, layer in layers.items()
+    }
     return {name: found for name, found in reached.items() if found.size}
 
 
 def _layer_outputs(layer: nn.Module) -> float:
-    """How many numbers a layer makes of its features; infinitely many if it is not that kind of layer."""
+    """How many numbers a layer makes of its features; infinitely many if it is not that kind of
+    layer.
+    """
     own = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
     return own[0].shape[0] if len(own) == 1 and own[0].shape[2:].numel() == 1 else math.inf
 
@@ -71,10 +93,15 @@ def _classifier_scores_of_noise(module: nn.Module, images: int, outputs: int, si
         raise
     except Exception as error:
         reason = in_one_line(error)
-        raise UserError(f"the network cannot take a grey image of {side} × {side} pixels: {reason}") from None
+        raise UserError(
+            f"the network cannot take a grey image of {side} × {side} pixels: {reason}"
+        ) from None
     if scores.shape != (images, outputs):
         shape = " × ".join(map(str, scores.shape[1:])) or "one"
-        raise UserError(f"the network gives {shape} score(s) per image for {outputs} finding(s): it must give one each")
+        raise UserError(
+            f"the network gives {shape} score(s) per image for {outputs} finding(s): it must give"
+            " one each"
+        )
     return scores
 
 
@@ -89,7 +116,9 @@ def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: 
             return None
         shape = [rows + 1 if a == 0 else rows if a == axis else 1 for a in range(output.ndim)]
         raised.append(axis)
-        return output + torch.from_numpy(np.eye(rows + 1, rows, -1, np.float32)).to(output).view(shape)
+        return output + torch.from_numpy(np.eye(rows + 1, rows, -1, np.float32)).to(output).view(
+            shape
+        )
 
     hook = layer.register_forward_hook(rise)
     try:
@@ -102,7 +131,9 @@ def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: 
 
 
 def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | None:
-    """The layers whose outputs each go to one score, in the order of the scores; none if they are not all covered."""
+    """The layers whose outputs each go to one score, in the order of the scores; none if they are
+    not all covered.
+    """
     heads, start = list[str](), 0
     while start < outputs:
         fitting = [name for name, one in reach.items() if _goes_to_scores(one, start)]
@@ -121,14 +152,23 @@ def _goes_to_scores(reach: ScoreReach, start: int) -> bool:
 
 
 def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outputs: int) -> None:
-    """Refuse a classifier that the scores do not depend on, or whose outputs go to other scores than its own."""
+    """Refuse a classifier that the scores do not depend on, or whose outputs go to other scores
+    than its own.
+    """
     start = 0
     for head in head_names(heads):
         if head not in reach:  # a layer within which the scores are made
             return
         if not (reach[head] > LEAST_SCORE_CHANGE).any():
-            raise UserError(f"the scores do not depend on the layer '{head}': it is not the classifier")
-        if ((reach[head] > LEAST_SCORE_CHANGE).sum(axis=0) == 1).all() and not _goes_to_scores(reach[head], start):
-            wrong = f"{classifier_in_words(heads, outputs)}, gives its scores in another order than the network"
+            raise UserError(
+                f"the scores do not depend on the layer '{head}': it is not the classifier"
+            )
+        if ((reach[head] > LEAST_SCORE_CHANGE).sum(axis=0) == 1).all() and not _goes_to_scores(
+            reach[head], start
+        ):
+            wrong = (
+                f"{classifier_in_words(heads, outputs)}, gives its scores in another order than the"
+                " network"
+            )
             raise UserError(f"the classifier {wrong}: list the layers in the order of the findings")
         start += reach[head].shape[1]

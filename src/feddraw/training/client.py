@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw import core
-from feddraw.core import Asked, Correction, Extent, Job, Layout, Local, Measurement, Memory, Model, Update, Vector
+from feddraw.core import (
+    Asked,
+    Correction,
+    Extent,
+    Job,
+    Layout,
+    Local,
+    Measurement,
+    Memory,
+    Model,
+    Update,
+    Vector,
+)
 from feddraw.training import loop
 from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.batch_gradients import batch_gradients, gradient_summary
@@ -27,7 +39,9 @@ from feddraw.training.settings import Training
 
 @dataclass(eq=False)
 class Trainer:
-    """What trains the clients of one process: a network that all share, the examples, and each client's rows."""
+    """What trains the clients of one process: a network that all share, the examples, and each
+    client's rows.
+    """
 
     build: Build
     examples: Examples
@@ -50,7 +64,9 @@ class Trainer:
 
     @cached_property
     def network(self) -> Network:
-        """Made when something is first trained: a process that only sends others to work takes no memory of a GPU."""
+        """Made when something is first trained: a process that only sends others to work takes no
+        memory of a GPU.
+        """
         return Network(*self.build(), self.training)
 
     @cached_property
@@ -65,7 +81,9 @@ class Trainer:
 
     def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         smoothing = self.training.label_smoothing
-        return self.loss(logits, targets * (1 - smoothing) + smoothing / 2 if smoothing else targets)
+        return self.loss(
+            logits, targets * (1 - smoothing) + smoothing / 2 if smoothing else targets
+        )
 
     @cached_property
     def labelled(self) -> list[NDArray[np.bool_] | None]:
@@ -79,13 +97,18 @@ class Trainer:
             self._references.append(Network(*self.build(), self.training))
         return self._references[position]
 
-    def batch_gradients(self, client: int, model: Model, how: Measurement, layer: str, seed: int) -> Iterator[Vector]:
+    def batch_gradients(
+        self, client: int, model: Model, how: Measurement, layer: str, seed: int
+    ) -> Iterator[Vector]:
         """One client's, each of a layer's parameters in their natural order."""
         about = self.examples, self.shards[client], self.smoothed_loss
         return batch_gradients(self.reference(0), *about, model, how, layer, seed)
 
     def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
-        """One client's part of a round: begin, fit, end. The trained state is written to `into`, if given."""
+        """One client's part of a round: begin, fit, end.
+
+        The trained state is written to `into`, if given.
+        """
         began = time.perf_counter()
         client = _Client(self, job, memory)
         rows = self.shards[job.client]
@@ -95,7 +118,14 @@ class Trainer:
             optimizer = make_optimizer(self.network, self.training)
             if self.training.persist_optimizer:
                 _restore_optimizer(optimizer, self.network, memory)
-            settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer, job.effort)
+            settings = (
+                self.training,
+                correction,
+                job.seed,
+                self.smoothed_loss,
+                optimizer,
+                job.effort,
+            )
             taken = self.steps_taken[job.client : job.client + 1]
             steps, loss = loop.fit(self.network, self.examples, rows, *settings, steps_taken=taken)
             model = into or core.empty_model(self.network.layout)
@@ -105,9 +135,20 @@ class Trainer:
             extra = {**extra, **{name: client.answer(name, model) for name in self.asks}}
             if self.training.persist_optimizer:
                 remembered |= _optimizer_moments(optimizer, self.network)
-        finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
-        update = replace(update, extra=extra, labelled=self.labelled[job.client], seconds=time.perf_counter() - began)
-        return update, remembered if finite else memory  # a failed round must not spoil the client's next one
+        finite = all(
+            np.isfinite(vector).all()
+            for vector in (model.params, model.buffers, *remembered.values())
+        )
+        update = replace(
+            update,
+            extra=extra,
+            labelled=self.labelled[job.client],
+            seconds=time.perf_counter() - began,
+        )
+        return (
+            update,
+            remembered if finite else memory,
+        )  # a failed round must not spoil the client's next one
 
 
 class _Client:
@@ -123,7 +164,9 @@ class _Client:
         network.load(self._job.model)
         network.module.train()
         total, seen = torch.zeros_like(network.grads), 0.0
-        for batch in loop.epoch_batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
+        for batch in loop.epoch_batches(
+            rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)
+        ):
             images, targets = trainer.examples.batch(batch, network.device)
             if count := loop.images_with_labels(targets):
                 loop.loss_and_gradient(network, images, targets, trainer.smoothed_loss)
@@ -135,13 +178,24 @@ class _Client:
         trainer, network = self._trainer, self._trainer.reference(0)
         network.load(start)
         optimizer = make_optimizer(network, trainer.training)
-        settings = (trainer.training, correction, self._job.seed, trainer.smoothed_loss, optimizer, self._job.effort)
+        settings = (
+            trainer.training,
+            correction,
+            self._job.seed,
+            trainer.smoothed_loss,
+            optimizer,
+            self._job.effort,
+        )
         loop.fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
         return network.read()
 
     def answer(self, question: Asked, trained: Model) -> Vector:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
-        return self._measured[question] if question in self._measured else self._answer(question, trained)
+        return (
+            self._measured[question]
+            if question in self._measured
+            else self._answer(question, trained)
+        )
 
     def _answer(self, question: Asked, trained: Model) -> Vector:
         rows, examples = self._trainer.shards[self._job.client], self._trainer.examples
@@ -156,22 +210,34 @@ class _Client:
         network.load(trained if question == "accuracy" else self._job.model)
         logits = loop.logits_of(network, examples, rows)
         if question == "loss":
-            value = loop.loss_over_known(self._trainer.smoothed_loss, logits, torch.from_numpy(targets))
+            value = loop.loss_over_known(
+                self._trainer.smoothed_loss, logits, torch.from_numpy(targets)
+            )
             return np.array([value], np.float32)
         if question == "accuracy":
             right = (logits.numpy() >= 0) == (targets >= 0.5)
             return np.array([np.mean(right[~np.isnan(targets)])], np.float32)
-        return client_group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
+        return client_group_counts(
+            logits.numpy(), targets, None if examples.groups is None else examples.groups[rows]
+        )
 
     @cached_property
     def _measured(self) -> dict[Asked, Vector]:
-        """The mean of some batch gradients, and their spread; zeros in a round without a measurement."""
-        job, how, found = self._job, Measurement.from_broadcast(self._job.broadcast), dict[Asked, Vector]()
+        """The mean of some batch gradients, and their spread; zeros in a round without a
+        measurement.
+        """
+        job, how, found = (
+            self._job,
+            Measurement.from_broadcast(self._job.broadcast),
+            dict[Asked, Vector](),
+        )
         for question in [name for name in core.GRADIENT_MEANS if name in self._trainer.asks]:
             layer = "all" if question == "gradient mean" else "classifier"
             gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
             due = gradients if job.round % how.every == 0 else iter(())
-            found[question], spread = gradient_summary(due, job.model.layout.parameters_in(layer), how.batch_size)
+            found[question], spread = gradient_summary(
+                due, job.model.layout.parameters_in(layer), how.batch_size
+            )
             found.setdefault("gradient spread", spread)
         return found
 
@@ -189,16 +255,23 @@ class _Client:
 
 
 def client_group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
-    """The counts of `core.GROUP_COUNTS`. A finding is called where its score is among the highest, as many as have it.
+    """The counts of `core.GROUP_COUNTS`. A finding is called where its score is among the highest,
+    as many as have it.
 
-    At a score of one half next to nobody is called positive while findings are rare, and both groups look alike.
+    At a score of one half next to nobody is called positive while findings are rare, and both
+    groups look alike.
     """
     positive, known = targets >= 0.5, ~np.isnan(targets)
     share = positive.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     columns = zip(logits.T, known.T, share, strict=True)
-    limit = [np.quantile(scores[of], 1 - p, method="higher") if of.any() else np.inf for scores, of, p in columns]
+    limit = [
+        np.quantile(scores[of], 1 - p, method="higher") if of.any() else np.inf
+        for scores, of, p in columns
+    ]
     called = (logits >= limit) & (share > 0) & known
-    member = [np.zeros(len(targets), bool) if groups is None else groups == group for group in (0, 1)]
+    member = [
+        np.zeros(len(targets), bool) if groups is None else groups == group for group in (0, 1)
+    ]
     counts = [(positive & of[:, None]).sum(axis=0) for of in member]
     found = [(positive & called & of[:, None]).sum(axis=0) for of in member]
     right = [known.sum(), ((called == positive) & known).sum()]
@@ -206,10 +279,16 @@ def client_group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8
 
 
 def client_memory_extents(local: Local, training: Training) -> dict[str, Extent]:
-    """What a client keeps between rounds: for its method, and for its optimiser if that is to persist."""
+    """What a client keeps between rounds: for its method, and for its optimiser if that is to
+    persist.
+    """
     moments: dict[str, Extent] = {}
     if training.persist_optimizer and training.optimizer == "adam":
-        moments = {"optimizer.exp_avg": "params", "optimizer.exp_avg_sq": "params", "optimizer.step": "number"}
+        moments = {
+            "optimizer.exp_avg": "params",
+            "optimizer.exp_avg_sq": "params",
+            "optimizer.step": "number",
+        }
     elif training.persist_optimizer and training.momentum:
         moments = {"optimizer.momentum_buffer": "params"}
     return {**local.keeps, **moments}
@@ -217,14 +296,22 @@ def client_memory_extents(local: Local, training: Training) -> dict[str, Extent]
 
 def _optimizer_moments(optimizer: Optimizer, network: Network) -> Memory:
     return {
-        f"optimizer.{key}": network.values(value) if value.ndim else np.array([float(value)], np.float32)
+        f"optimizer.{key}": network.values(value)
+        if value.ndim
+        else np.array([float(value)], np.float32)
         for key, value in optimizer.state.items()
     }
 
 
 def _restore_optimizer(optimizer: Optimizer, network: Network, memory: Memory) -> None:
-    moments = {key.removeprefix("optimizer."): v for key, v in memory.items() if key.startswith("optimizer.")}
+    moments = {
+        key.removeprefix("optimizer."): v
+        for key, v in memory.items()
+        if key.startswith("optimizer.")
+    }
     optimizer.state = {
-        key: torch.tensor(float(value[0]), device=network.device) if key == "step" else network.vector(value)
+        key: torch.tensor(float(value[0]), device=network.device)
+        if key == "step"
+        else network.vector(value)
         for key, value in moments.items()
     }

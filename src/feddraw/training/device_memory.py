@@ -1,7 +1,8 @@
-"""A device's memory: what a training step takes of it, what images may take, and what to say when there is none left.
+"""A device's memory: what a training step takes of it, what images may take, and what to say when
+there is none left.
 
-A step's memory is computed without taking it: the network's shapes go through torch's `meta` device, where tensors have
-no content, and what the gradient needs is added up.
+A step's memory is computed without taking it: the network's shapes go through torch's `meta`
+device, where tensors have no content, and what the gradient needs is added up.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
 GPU_CONTEXT = 600_000_000  # bytes that a process takes of a GPU before its first tensor
-PARAMETER_COPIES = 8  # of the parameters: gradients, Adam's moments, what a rule keeps, networks that it compares with
+# of the parameters: gradients, Adam's moments, what a rule keeps, networks that it compares with
+PARAMETER_COPIES = 8
 MEMORY_SLACK = 1.25  # buffers of convolutions, gradients of activations, gaps
-UNPLANNED_IMAGES = 0.5  # share of the free memory that images may take where nobody has planned what else needs it
-_IMAGE_MEMORY: dict[torch.device, int] = {}  # bytes of images that this process may keep on a device
+UNPLANNED_IMAGES = (
+    0.5  # share of the free memory that images may take where nobody has planned what else needs it
+)
+_IMAGE_MEMORY: dict[
+    torch.device, int
+] = {}  # bytes of images that this process may keep on a device
 
 
 def step_memory(build: Build, pixels: int, training: Training) -> int | None:
-    """Bytes that a worker takes of a device while it trains, without its images; None where shapes alone do not tell.
+    """Bytes that a worker takes of a device while it trains, without its images; None where shapes
+    alone do not tell.
 
     A network whose way depends on values cannot be followed without them.
     """
@@ -35,8 +42,16 @@ def step_memory(build: Build, pixels: int, training: Training) -> int | None:
         with torch.device("meta"):
             module = build()[0].to("meta").train()
             images = torch.empty(training.batch_size, 1, pixels, pixels)
-            remembered = _kept_for_gradient(module, images.contiguous(memory_format=torch.channels_last))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, UserError):  # nor can all classifiers be told
+            remembered = _kept_for_gradient(
+                module, images.contiguous(memory_format=torch.channels_last)
+            )
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        UserError,
+    ):  # nor can all classifiers be told
         return None
     state = 4 * sum(parameter.numel() for parameter in module.parameters())
     halved = remembered if training.amp == "off" else remembered // 2
@@ -65,7 +80,8 @@ def allot_image_memory(place: WorkerPlace) -> None:
 
 
 def image_memory(device: torch.device) -> int:
-    """Bytes of images that this process may keep on a device: as allotted, or planned at the first question.
+    """Bytes of images that this process may keep on a device: as allotted, or planned at the first
+    question.
 
     Asked once: what an allocator holds back after a run would look as if it were taken.
     """
@@ -77,7 +93,12 @@ def image_memory(device: torch.device) -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether numpy, torch or a GPU had no memory left."""
-    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+    words = (
+        "can't allocate memory",
+        "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+    )
     full = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
     return full or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
@@ -87,7 +108,10 @@ def memory_shortage(device: torch.device, batch_size: int) -> str:
     if device.type == "cpu":
         return "it ran out of memory: try fewer workers or smaller batches"
     total = f" ({torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB)" if device.type == "cuda" else ""
-    lower = f"lower workers, training.batch_size (now {batch_size}) or data.size, or set training.amp=bf16"
+    lower = (
+        f"lower workers, training.batch_size (now {batch_size}) or data.size, or set"
+        " training.amp=bf16"
+    )
     return f"{device}{total} ran out of memory: {lower}"
 
 
@@ -112,4 +136,6 @@ def memory_shortage_told(trainer: HasTraining) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         training = trainer.training
-        raise OutOfMemory(memory_shortage(torch.device(training.device), training.batch_size)) from error
+        raise OutOfMemory(
+            memory_shortage(torch.device(training.device), training.batch_size)
+        ) from error

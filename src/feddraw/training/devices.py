@@ -1,7 +1,7 @@
 """Devices: which there are, what they are, and how exactly they compute.
 
-`cpu:0`, `cpu:1` and so on are simulated devices on the processor: workers are placed on them, images are kept or copied
-as for a GPU, and the bits are those of `cpu`.
+`cpu:0`, `cpu:1` and so on are simulated devices on the processor: workers are placed on them,
+images are kept or copied as for a GPU, and the bits are those of `cpu`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ DEVICE_NAME = re.compile(r"mps|(cpu|cuda)(:\d+)?")
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Where a worker trains, and how many bytes of images it may keep there; below zero: half of what is free."""
+    """Where a worker trains, and how many bytes of images it may keep there; below zero: half of
+    what is free.
+    """
 
     device: str = "cpu"
     images: int = -1
@@ -37,12 +39,16 @@ def device_names(text: str, setting: str = "devices") -> list[str]:
         return names
     for name in names:
         if not DEVICE_NAME.fullmatch(name):
-            raise UserError(f"{setting} must be cpu, cuda, cuda:1 or the like, or mps, not '{name}'")
+            raise UserError(
+                f"{setting} must be cpu, cuda, cuda:1 or the like, or mps, not '{name}'"
+            )
     return names
 
 
 def devices_here(text: str, setting: str = "devices") -> list[str]:
-    """The devices of such a list, each once and with its number, if this machine has them; `all` are its GPUs."""
+    """The devices of such a list, each once and with its number, if this machine has them; `all`
+    are its GPUs.
+    """
     names = device_names(text, setting)
     if names == ["all"]:
         names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -51,14 +57,20 @@ def devices_here(text: str, setting: str = "devices") -> list[str]:
             raise UserError(f"{setting} = all, but torch finds no GPU here: use cpu")
     whole = [str(require_device(name, setting)) for name in names]
     if len(set(whole)) < len(whole):
-        raise UserError(f"{setting} = {text} names a device twice: set workers to start several on one")
+        raise UserError(
+            f"{setting} = {text} names a device twice: set workers to start several on one"
+        )
     return whole
 
 
 def require_device(name: str, setting: str) -> torch.device:
     """A device, if this machine has it; `cuda` is the first GPU."""
     device = torch.device(name)
-    gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
+    gpus = (
+        torch.cuda.device_count()
+        if device.type == "cuda"
+        else int(torch.backends.mps.is_available())
+    )
     if device.type != "cpu" and (device.index or 0) >= gpus:
         raise UserError(f"{setting} is {name}, but torch finds no such device here: use cpu")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
@@ -81,7 +93,9 @@ def _nvidia_driver() -> str:
             text = told.read_text()
         else:
             command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
+            text = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=20
+            ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     version = re.search(r"\d{3,}\.\d+(\.\d+)?", text)

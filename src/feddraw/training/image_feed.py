@@ -1,4 +1,6 @@
-"""How images come to a device: all at once where it has room for them, else batch by batch, one ahead."""
+"""How images come to a device: all at once where it has room for them, else batch by batch, one
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class ImageFeed(Protocol):
 
 
 def feed_to(device: torch.device, arrays: Arrays) -> ImageFeed:
-    """Decided by what the process may keep on the device, not by what happens to be free at the moment."""
+    """Decided by what the process may keep on the device, not by what happens to be free at the
+    moment.
+    """
     fits = sum(array.nbytes for array in arrays) <= image_memory(device)
     return KeptOnDevice(device, arrays) if fits else CopiedToDevice(device, arrays)
 
@@ -41,10 +45,11 @@ class KeptOnDevice:
 
 
 class CopiedToDevice:
-    """Two buffers in memory that a GPU reads by itself: one is filled while the other is on its way.
+    """Two buffers in memory that a GPU reads by itself: one is filled while the other is on its
+    way.
 
-    The copies go beside the computation, in a stream of their own. A batch is sent before the one ahead of it is given
-    out, so it travels while that one is computed on.
+    The copies go beside the computation, in a stream of their own. A batch is sent before the one
+    ahead of it is given out, so it travels while that one is computed on.
     """
 
     def __init__(self, device: torch.device, arrays: Arrays) -> None:
@@ -67,7 +72,10 @@ class CopiedToDevice:
             before.synchronize()  # what was in the buffer has left it
         parts = self._filled(rows, turn)
         if self._stream is None:
-            return [part.clone() if self._device.type == "cpu" else part.to(self._device) for part in parts], None
+            return [
+                part.clone() if self._device.type == "cpu" else part.to(self._device)
+                for part in parts
+            ], None
         with torch.cuda.stream(self._stream):
             moved = [part.to(self._device, non_blocking=True) for part in parts]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -92,5 +100,7 @@ class CopiedToDevice:
             now = torch.cuda.current_stream(self._device)
             now.wait_event(event)
             for part in parts:
-                part.record_stream(now)  # its memory is not given to the next copy while it is in use
+                part.record_stream(
+                    now
+                )  # its memory is not given to the next copy while it is in use
         return parts

@@ -34,14 +34,20 @@ class Examples:
     mean: float = 0.5
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
-    patients: NDArray[np.int64] | None = None  # (n,), a number each, where a rule must keep their images together
+    patients: NDArray[np.int64] | None = (
+        None  # (n,), a number each, where a rule must keep their images together
+    )
     _feeds: dict[torch.device, ImageFeed] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         return next(self.batches([rows], device))
 
-    def batches(self, chosen: Iterable[Rows], device: torch.device = CPU) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and targets of each batch, on their way to the device while the one before is computed on."""
+    def batches(
+        self, chosen: Iterable[Rows], device: torch.device = CPU
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and targets of each batch, on their way to the device while the one before is
+        computed on.
+        """
         for pixels, targets in self._feed(device)(chosen):
             images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
             yield images.contiguous(memory_format=torch.channels_last), targets
@@ -64,7 +70,9 @@ class Examples:
 
 
 def epoch_batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
-    """One epoch in random order; the last batch may be smaller, but a single image is dropped for batch norm's sake."""
+    """One epoch in random order; the last batch may be smaller, but a single image is dropped for
+    batch norm's sake.
+    """
     order = rng.permutation(rows)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
@@ -78,7 +86,9 @@ def images_with_labels(targets: Tensor) -> float:
 
 
 def loss_over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool = False) -> Tensor:
-    """The mean loss over the known labels; where all are known, as `complete` says beforehand, the plain loss."""
+    """The mean loss over the known labels; where all are known, as `complete` says beforehand, the
+    plain loss.
+    """
     if complete:
         return loss(logits, targets)
     known = ~targets.isnan()
@@ -111,14 +121,17 @@ def fit(
 ) -> tuple[int, float]:
     """Train the network in place; returns optimiser steps taken and the mean loss.
 
-    A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
-    `steps_taken` is one number that is kept up to date for other threads and processes that show progress.
+    A batch without any known label makes no step. It uses up its place in an epoch, but not one of
+    `training.steps`. `steps_taken` is one number that is kept up to date for other threads and
+    processes that show progress.
     """
     if not steps_per_epoch(len(rows), training.batch_size):  # or training would never end
         few = f"{len(rows)} image(s) at batch size {training.batch_size}"
         raise UserError(f"{few}: too few for a training step, at least 2 are needed")
     if np.isnan(examples.targets[rows]).all():
-        raise UserError(f"none of the {len(rows)} training images has a known label: leave this client out")
+        raise UserError(
+            f"none of the {len(rows)} training images has a known label: leave this client out"
+        )
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)  # for augmentation
     received = network.params.clone() if correction.pull else None
@@ -126,13 +139,19 @@ def fit(
     linear, shift, drift = (None if v is None else network.vector(v) for v in corrections)
     limit = steps_in_round(len(rows), training, effort)
     steps, batches, total = 0, 0, torch.zeros((), device=network.device)
-    scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
+    scaler = torch.amp.GradScaler(
+        network.device.type, enabled=training.amp == "fp16"
+    )  # else it does nothing
     network.module.train()
     chosen = _training_batches(rows, examples, training, limit, rng)
     for pixels, targets in examples.batches(chosen, network.device):
-        images = augment(pixels, generator) if training.augment else pixels  # drawn here, done there
+        images = (
+            augment(pixels, generator) if training.augment else pixels
+        )  # drawn here, done there
 
-        total += loss_and_gradient(network, images, targets, loss, correction.penalty, scaler, examples.complete)
+        total += loss_and_gradient(
+            network, images, targets, loss, correction.penalty, scaler, examples.complete
+        )
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
         # what belongs to the loss comes before clipping
@@ -164,7 +183,9 @@ def fit(
 def _training_batches(
     rows: Rows, examples: Examples, training: Training, limit: int, rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """The batches to step with, at least one, until the limit is reached: one of epochs' batches, or of steps."""
+    """The batches to step with, at least one, until the limit is reached: one of epochs' batches,
+    or of steps.
+    """
     counted, made = 0, 0
     while True:
         for batch in epoch_batches(rows, training.batch_size, rng):
@@ -185,7 +206,9 @@ def loss_and_gradient(
     scaler: torch.amp.GradScaler | None = None,
     complete: bool = False,
 ) -> Tensor:
-    """The loss of one batch, its gradient left in `network.grads`: nowhere else are client data differentiated."""
+    """The loss of one batch, its gradient left in `network.grads`: nowhere else are client data
+    differentiated.
+    """
     network.grads.zero_()
     logits, features = network(images)
     value = loss_over_known(loss, logits, targets, complete)
@@ -197,10 +220,16 @@ def loss_and_gradient(
 
 @torch.no_grad()
 def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
-    """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
+    """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes
+    them.
+    """
     network.module.eval()
-    parts = [rows[start : start + EVALUATION_BATCH] for start in range(0, len(rows), EVALUATION_BATCH)]
-    return torch.cat([network(images)[0] for images, _ in examples.batches(parts, network.device)]).cpu()
+    parts = [
+        rows[start : start + EVALUATION_BATCH] for start in range(0, len(rows), EVALUATION_BATCH)
+    ]
+    return torch.cat(
+        [network(images)[0] for images, _ in examples.batches(parts, network.device)]
+    ).cpu()
 
 
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:

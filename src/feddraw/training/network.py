@@ -1,7 +1,7 @@
 """The passage between a torch network and a flat `Model`.
 
-Parameters, gradients and batch-norm buffers are views of flat tensors, so that clipping, corrections and the optimiser
-are single operations, whatever the number of layers.
+Parameters, gradients and batch-norm buffers are views of flat tensors, so that clipping,
+corrections and the optimiser are single operations, whatever the number of layers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, in_layer
+from feddraw.core.model import head_names
 from feddraw.errors import UserError
-from feddraw.flat_model import head_names
 from feddraw.training.reproducibility import compute_exactly
 from feddraw.training.settings import Training
 
@@ -29,10 +29,13 @@ HALF_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Network:
     """A torch module whose state lies in flat tensors: `params`, `grads`, `buffers`, `counters`.
 
-    A frozen parameter stays where it is in the module: neither optimiser, gradient nor `load` touches it.
+    A frozen parameter stays where it is in the module: neither optimiser, gradient nor `load`
+    touches it.
     """
 
-    def __init__(self, module: nn.Module, classifier: Heads, training: Training | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, classifier: Heads, training: Training | None = None
+    ) -> None:
         how = training or Training()
         self.device = how.available_device()
         compute_exactly(self.device, how.tf32)
@@ -41,9 +44,13 @@ class Network:
         self.params = torch.empty(self.layout.length("param"), device=self.device)
         self.grads = torch.zeros_like(self.params)
         self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
-        self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
+        self.counters = torch.empty(
+            self.layout.length("counter"), dtype=torch.int64, device=self.device
+        )
         self._half = HALF_PRECISIONS.get(how.amp)
-        self._blocks = _network_blocks([entry for entry in self.layout.entries if entry.kind == "param"])
+        self._blocks = _network_blocks(
+            [entry for entry in self.layout.entries if entry.kind == "param"]
+        )
         self._features: dict[nn.Module, Tensor] = {}
         self._adopt()
         for head in self.layout.heads:
@@ -58,7 +65,11 @@ class Network:
             owner = self.module.get_submodule(parent)
             whole = flat[entry.kind]
             kernel = entry.kind == "param"  # buffers are copied as they lie
-            view = _tensor_view(whole, entry.span, entry.shape) if kernel else whole[entry.span].view(entry.shape)
+            view = (
+                _tensor_view(whole, entry.span, entry.shape)
+                if kernel
+                else whole[entry.span].view(entry.shape)
+            )
             view.copy_(getattr(owner, leaf).detach())
             if entry.kind == "param":
                 parameter = nn.Parameter(view)
@@ -76,10 +87,16 @@ class Network:
             logits = scores_in_output(self._forward(images))
         if len(self._features) < len(self.layout.heads):
             heads = [self.module.get_submodule(head) for head in self.layout.heads]
-            unused = [name for name, head in zip(self.layout.heads, heads, strict=True) if head not in self._features]
+            unused = [
+                name
+                for name, head in zip(self.layout.heads, heads, strict=True)
+                if head not in self._features
+            ]
             raise UserError(f"the network does not use its classifier layer '{unused[0]}'")
         kept, self._features = list(self._features.values()), {}
-        inputs = kept[:1] if all(one is kept[0] for one in kept) else [one.flatten(1) for one in kept]
+        inputs = (
+            kept[:1] if all(one is kept[0] for one in kept) else [one.flatten(1) for one in kept]
+        )
         return logits.float(), (inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)).float()
 
     def load(self, model: Model) -> None:
@@ -96,7 +113,9 @@ class Network:
         torch.from_numpy(model.counters).copy_(self.counters)
 
     def _both(self, flat: Tensor, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
-        """What belongs together in a tensor beside `params` and in a vector of natural order, piece by piece."""
+        """What belongs together in a tensor beside `params` and in a vector of natural order, piece
+        by piece.
+        """
         natural = torch.from_numpy(values)
         for span, shape in self._blocks:
             yield _tensor_view(flat, span, shape), natural[span].view(shape)
@@ -122,12 +141,17 @@ class Network:
 
 
 def scores_in_output(given: Any) -> Tensor:
-    """What a network gives for its images: the scores, or the first of several things, or what it calls `logits`."""
+    """What a network gives for its images: the scores, or the first of several things, or what it
+    calls `logits`.
+    """
     while isinstance(given, tuple | list) and given:
         given = given[0]
     found = given.get("logits") if isinstance(given, Mapping) else getattr(given, "logits", given)
     if not isinstance(found, Tensor):
-        raise UserError(f"the network gives {type(given).__name__}, not a tensor of one score per image and finding")
+        raise UserError(
+            f"the network gives {type(given).__name__}, not a tensor of one score per image and"
+            " finding"
+        )
     return found
 
 
@@ -135,23 +159,36 @@ def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
     """What a module's tensors are, as the module itself says."""
     params = dict(module.named_parameters())
     if shared := dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys():
-        raise UserError(f"the network uses one parameter in two layers ({min(shared)}): that is not supported")
-    frozen = {name: p.detach().cpu().numpy().copy() for name, p in params.items() if not p.requires_grad}
+        raise UserError(
+            f"the network uses one parameter in two layers ({min(shared)}): that is not supported"
+        )
+    frozen = {
+        name: p.detach().cpu().numpy().copy() for name, p in params.items() if not p.requires_grad
+    }
     tensors: list[tuple[str, Kind, tuple[int, ...], str]] = []
     for name, tensor in module.state_dict().items():
-        kind: Kind = "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
+        kind: Kind = (
+            "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
+        )
         if name not in frozen:
-            tensors.append((name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+            tensors.append(
+                (name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            )
     for head in head_names(classifier):
         if not any(in_layer(name, head) and kind == "param" for name, kind, *_ in tensors):
             if any(in_layer(name, head) for name in frozen):
-                raise UserError(f"the classifier '{head}' is frozen (requires_grad is False): nobody would train it")
+                raise UserError(
+                    f"the classifier '{head}' is frozen (requires_grad is False): nobody would"
+                    " train it"
+                )
             raise UserError(f"the network has no layer '{head}' to take as its classifier")
     return replace(Layout.of(tensors, classifier), frozen=frozen)
 
 
 def _tensor_view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
-    """A tensor's view of the flat one; images' kernels with the channels last, as the convolutions want them."""
+    """A tensor's view of the flat one; images' kernels with the channels last, as the convolutions
+    want them.
+    """
     values = flat[span]
     if len(shape) != 4:
         return values.view(shape)
@@ -160,7 +197,9 @@ def _tensor_view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
 
 
 def _network_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
-    """The parameters as few blocks: kernels with their channels last, and all that is between two kernels."""
+    """The parameters as few blocks: kernels with their channels last, and all that is between two
+    kernels.
+    """
     blocks: list[tuple[slice, tuple[int, ...]]] = []
     for entry in entries:
         kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)

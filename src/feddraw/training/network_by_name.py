@@ -1,7 +1,9 @@
-"""A network by its name, with its classifier found and, where asked for, a projection before it or frozen layers.
+"""A network by its name, with its classifier found and, where asked for, a projection before it or
+frozen layers.
 
-Besides ours, any factory will do that gives a torch module: `timm`'s, torchvision's, MONAI's, anyone's own. What it
-calls the number of findings, of channels and of pixels is found by its arguments' names.
+Besides ours, any factory will do that gives a torch module: `timm`'s, torchvision's, MONAI's,
+anyone's own. What it calls the number of findings, of channels and of pixels is found by its
+arguments' names.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from torch import Tensor, nn
 
 from feddraw import catalog
 from feddraw.core import Heads, in_layer
+from feddraw.core.model import head_names
 from feddraw.errors import UserError, in_one_line, unknown
-from feddraw.flat_model import head_names
 from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 from feddraw.training.classifier_by_trial import classifier_of
 from feddraw.training.network import Build, evaluation_mode
@@ -36,11 +38,13 @@ OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze")  # settings of any
 def build_network(
     name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False, side: int = 0
 ) -> tuple[nn.Module, Heads]:
-    """A module and its classifier; `pretrained` fetches the weights that the initial model starts from.
+    """A module and its classifier; `pretrained` fetches the weights that the initial model starts
+    from.
 
-    Three options go with any model: `classifier` names the layer, or several in the order of the findings,
-    `projection` puts two layers of that width before it, as MOON's authors do, and `freeze` names layers that are not
-    trained. `side` is that of an image in pixels, where it is known.
+    Three options go with any model: `classifier` names the layer, or several in the order of the
+    findings, `projection` puts two layers of that width before it, as MOON's authors do, and
+    `freeze` names layers that are not trained. `side` is that of an image in pixels, where it is
+    known.
     """
     _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
@@ -69,21 +73,30 @@ def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
         given = options.get(key, "")
         names = [given] if isinstance(given, str) else given
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"model.{key} must be the name of a layer, or a list of names, not {given!r}")
+            raise UserError(
+                f"model.{key} must be the name of a layer, or a list of names, not {given!r}"
+            )
     width = options.get("projection", 0)
     if type(width) is not int or width < 0:
         raise UserError(f"model.projection must be a width, or 0 for none, not {width!r}")
 
 
-def _call_factory(make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool) -> Any:
+def _call_factory(
+    make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool
+) -> Any:
     parameters = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = next((name for name in CLASSES_ARGUMENTS if name in parameters), "num_classes" if open_ended else "classes")
+    named = next(
+        (name for name in CLASSES_ARGUMENTS if name in parameters),
+        "num_classes" if open_ended else "classes",
+    )
     own = dict(settings)
     if _network_weights_file(make, settings):
         del own["weights"]
     for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
-        missing = [n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty]
+        missing = [
+            n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty
+        ]
         own |= {name: value for name in missing if name not in own}
     if DIMENSIONS_ARGUMENT in parameters:
         own.setdefault(DIMENSIONS_ARGUMENT, 2)
@@ -95,21 +108,37 @@ def _call_factory(make: Callable[..., Any], settings: dict[str, Any], classes: i
     given = {named: own.pop(named, classes)}
     try:
         return catalog.call_with_settings(make, own, "model", **given)
-    except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
+    except (
+        TypeError,
+        ImportError,
+        OSError,
+    ) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
-        raise UserError(f"model '{make.__name__}' cannot be made of these settings: {in_one_line(error)}") from None
+        raise UserError(
+            f"model '{make.__name__}' cannot be made of these settings: {in_one_line(error)}"
+        ) from None
 
 
 def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """A factory's own settings, without what follows from the data and what no file of settings can hold."""
+    """A factory's own settings, without what follows from the data and what no file of settings can
+    hold.
+    """
     parameters = inspect.signature(function).parameters.items()
-    wanted = {name: p.default for name, p in parameters if name not in (*CLASSES_ARGUMENTS, DIMENSIONS_ARGUMENT)}
-    return {name: value for name, value in wanted.items() if isinstance(value, bool | int | float | str)}
+    wanted = {
+        name: p.default
+        for name, p in parameters
+        if name not in (*CLASSES_ARGUMENTS, DIMENSIONS_ARGUMENT)
+    }
+    return {
+        name: value for name, value in wanted.items() if isinstance(value, bool | int | float | str)
+    }
 
 
 def _network_weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
-    """The file of weights for a factory that has no setting of that name; empty where there is none."""
+    """The file of weights for a factory that has no setting of that name; empty where there is
+    none.
+    """
     given = settings.get("weights", "none")
     mine = "weights" not in inspect.signature(function).parameters and given != "none"
     if mine and not isinstance(given, str):
@@ -133,25 +162,46 @@ def _repeat_grey_channel(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tens
     return (inputs[0].expand(-1, 3, -1, -1), *inputs[1:])
 
 
-def load_network_weights(module: nn.Module, state: SavedParameters, classifier: Heads, file: str) -> None:
-    """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
+def load_network_weights(
+    module: nn.Module, state: SavedParameters, classifier: Heads, file: str
+) -> None:
+    """Copy a file's tensors into a network; all but the classifier's must be there, those only if
+    they fit.
+    """
     heads = head_names(classifier)
     own = module.state_dict()
-    fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
-    body = [n for n, v in own.items() if v.is_floating_point() and not any(in_layer(n, head) for head in heads)]
+    fitting = {
+        name: value
+        for name, value in state.items()
+        if name in own and own[name].shape == value.shape
+    }
+    body = [
+        n
+        for n, v in own.items()
+        if v.is_floating_point() and not any(in_layer(n, head) for head in heads)
+    ]
     if bad := [name for name in body if name not in fitting]:
-        raise UserError(f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
+        raise UserError(
+            f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first"
+            f" {bad[0]}"
+        )
     module.load_state_dict(fitting, strict=False)
 
 
 def _network_with_projection(module: nn.Module, classifier: Heads, width: int) -> str:
     head = module.get_submodule(classifier) if isinstance(classifier, str) else None
     if not isinstance(classifier, str) or not isinstance(head, nn.Linear):
-        raise UserError(f"a projection needs one linear layer as classifier, and '{classifier}' is none")
+        raise UserError(
+            f"a projection needs one linear layer as classifier, and '{classifier}' is none"
+        )
     parent, _, leaf = classifier.rpartition(".")
-    inner = nn.Sequential(nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width))
+    inner = nn.Sequential(
+        nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width)
+    )
     outer = nn.Linear(width, head.out_features)
-    setattr(module.get_submodule(parent), leaf, nn.Sequential(OrderedDict(projection=inner, out=outer)))
+    setattr(
+        module.get_submodule(parent), leaf, nn.Sequential(OrderedDict(projection=inner, out=outer))
+    )
     return f"{classifier}.out"
 
 
@@ -166,11 +216,15 @@ def _freeze_network_layers(module: nn.Module, layers: str | Sequence[str]) -> No
 
 
 def with_frozen_layers(build: Build, frozen: Mapping[str, NDArray[Any]]) -> Build:
-    """The same network with these values in its frozen layers: those of the initial model, which is made once."""
+    """The same network with these values in its frozen layers: those of the initial model, which is
+    made once.
+    """
     return partial(_network_with_frozen, build, frozen) if frozen else build
 
 
-def _network_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
+def _network_with_frozen(
+    build: Build, frozen: Mapping[str, NDArray[Any]]
+) -> tuple[nn.Module, Heads]:
     module, classifier = build()
     params = dict(module.named_parameters())
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Adam and SGD over a network's flat parameters, by torch's fused kernels.
 
-`torch.optim`'s classes load torch's compiler with the first that is made: as long as torch itself takes to load, and
-70 MB per process. The functions behind them do not.
+`torch.optim`'s classes load torch's compiler with the first that is made: as long as torch itself
+takes to load, and 70 MB per process. The functions behind them do not.
 """
 
 from __future__ import annotations
@@ -46,9 +46,21 @@ class Adam(Optimizer):
             self.state |= {name: zeros_like(self.params) for name in ("exp_avg", "exp_avg_sq")}
         first, second, steps = ([self.state[name]] for name in ("exp_avg", "exp_avg_sq", "step"))
         adam(
-            [self.params], [self.grads], first, second, [], steps, fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
-            lr=self.lr, weight_decay=self.weight_decay, eps=1e-8, maximize=False,
-        )  # fmt: skip
+            [self.params],
+            [self.grads],
+            first,
+            second,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
 
 
 @dataclass(eq=False)
@@ -58,13 +70,25 @@ class SGD(Optimizer):
     def step(self) -> None:
         buffers = [self.state.get("momentum_buffer")]
         sgd(
-            [self.params], [self.grads], buffers, fused=True, weight_decay=self.weight_decay, momentum=self.momentum,
-            lr=self.lr, dampening=0.0, nesterov=False, maximize=False,
-        )  # fmt: skip
+            [self.params],
+            [self.grads],
+            buffers,
+            fused=True,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
         if buffers[0] is not None:
             self.state["momentum_buffer"] = buffers[0]
 
 
 def make_optimizer(network: Network, training: Training) -> Optimizer:
     settings = (network.params, network.grads, training.lr, training.weight_decay)
-    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)
+    return (
+        SGD(*settings, momentum=training.momentum)
+        if training.optimizer == "sgd"
+        else Adam(*settings)
+    )

@@ -1,4 +1,6 @@
-"""What makes the same seed give the same bits: one thread, seeded generators, and GPUs that always compute alike."""
+"""What makes the same seed give the same bits: one thread, seeded generators, and GPUs that always
+compute alike.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ CUBLAS_WORKSPACE = ":4096:8"  # cuBLAS: fixed buffers, or sums may be taken in a
 
 
 def compute_exactly(device: torch.device, tf32: bool) -> None:
-    """From now on this process computes on its GPU the same way every time, in float32 unless TF32 is allowed."""
+    """From now on this process computes on its GPU the same way every time, in float32 unless TF32
+    is allowed.
+    """
     if device.type != "cuda":
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)  # read when cuBLAS is first used
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE
+    )  # read when cuBLAS is first used
     torch.cuda.set_device(device)  # or memory of the first GPU would be taken, too
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
@@ -26,7 +32,9 @@ def compute_exactly(device: torch.device, tf32: bool) -> None:
 
 
 def generator_of_device(device: torch.device) -> torch.Generator | None:
-    """The generator from which a device's own random numbers come, for dropout and the like; None: the processor's."""
+    """The generator from which a device's own random numbers come, for dropout and the like; None:
+    the processor's.
+    """
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.mps._get_default_mps_generator() if device.type == "mps" else None
@@ -34,9 +42,11 @@ def generator_of_device(device: torch.device) -> torch.Generator | None:
 
 @contextmanager
 def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators, for dropout and the like, with this seed, and afterwards as they were.
+    """Torch's own generators, for dropout and the like, with this seed, and afterwards as they
+    were.
 
-    `torch.manual_seed` would also write down where it was called from, for GPUs that may not be there.
+    `torch.manual_seed` would also write down where it was called from, for GPUs that may not be
+    there.
     """
     own = generator_of_device(device)
     before = None if own is None else own.get_state()
@@ -53,7 +63,9 @@ def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Bits depend on the number of threads, and many are slow under load: all training and testing is done with one."""
+    """Bits depend on the number of threads, and many are slow under load: all training and testing
+    is done with one.
+    """
     before = torch.get_num_threads()
     if before == 1:  # setting it costs as much as a small layer
         yield

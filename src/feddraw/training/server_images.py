@@ -36,7 +36,11 @@ class ServerImages:
         self.network.load(model)
         with one_thread():
             logits = loop.logits_of(self.network, self.examples, self.rows)
-            return float(loop.loss_over_known(bce, logits, torch.from_numpy(self.examples.targets[self.rows])))
+            return float(
+                loop.loss_over_known(
+                    bce, logits, torch.from_numpy(self.examples.targets[self.rows])
+                )
+            )
 
     def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
         for batch in loop.epoch_batches(self.rows, self.batch_size, np.random.default_rng(seed)):
@@ -54,7 +58,9 @@ class ServerImages:
 
 
 def choose_server_images(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
-    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
+    """Some of the rows: equally many with each finding and with none, as far as there are, the
+    rarest chosen first.
+    """
     truth = labels.truth(rows)
     kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
     order = np.random.default_rng([seed, images]).permutation(len(rows))
@@ -64,5 +70,7 @@ def choose_server_images(labels: Labels, rows: Rows, images: int, seed: int) -> 
         missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
         taken += fresh[: max(0, missing)]
     if len(taken) < 2:
-        raise UserError(f"{images} validation image(s) for the server are too few: set a larger proxy")
+        raise UserError(
+            f"{images} validation image(s) for the server are too few: set a larger proxy"
+        )
     return np.asarray(rows[np.sort(taken)])

@@ -24,12 +24,18 @@ class Training:
     label_smoothing: float = 0.0
     clip: float = 0.0  # largest norm of a gradient; 0 = no clipping
     augment: bool = False  # rotation, translation, scaling of each batch
-    steps: int = 0  # optimiser steps per round instead of epochs, so that all clients do the same work
+    steps: int = (
+        0  # optimiser steps per round instead of epochs, so that all clients do the same work
+    )
     persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
     device: str = "cpu"  # or cuda, cuda:1, mps
-    amp: Literal["off", "bf16", "fp16"] = "off"  # the network in half the precision; its parameters stay in float32
+    amp: Literal["off", "bf16", "fp16"] = (
+        "off"  # the network in half the precision; its parameters stay in float32
+    )
     tf32: bool = False  # let a GPU round the factors of products to 10 bits: faster, less exact
-    compile: bool = False  # the network by torch.compile, which takes time at the start and a C++ compiler
+    compile: bool = (
+        False  # the network by torch.compile, which takes time at the start and a C++ compiler
+    )
 
     def check(self) -> None:
         """Refuse values that cannot be trained with."""
@@ -41,11 +47,17 @@ class Training:
         for name in ("epochs", "batch_size"):
             at_least(f"training.{name}", getattr(self, name), 1)
         if self.batch_size == 1:
-            raise UserError("training.batch_size must be at least 2: batch normalisation cannot train on one image")
+            raise UserError(
+                "training.batch_size must be at least 2: batch normalisation cannot train on one"
+                " image"
+            )
         one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
         one_of("training.amp", self.amp, ("off", "bf16", "fp16"))
         if not DEVICE_NAME.fullmatch(self.device):
-            raise UserError(f"training.device must be cpu, cuda, cuda:1 or the like, or mps, not '{self.device}'")
+            raise UserError(
+                "training.device must be cpu, cuda, cuda:1 or the like, or mps, not"
+                f" '{self.device}'"
+            )
 
     def available_device(self) -> torch.device:
         """The device, if this machine has it."""

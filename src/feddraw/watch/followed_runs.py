@@ -1,7 +1,8 @@
-"""Run folders followed while they grow: only what was added since the last look is read, and nothing is ever written.
+"""Run folders followed while they grow: only what was added since the last look is read, and
+nothing is ever written.
 
-A run is whatever has an `experiment.toml` or a ledger, so also the folder of a Flower server. Whether it is running is
-seen from the lock that the run holds on its folder, without taking it.
+A run is whatever has an `experiment.toml` or a ledger, so also the folder of a Flower server.
+Whether it is running is seen from the lock that the run holds on its folder, without taking it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ SHOWN_CLIENTS = 12  # on the page
 MOST_POINTS = 80  # of a curve in the overview
 SEARCH_EVERY, LOOK_EVERY = 3.0, 0.5  # seconds
 RECENT_ROUNDS = 5  # rounds whose median is the time of a round
-QUIET_SECONDS = 120.0  # seconds without news after which a run counts as stopped, where locks cannot be seen
+QUIET_SECONDS = (
+    120.0  # seconds without news after which a run counts as stopped, where locks cannot be seen
+)
 MOST_TROUBLE = 200  # refused or missing updates that are shown
 
 
 class GrowingFile:
-    """A file that grows, or is replaced; in a table, a name in quotation marks may have line breaks in it."""
+    """A file that grows, or is replaced; in a table, a name in quotation marks may have line breaks
+    in it.
+    """
 
     def __init__(self, path: Path, *, table: bool = False) -> None:
         self.path, self._table = path, table
@@ -98,7 +103,9 @@ class FollowedLedger:
 
     clients: dict[str, float] = field(default_factory=dict)  # the most images that each said it has
     weights: dict[int, dict[str, float]] = field(default_factory=dict)  # by round
-    trouble: list[tuple[int, str, str]] = field(default_factory=list)  # round, client, what was noted or is wrong
+    trouble: list[tuple[int, str, str]] = field(
+        default_factory=list
+    )  # round, client, what was noted or is wrong
     header: list[str] | None = None
 
     def read(self, text: str) -> None:
@@ -106,7 +113,12 @@ class FollowedLedger:
             if self.header is None:
                 self.header = cells
             elif len(cells) == len(self.header):
-                self._add({name: from_csv_cell(cell) for name, cell in zip(self.header, cells, strict=True)})
+                self._add(
+                    {
+                        name: from_csv_cell(cell)
+                        for name, cell in zip(self.header, cells, strict=True)
+                    }
+                )
 
     def _add(self, line: Mapping[str, str]) -> None:
         client, round = naming.safe_line(line["client"])[:200], int(line["round"])
@@ -139,15 +151,27 @@ class FollowedRun:
         self.total = 0  # T, 0 where it is not known
         self.began = 0.0
 
-    # ------------------------------------------------------------------------------------------ looking
+    # -------------------------------------------------------------------------------------- looking
 
     def look(self, locked: frozenset[int] | None, now: float, failed: str | None = None) -> bool:
-        """Read what is new; whether anything has changed. `failed` is why the run failed, where a plan says so."""
+        """Read what is new; whether anything has changed.
+
+        `failed` is why the run failed, where a plan says so.
+        """
         before = (self.state, self.why)
         try:
             changed = self._read()
             self.state, self.why = self._judged(locked, now), ""
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, csv.Error, UserError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OverflowError,
+            OSError,
+            csv.Error,
+            UserError,
+        ) as error:
             self.state, self.why = "broken", naming.safe_line(str(error))[:200]
             for tail in self._tails:
                 tail.forget()  # so that the damage is met again at the next look
@@ -184,10 +208,14 @@ class FollowedRun:
         if self.metrics or (self.total and self.done >= self.total and not self.settings):
             return "finished"
         if locked is None:
-            return "running" if now - self.updated < max(QUIET_SECONDS, 3 * (self.round_seconds or 0.0)) else "stopped"
+            return (
+                "running"
+                if now - self.updated < max(QUIET_SECONDS, 3 * (self.round_seconds or 0.0))
+                else "stopped"
+            )
         return "running" if self.path.stat().st_ino in locked else "stopped"
 
-    # ------------------------------------------------------------------------------------------ what is known
+    # -------------------------------------------------------------------------------- what is known
 
     @property
     def method(self) -> str:
@@ -202,7 +230,11 @@ class FollowedRun:
     @property
     def updated(self) -> float:
         """When the run last wrote something."""
-        return self.rounds[-1].time if self.rounds else _time_of_change(self._files.ledger) or self.began
+        return (
+            self.rounds[-1].time
+            if self.rounds
+            else _time_of_change(self._files.ledger) or self.began
+        )
 
     @property
     def round_seconds(self) -> float | None:
@@ -221,43 +253,74 @@ class FollowedRun:
 
     def summary(self) -> dict[str, Any]:
         """A line of the overview."""
-        validation = [(one.round, one.validation) for one in self.rounds if one.validation is not None]
+        validation = [
+            (one.round, one.validation) for one in self.rounds if one.validation is not None
+        ]
         spent = sum(one.whole for one in self.rounds)
         return {
-            "id": self.number, "name": self.name, "state": self.state, "why": self.why, "method": self.method,
-            "scenario": _followed_name(self.settings, "scenario"), "seed": _as_finite(self.settings.get("seed")),
-            "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": spent,
-            "updated": self.updated, "curve": _points_for_chart(validation), "trouble": len(self.ledger.trouble),
+            "id": self.number,
+            "name": self.name,
+            "state": self.state,
+            "why": self.why,
+            "method": self.method,
+            "scenario": _followed_name(self.settings, "scenario"),
+            "seed": _as_finite(self.settings.get("seed")),
+            "done": self.done,
+            "rounds": self.total,
+            "round_seconds": self.round_seconds,
+            "spent": spent,
+            "updated": self.updated,
+            "curve": _points_for_chart(validation),
+            "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
             "test": _as_finite(_followed_value(self.metrics, "test", "auc", "macro")),
-        }  # fmt: skip
+        }
 
     def detail(self) -> dict[str, Any]:
         """All that the page shows of one run; of very many clients those that count most."""
         by_round = {one.round: one for one in self.rounds}
         last = self.ledger.weights.get(max(self.ledger.weights, default=-1), {})
-        clients = sorted(self.ledger.clients, key=lambda name: (-last.get(name, 0.0), -self.ledger.clients[name]))
+        clients = sorted(
+            self.ledger.clients, key=lambda name: (-last.get(name, 0.0), -self.ledger.clients[name])
+        )
         shown = [name for name in self.ledger.clients if name in set(clients[:SHOWN_CLIENTS])]
         at = _points_for_chart(range(self.done))
         lines = [by_round.get(t) for t in at]
         return {
-            "summary": self.summary(), "at": at, "clients": shown, "all_clients": len(self.ledger.clients),
+            "summary": self.summary(),
+            "at": at,
+            "clients": shown,
+            "all_clients": len(self.ledger.clients),
             "sizes": [self.ledger.clients[name] for name in shown],
             "weights": [[self.ledger.weights.get(t, {}).get(name) for t in at] for name in shown],
-            "client_seconds": [[one and _as_finite(one.client_seconds.get(name)) for one in lines] for name in shown],
-            "validation": [one and one.validation for one in lines], "loss": [one and one.loss for one in lines],
+            "client_seconds": [
+                [one and _as_finite(one.client_seconds.get(name)) for one in lines]
+                for name in shown
+            ],
+            "validation": [one and one.validation for one in lines],
+            "loss": [one and one.loss for one in lines],
             "seconds": [one and dict(one.seconds) for one in lines],
-            "trouble": [{"round": t, "client": c, "status": s} for t, c, s in self.ledger.trouble[-MOST_TROUBLE:]],
-            "data": _followed_name(self.settings, "data"), "model": _followed_name(self.settings, "model"),
-        }  # fmt: skip
+            "trouble": [
+                {"round": t, "client": c, "status": s}
+                for t, c, s in self.ledger.trouble[-MOST_TROUBLE:]
+            ],
+            "data": _followed_name(self.settings, "data"),
+            "model": _followed_name(self.settings, "model"),
+        }
 
 
 def _followed_round(line: Mapping[str, Any], path: Path) -> FollowedRound:
     validation = line.get("validation") or {}
-    seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _as_finite(v) is not None and v >= 0}
+    seconds = {
+        str(k): v
+        for k, v in line.get("seconds", {}).items()
+        if _as_finite(v) is not None and v >= 0
+    }
     given = line.get("client_seconds", {}).items()
     took = {naming.safe_line(str(k))[:200]: v for k, v in given if _as_finite(v) is not None}
-    written = datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
+    written = (
+        datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
+    )
     numbers = (_as_finite(validation.get("macro")), _as_finite(line.get("loss")))
     diverged = naming.safe_line(str(line.get("diverged", "")))[:200]
     return FollowedRound(int(line["round"]), *numbers, seconds, took, written, diverged)
@@ -298,7 +361,7 @@ def _points_for_chart(points: Sequence[T]) -> list[T]:
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-# ---------------------------------------------------------------------------------------------------- many runs
+# ---------------------------------------------------------------------------------------- many runs
 
 
 class FollowedFolder:
@@ -308,7 +371,9 @@ class FollowedFolder:
         self.root = root
         self.version = 0
         self.runs: dict[Path, FollowedRun] = {}
-        self.planned: dict[str, tuple[RunState, str]] = {}  # runs without a folder: what the plan says of them
+        self.planned: dict[
+            str, tuple[RunState, str]
+        ] = {}  # runs without a folder: what the plan says of them
         self.workers = 0
         self._searched = self._looked = -math.inf
         self._numbers = count()
@@ -324,7 +389,9 @@ class FollowedFolder:
             self._search()
         locked, wall = locked_inodes(), time.time()
         failed = {name: why for name, (state, why) in self.planned.items() if state == "failed"}
-        changed = [run for run in self.runs.values() if run.look(locked, wall, failed.get(run.name))]
+        changed = [
+            run for run in self.runs.values() if run.look(locked, wall, failed.get(run.name))
+        ]
         self.version += bool(changed)
         for run in changed:
             run.version = self.version
@@ -333,7 +400,9 @@ class FollowedFolder:
         plans: list[Path] = []
         seen: set[Path] = set()
         for place, below, files in os.walk(self.root):
-            below[:] = sorted(name for name in below if name not in SKIPPED_FOLDERS and not name.startswith("."))
+            below[:] = sorted(
+                name for name in below if name not in SKIPPED_FOLDERS and not name.startswith(".")
+            )
             if "experiment.toml" in files or "weights.csv" in files:
                 seen.add(Path(place))
             plans += [Path(place) / name for name in files if PLAN_FILE.fullmatch(name)]
@@ -359,7 +428,10 @@ class FollowedFolder:
                 plan = read_json(path)
                 inside = path.parent.relative_to(self.root)
                 names = [str(inside / str(name)) for name in plan["runs"]][:MOST_FOLLOWED_RUNS]
-                failed = {str(inside / name): naming.safe_line(str(why))[:300] for name, why in plan["failed"].items()}
+                failed = {
+                    str(inside / name): naming.safe_line(str(why))[:300]
+                    for name, why in plan["failed"].items()
+                }
                 out = {str(inside / str(name)) for name in plan["left_out"]}
                 self.workers += int(plan["workers"])
             except (UserError, KeyError, TypeError, ValueError, AttributeError):

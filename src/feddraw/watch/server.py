@@ -1,8 +1,9 @@
-"""The page and its data over HTTP: on this machine only unless asked otherwise, and only for who has the key.
+"""The page and its data over HTTP: on this machine only unless asked otherwise, and only for who
+has the key.
 
-Other users of the machine can reach its loopback address, too, but run folders are private. So the page itself holds
-nothing, and its data are given to whoever sends the key that `feddraw watch` printed behind the `#` of the address.
-No file is served by its name.
+Other users of the machine can reach its loopback address, too, but run folders are private. So the
+page itself holds nothing, and its data are given to whoever sends the key that `feddraw watch`
+printed behind the `#` of the address. No file is served by its name.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ IDLE_SECONDS = 30.0  # seconds after which a silent connection is closed
 def require_loopback(host: str, expose: bool) -> None:
     if host not in LOOPBACK and not expose:
         why = f"--host {host} shows the runs to other machines, unencrypted"
-        raise UserError(f"{why}: add --expose if you mean it, or leave --host out and use an SSH tunnel")
+        raise UserError(
+            f"{why}: add --expose if you mean it, or leave --host out and use an SSH tunnel"
+        )
 
 
 def usual_watch_port(folder: Path) -> int:
@@ -50,7 +53,9 @@ def usual_watch_port(folder: Path) -> int:
 
 
 def own_watch_key() -> str:
-    """One for each user of the machine, kept in the cache's folder where only its owner can read it."""
+    """One for each user of the machine, kept in the cache's folder where only its owner can read
+    it.
+    """
     path = cache_folder() / "watch.key"
     with suppress(OSError, ValueError):
         found = path.read_text(encoding="ascii").strip()
@@ -71,9 +76,13 @@ class WatchServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_port = False  # or two servers could share a port, and a page would reach either
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, key: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, key: str = ""
+    ) -> None:
         if not folder.is_dir():
-            raise UserError(f"no folder {folder}: give the folder of a run, of a study or of a Flower server")
+            raise UserError(
+                f"no folder {folder}: give the folder of a run, of a study or of a Flower server"
+            )
         self.followed = FollowedFolder(folder)
         self.title = naming.safe_line(str(folder))
         self.key = key or own_watch_key()
@@ -95,7 +104,9 @@ class WatchServer(ThreadingHTTPServer):
             if not fixed and port:
                 self._bind(host, 0, fixed=False)
                 return
-            raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+            raise UserError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+            ) from None
 
     def server_bind(self) -> None:
         """Without the look-up of this machine's name, which may take long and is not needed."""
@@ -112,7 +123,9 @@ class WatchServer(ThreadingHTTPServer):
         return f"http://{host}:{self.server_port}/#key={self.key}"
 
     def knows(self, host: str) -> bool:
-        """Whether a request was meant for us: another name that leads here is somebody's trick (DNS rebinding)."""
+        """Whether a request was meant for us: another name that leads here is somebody's trick (DNS
+        rebinding).
+        """
         try:
             address = urlsplit(f"//{host}")
             name, port = address.hostname or "", address.port or 80
@@ -120,20 +133,31 @@ class WatchServer(ThreadingHTTPServer):
             return False
         if port != self.server_port:
             return False
-        return name in (*LOOPBACK, self.host) or (self.host not in LOOPBACK and _is_ip_address(name))
+        return name in (*LOOPBACK, self.host) or (
+            self.host not in LOOPBACK and _is_ip_address(name)
+        )
 
     def state(self, since: int, instance: str) -> dict[str, Any]:
         """What has changed since a version; everything for a page that knew another server."""
         with self.lock:
             self.followed.look()
             known = since if instance == self.instance else -1
-            about = {"instance": self.instance, "page": self.page_hash, "title": self.title, "now": time.time()}
+            about = {
+                "instance": self.instance,
+                "page": self.page_hash,
+                "title": self.title,
+                "now": time.time(),
+            }
             return about | overview_of_runs(self.followed, known)
 
     def run(self, number: int) -> tuple[str, dict[str, Any]] | None:
         with self.lock:
             found = next((run for run in self.followed.runs.values() if run.number == number), None)
-            return None if found is None else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
+            return (
+                None
+                if found is None
+                else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
+            )
 
 
 def _is_ip_address(name: str) -> bool:
@@ -179,13 +203,24 @@ class WatchHandler(BaseHTTPRequestHandler):
         if not self.server.knows(self.headers.get("Host", "")):
             self._send(421, "text/plain", b"this server is not meant by that name\n")
         elif address.path == "/":
-            self._send(200, "text/html; charset=utf-8", self.server.page, {"Content-Security-Policy": watch_policy()})
+            self._send(
+                200,
+                "text/html; charset=utf-8",
+                self.server.page,
+                {"Content-Security-Policy": watch_policy()},
+            )
         elif address.path not in ("/state", "/run"):
             self._send(404, "text/plain", b"nothing here\n")
-        elif not hmac.compare_digest(self.headers.get(KEY_HEADER, "").encode(), self.server.key.encode()):
+        elif not hmac.compare_digest(
+            self.headers.get(KEY_HEADER, "").encode(), self.server.key.encode()
+        ):
             self._send(403, "text/plain", b"open the address that feddraw watch printed\n")
         elif address.path == "/state":
-            self._json(self.server.state(_watch_query_number(asked.get("since")), asked.get("instance", "")))
+            self._json(
+                self.server.state(
+                    _watch_query_number(asked.get("since")), asked.get("instance", "")
+                )
+            )
         elif (found := self.server.run(_watch_query_number(asked.get("id")))) is None:
             self._send(404, "text/plain", b"no such run\n")
         elif self.headers.get("If-None-Match") == found[0]:
@@ -197,7 +232,9 @@ class WatchHandler(BaseHTTPRequestHandler):
         text = json.dumps(document, allow_nan=False, separators=(",", ":"))
         self._send(200, "application/json", text.encode(), more)
 
-    def _send(self, code: int, kind: str, body: bytes, more: Mapping[str, str] | None = None) -> None:
+    def _send(
+        self, code: int, kind: str, body: bytes, more: Mapping[str, str] | None = None
+    ) -> None:
         self.send_response(code)
         for name, value in {**self.HEADERS, **(more or {}), "Content-Type": kind}.items():
             self.send_header(name, value)

@@ -1,4 +1,6 @@
-"""The page that follows runs: one file that asks only the server it came from, and shows nothing without its key."""
+"""The page that follows runs: one file that asks only the server it came from, and shows nothing
+without its key.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,15 @@ from feddraw.analysis.web_page import page_policy_digest, read_page_file
 
 @cache
 def _watch_style_and_script() -> tuple[str, str]:
-    script = "\n" + read_page_file("analysis", "chart.js") + "\n" + read_page_file("watch", "watch.js")
-    style = "\n" + css_variables() + read_page_file("analysis", "chart.css") + read_page_file("watch", "watch.css")
+    script = (
+        "\n" + read_page_file("analysis", "chart.js") + "\n" + read_page_file("watch", "watch.js")
+    )
+    style = (
+        "\n"
+        + css_variables()
+        + read_page_file("analysis", "chart.css")
+        + read_page_file("watch", "watch.css")
+    )
     return style, script
 
 

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from feddraw.analysis import statistics_in_words as words
 from feddraw.report import pictures
-from feddraw.report.blocks import Block, Bullets, Cell, Fold, Gallery, Heading, OnlyFor, Paragraph, ReportTable
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Fold,
+    Gallery,
+    Heading,
+    OnlyFor,
+    Paragraph,
+    ReportTable,
+)
 from feddraw.report.report_statistics import Report
 from feddraw.report.sections.method_differences import differences_section
 from feddraw.report.table_cells import column_cells, number_cell, table_note
@@ -31,7 +41,11 @@ def _all_scenarios_table(report: Report, metric: str, label: str) -> ReportTable
     header = ["method", *collection.scenarios, *(["average rank"] if ranks else [])]
 
     def row(method: str) -> list[Cell]:
-        rank = [number_cell(ranks[method], ".2f") if method in ranks else Cell("not ranked")] if ranks else []
+        rank = (
+            [number_cell(ranks[method], ".2f") if method in ranks else Cell("not ranked")]
+            if ranks
+            else []
+        )
         return [Cell(method), *(column[method] for column in columns), *rank]
 
     return ReportTable(
@@ -59,7 +73,9 @@ def _rank_blocks(report: Report, metric: str, label: str) -> Iterator[Block]:
         yield Bullets(ranking.left_out)
     comparison = ranking.comparison
     if comparison is None:
-        yield Paragraph(f"{label}: {ranking.reason} So there is no average rank and no test over scenarios.")
+        yield Paragraph(
+            f"{label}: {ranking.reason} So there is no average rank and no test over scenarios."
+        )
         return
     yield Paragraph(f"{label}: {words.comparison_in_words(comparison)}")
     yield Gallery([pictures.ranks_picture(comparison, metric, label)])
@@ -77,10 +93,20 @@ def _rank_blocks(report: Report, metric: str, label: str) -> Iterator[Block]:
         ]
         for pair in comparison.pairs
     ]
-    header = ["first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "won-tied-lost"]
+    header = [
+        "first",
+        "second",
+        "rank gap",
+        "Nemenyi p",
+        "Holm p",
+        "difference",
+        "effect",
+        "won-tied-lost",
+    ]
     note = (
-        f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
-        "corrected for all pairs. Difference: mean of first minus second. Effect: matched-pairs rank-biserial."
+        f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's"
+        " signed-rank test, corrected for all pairs. Difference: mean of first minus second."
+        " Effect: matched-pairs rank-biserial."
     )
     table = ReportTable(f"{label}, pairs of methods", header, rows, (), note, f"pairs-{metric}")
     yield Fold(f"All pairs of methods ({label})", [table])

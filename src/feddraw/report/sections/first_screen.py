@@ -18,7 +18,10 @@ from feddraw.results.recorded_run import METRICS
 
 
 def first_screen(report: Report, scenario: str) -> Iterator[Block]:
-    tables = [OnlyFor([first_screen_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
+    tables = [
+        OnlyFor([first_screen_table(report, scenario, m, label)], metric=m)
+        for m, label in METRICS.items()
+    ]
     weighed = methods_with_weights(report.collection, scenario)
     focus = report.focus if report.focus in weighed else next(iter(weighed), "")
     if not focus:
@@ -35,7 +38,9 @@ def population_note(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def first_screen_table(report: Report, scenario: str, metric: str, label: str) -> ReportTable:
-    """One row per method: its mean, and the difference of the method in focus to it, with intervals."""
+    """One row per method: its mean, and the difference of the method in focus to it, with
+    intervals.
+    """
     collection, draws = report.collection, report.draws[scenario]
     there = [method for method in report.shown if collection.of(scenario, method)]
     means = column_cells({m: report.mean(scenario, m, metric) for m in there}, collection.methods)
@@ -50,14 +55,19 @@ def first_screen_table(report: Report, scenario: str, metric: str, label: str) -
     }
 
     def row(method: str) -> list[Cell]:
-        over = draws.difference(metric, report.focus, method) if method in drawn and method != report.focus else None
+        over = (
+            draws.difference(metric, report.focus, method)
+            if method in drawn and method != report.focus
+            else None
+        )
         cells = difference_cells(over, trained[method], report.margin)
         shown = [cell for cell, is_shown in zip(cells, columns.values(), strict=True) if is_shown]
         return [Cell(method), means[method], *shown]
 
     one = len(collection.scenarios) == 1
     return ReportTable(
-        f"Test {label} in {scenario}" + (f"; difference: {report.focus} − method" if drawn or repeated else ""),
+        f"Test {label} in {scenario}"
+        + (f"; difference: {report.focus} − method" if drawn or repeated else ""),
         ["method", label, *compress(columns, columns.values())],
         [row(method) for method in there if method in collection.methods],
         [row(method) for method in there if method in collection.references],
@@ -70,10 +80,18 @@ def _first_screen_note(report: Report, draws: PatientBootstrap, metric: str) -> 
     """What the intervals are made of, and what is not in them."""
     trainings = report.trainings[metric]
     if draws.why_none:
-        return " ".join([draws.why_none, *([trainings_note(trainings)] if trainings.repeats > 1 else [])])
+        return " ".join(
+            [draws.why_none, *([trainings_note(trainings)] if trainings.repeats > 1 else [])]
+        )
     said = f"{patients_note(draws)} {trainings_note(trainings) if trainings.repeats > 1 else ''}"
     if draws.left_out:
-        said += f" Not compared, because scores of the same images are missing: {join_names(draws.left_out)}."
+        said += (
+            " Not compared, because scores of the same images are missing:"
+            f" {join_names(draws.left_out)}."
+        )
     if report.margin:
-        said += f" No worse: both intervals lie above -{report.margin:g}; this needs more than one training."
+        said += (
+            f" No worse: both intervals lie above -{report.margin:g}; this needs more than one"
+            " training."
+        )
     return said

@@ -1,4 +1,6 @@
-"""The report's section on how much each number rests on: images of each finding by split, and an interval per AUC."""
+"""The report's section on how much each number rests on: images of each finding by split, and an
+interval per AUC.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.finding_counts import few_in_words, rarer_label_in_split, split_counts_in_words, too_few_for_auc
+from feddraw.data.finding_counts import (
+    few_in_words,
+    rarer_label_in_split,
+    split_counts_in_words,
+    too_few_for_auc,
+)
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
@@ -17,11 +24,15 @@ from feddraw.report.report_statistics import Report
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.results.run_collection import findings_of_runs
 
-METHODS_BESIDE_FOCUS = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
+METHODS_BESIDE_FOCUS = (
+    "fedavg",
+)  # methods whose intervals stand beside those of the method in focus
 
 
 def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
-    """One row per finding: its images in every split, and the AUC of the method in focus with its interval."""
+    """One row per finding: its images in every split, and the AUC of the method in focus with its
+    interval.
+    """
     runs, replicates = report.collection.of(scenario), report.replicates_in(scenario)
     splits = images_by_split(runs)
     if not splits:
@@ -29,13 +40,20 @@ def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
     findings, marked = findings_of_runs(runs), findings_with_few_images(runs)
     methods = grouped((run.method, run) for run in runs)
     shown = [name for name in methods if name == report.focus or name in METHODS_BESIDE_FOCUS]
-    areas = {name: dict(auc_intervals_by_finding(methods[name], findings, replicates)) for name in shown}
+    areas = {
+        name: dict(auc_intervals_by_finding(methods[name], findings, replicates)) for name in shown
+    }
     rows = [
         [
             Cell(f"{name} †" if name in marked else name),
-            *(Cell(split_counts_in_words(splits[s], place), splits[s]["positives"][place]) for s in SPLITS),
             *(
-                _images_auc_cell(areas[method].get(name), rarer_label_in_split(splits["test"], place))
+                Cell(split_counts_in_words(splits[s], place), splits[s]["positives"][place])
+                for s in SPLITS
+            ),
+            *(
+                _images_auc_cell(
+                    areas[method].get(name), rarer_label_in_split(splits["test"], place)
+                )
                 for method in shown
             ),
         ]
@@ -44,9 +62,17 @@ def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
     header = ["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in shown)]
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
     yield Paragraph(images_tested_in_words(runs))
-    note = "Positive / negative images; labels that are not known are left out of training and of metrics. "
-    note += f"95 % bootstrap CI over patients (images where patients are not known). † {few_in_words()}."
-    yield ReportTable(f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}")
+    note = (
+        "Positive / negative images; labels that are not known are left out of training and of"
+        " metrics. "
+    )
+    note += (
+        "95 % bootstrap CI over patients (images where patients are not known). †"
+        f" {few_in_words()}."
+    )
+    yield ReportTable(
+        f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}"
+    )
 
 
 def images_tested_in_words(runs: Sequence[RecordedRun]) -> str:
@@ -56,14 +82,19 @@ def images_tested_in_words(runs: Sequence[RecordedRun]) -> str:
         return ""
     patients = f" of {test['patients']:,} patients" if "patients" in test else ""
     sites = test.get("sites", {})
-    where = ", ".join(f"{site} {count:,}" for site, count in list(sites.items())[:8]) + ", …" * (len(sites) > 8)
+    where = ", ".join(f"{site} {count:,}" for site, count in list(sites.items())[:8]) + ", …" * (
+        len(sites) > 8
+    )
     from_sites = f" from all sites together ({where})" if sites else " that all clients share"
     tested = next(run for run in runs if run.finished)
     defined = [name for name in findings_of_runs(runs) if math.isfinite(tested.test("auc", name))]
     marked = [name for name in findings_with_few_images(runs) if name in defined]
     have = "has" if len(marked) == 1 else "have"
     few_of = f", of which {', '.join(marked)} {have} few test images (†)" if marked else ""
-    said = f"Test AUC and GM are computed on the common test split: {test['images']:,} images{patients}{from_sites}"
+    said = (
+        f"Test AUC and GM are computed on the common test split: {test['images']:,}"
+        f" images{patients}{from_sites}"
+    )
     plural = "" if len(defined) == 1 else "s"
     return f"{said}. The mean AUC is over {len(defined)} finding{plural}{few_of}."
 
@@ -72,7 +103,11 @@ def images_by_split(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
     """What each split holds, as the first run that says so wrote it."""
     for run in runs:
         splits = run.partition.get("splits")
-        if isinstance(splits, Mapping) and run.finished and all(_as_written(splits.get(one), run) for one in SPLITS):
+        if (
+            isinstance(splits, Mapping)
+            and run.finished
+            and all(_as_written(splits.get(one), run) for one in SPLITS)
+        ):
             return splits
     return {}
 
@@ -92,17 +127,25 @@ def _as_written(split: Any, run: RecordedRun) -> bool:
 def findings_with_few_images(runs: Sequence[RecordedRun]) -> list[str]:
     """Findings whose AUC rests on few test images."""
     test = images_by_split(runs).get("test")
-    return [name for place, name in enumerate(findings_of_runs(runs)) if too_few_for_auc(test, place)] if test else []
+    return (
+        [name for place, name in enumerate(findings_of_runs(runs)) if too_few_for_auc(test, place)]
+        if test
+        else []
+    )
 
 
 def findings_with_enough_images(runs: Sequence[RecordedRun]) -> list[str]:
-    """The other findings, where there are both kinds: a mean over them rests on enough test images."""
+    """The other findings, where there are both kinds: a mean over them rests on enough test
+    images.
+    """
     marked = findings_with_few_images(runs)
     return [name for name in findings_of_runs(runs) if name not in marked] if marked else []
 
 
 def _images_auc_cell(found: Interval | None, images: int) -> Cell:
-    """Resampling cannot say how much a single image matters, so one positive or negative image has no interval."""
+    """Resampling cannot say how much a single image matters, so one positive or negative image has
+    no interval.
+    """
     if found is None or not math.isfinite(found.estimate):
         return Cell("undefined")
     span = f"[{found.low:.3f} to {found.high:.3f}]" if images > 1 else "[no CI: one image]"

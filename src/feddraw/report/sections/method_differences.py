@@ -14,8 +14,13 @@ from feddraw.report.table_cells import difference_cells, number_cell
 
 
 def differences_section(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
-    """The method in focus minus the others over trainings, and how much it depends on the last round."""
-    trainings, where = report.trainings[metric], f"in {scenario}" if scenario else "over all scenarios"
+    """The method in focus minus the others over trainings, and how much it depends on the last
+    round.
+    """
+    trainings, where = (
+        report.trainings[metric],
+        f"in {scenario}" if scenario else "over all scenarios",
+    )
     there = [method for method in report.shown if (scenario, method) in trainings.found]
     repeated = any(trainings.found[scenario, method].repeats > 1 for method in there)
     if not there or not (repeated or trainings.split):
@@ -26,15 +31,27 @@ def differences_section(report: Report, scenario: str, metric: str, label: str) 
     if trainings.split:
         header += [f"last round ({trainings.split})", f"last five ({trainings.split})"]
     rows = [[Cell(m), *_training_cells(trainings, (scenario, m), repeated)] for m in there]
-    note = words.differences_in_words(list(trainings.found.values()), 0.05, trainings.folds, last=False)
+    note = words.differences_in_words(
+        list(trainings.found.values()), 0.05, trainings.folds, last=False
+    )
     if trainings.split:
-        note += f" last round, last five: the same difference on {trainings.split} data, after the last round and as "
-        note += "the mean of the last five rounds. If they disagree, the result depends on where training stopped."
+        note += (
+            f" last round, last five: the same difference on {trainings.split} data, after the last"
+            " round and as "
+        )
+        note += (
+            "the mean of the last five rounds. If they disagree, the result depends on where"
+            " training stopped."
+        )
     yield Heading(f"{label}: {report.focus} vs the others {where}", 3)
-    yield ReportTable(f"{label} of {report.focus} minus that of each method {where}", header, rows, (), note)
+    yield ReportTable(
+        f"{label} of {report.focus} minus that of each method {where}", header, rows, (), note
+    )
 
 
-def _training_cells(trainings: TrainingDifferences, where: tuple[str, str], repeated: bool) -> list[Cell]:
+def _training_cells(
+    trainings: TrainingDifferences, where: tuple[str, str], repeated: bool
+) -> list[Cell]:
     one, cells = trainings.found[where], []
     if repeated:
         tested = [
@@ -56,9 +73,17 @@ def _training_cells(trainings: TrainingDifferences, where: tuple[str, str], repe
 def other_pairs_section(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
     """The pairs that the first screen leaves out."""
     draws = report.draws[scenario]
-    there = [method for method in report.shown if method in draws.methods[metric] and method != report.focus]
+    there = [
+        method
+        for method in report.shown
+        if method in draws.methods[metric] and method != report.focus
+    ]
     rows = [
-        [Cell(first), Cell(second), *difference_cells(draws.difference(metric, first, second), None, 0.0)[:2]]
+        [
+            Cell(first),
+            Cell(second),
+            *difference_cells(draws.difference(metric, first, second), None, 0.0)[:2],
+        ]
         for place, first in enumerate(there)
         for second in there[place + 1 :]
     ]

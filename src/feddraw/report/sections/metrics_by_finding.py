@@ -14,15 +14,25 @@ from feddraw.report.table_cells import column_cells
 from feddraw.results.recorded_run import RecordedRun
 
 
-def metrics_by_finding_section(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
-    """The means come first, the second of them over findings with enough test images; the other findings have a †."""
+def metrics_by_finding_section(
+    report: Report, scenario: str, metric: str, label: str
+) -> Iterator[Block]:
+    """The means come first, the second of them over findings with enough test images; the other
+    findings have a †.
+    """
     collection, runs = report.collection, report.collection.of(scenario)
     findings = list(dict.fromkeys(finding for run in runs for finding in run.findings))
     there = [method for method in report.shown if collection.of(scenario, method)]
-    columns = {_mean_column_name(findings, runs, metric): {m: report.mean(scenario, m, metric) for m in there}}
+    columns = {
+        _mean_column_name(findings, runs, metric): {
+            m: report.mean(scenario, m, metric) for m in there
+        }
+    }
     if trusted := images_by_finding.findings_with_enough_images(runs):
         name = f"{_mean_column_name(trusted, runs, metric)}, without †"
-        columns[name] = {m: mean_over_findings(collection.of(scenario, m), metric, trusted) for m in there}
+        columns[name] = {
+            m: mean_over_findings(collection.of(scenario, m), metric, trusted) for m in there
+        }
     marked = images_by_finding.findings_with_few_images(runs)
     for finding in findings:
         name = f"{finding} †" if finding in marked else finding
@@ -42,5 +52,7 @@ def metrics_by_finding_section(report: Report, scenario: str, metric: str, label
 
 def _mean_column_name(findings: Sequence[str], runs: Sequence[RecordedRun], metric: str) -> str:
     """Over how many of the findings a mean is: those with a value."""
-    defined = [sum(math.isfinite(run.test(metric, finding)) for finding in findings) for run in runs]
+    defined = [
+        sum(math.isfinite(run.test(metric, finding)) for finding in findings) for run in runs
+    ]
     return f"mean of {max(defined, default=0)}"

@@ -26,7 +26,12 @@ def scenario_sections(report: Report, scenario: str) -> Iterator[Block]:
     yield Gallery(sizes, "Client sizes and how common each finding is there.")
     yield from images_by_finding_section(report, scenario)
     for metric, label in METRICS.items():
-        for section in (metrics_by_finding_section, differences_section, other_pairs_section, client_gains_section):
+        for section in (
+            metrics_by_finding_section,
+            differences_section,
+            other_pairs_section,
+            client_gains_section,
+        ):
             yield OnlyFor(list(section(report, scenario, metric, label)), metric=metric)
     yield from client_views_section(report, scenario)
     yield from kept_models_section(report, scenario)
@@ -34,16 +39,28 @@ def scenario_sections(report: Report, scenario: str) -> Iterator[Block]:
     yield from _curves_over_rounds(report, scenario)
     drawn = list(pictures.roc_pictures(runs, report.shown, report.focus, slug(scenario)))
     if drawn:
-        note = "Mean over seeds; the marker is where the threshold chosen on validation data lands on test data."
+        note = (
+            "Mean over seeds; the marker is where the threshold chosen on validation data lands on"
+            " test data."
+        )
         yield Heading(f"Sensitivity and specificity in {scenario}", 3)
         yield Gallery(drawn, note)
 
 
 def _curves_over_rounds(report: Report, scenario: str) -> Iterator[Block]:
-    drawn = list(pictures.curve_pictures(report.collection.of(scenario), report.shown, report.focus, slug(scenario)))
+    drawn = list(
+        pictures.curve_pictures(
+            report.collection.of(scenario), report.shown, report.focus, slug(scenario)
+        )
+    )
     if drawn:
         yield Heading(f"Over the rounds in {scenario}", 3)
         note = "Mean over seeds; shaded from the lowest to the highest seed. "
         if len(report.shown) > MOST_LINES_IN_PANEL:
-            note += f"In panels with many methods, the thin line is {report.focus}; low first rounds may be cut off. "
-        yield Gallery(drawn, note + "Test curves are for information only: nothing was chosen by them.")
+            note += (
+                f"In panels with many methods, the thin line is {report.focus}; low first rounds"
+                " may be cut off. "
+            )
+        yield Gallery(
+            drawn, note + "Test curves are for information only: nothing was chosen by them."
+        )

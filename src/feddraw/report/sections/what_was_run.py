@@ -15,12 +15,17 @@ from feddraw.results.recorded_run import RecordedRun
 from feddraw.results.run_collection import RunCollection
 
 
-def what_was_run_section(collection: RunCollection, command: str, folders: Sequence[Path]) -> Iterator[Block]:
+def what_was_run_section(
+    collection: RunCollection, command: str, folders: Sequence[Path]
+) -> Iterator[Block]:
     """How the report and its runs were made."""
     yield Heading("What was run", anchor="record")
     yield Paragraph(f"This report was made by the command below from {len(collection.runs)} runs.")
     yield CodeBlock(command)
-    how = "Each run's folder holds its settings. If your data are elsewhere, change data.path there first:"
+    how = (
+        "Each run's folder holds its settings. If your data are elsewhere, change data.path there"
+        " first:"
+    )
     again = _commands_to_run_again(collection.runs, folders)
     yield Fold("How to run it again", [Paragraph(how), CodeBlock(again)])
     yield Fold("Settings", [_settings_table(collection.runs)])
@@ -30,7 +35,9 @@ def what_was_run_section(collection: RunCollection, command: str, folders: Seque
 
 
 def shown_path(path: Path, folders: Sequence[Path]) -> str:
-    """Where a run is, from the folder that was named on: a page that people send on tells nothing of what is above."""
+    """Where a run is, from the folder that was named on: a page that people send on tells nothing
+    of what is above.
+    """
     for folder in folders:
         if path.is_relative_to(folder):
             return str(Path(folder.absolute().name) / path.relative_to(folder))
@@ -50,15 +57,25 @@ def _settings_table(runs: Sequence[RecordedRun]) -> ReportTable:
     """Each setting with its value, or its values and who has them."""
     rows = []
     for key in sorted({key for run in runs for key in run.flat}):
-        values = grouped((_setting_without_path(run.flat[key]), run.method) for run in runs if key in run.flat)
-        said = "; ".join(_value_with_methods(value, names, len(values)) for value, names in values.items())
+        values = grouped(
+            (_setting_without_path(run.flat[key]), run.method) for run in runs if key in run.flat
+        )
+        said = "; ".join(
+            _value_with_methods(value, names, len(values)) for value, names in values.items()
+        )
         rows.append([Cell(key), Cell(said)])
     return ReportTable("Settings of all runs", ["setting", "value"], rows)
 
 
 def _setting_without_path(value: object) -> str:
-    """A setting's value; where data or weights lie on somebody's machine is not for the readers of a page."""
-    return "(a path on the machine of the run)" if isinstance(value, str) and "/" in value else str(value)
+    """A setting's value; where data or weights lie on somebody's machine is not for the readers of
+    a page.
+    """
+    return (
+        "(a path on the machine of the run)"
+        if isinstance(value, str) and "/" in value
+        else str(value)
+    )
 
 
 def _value_with_methods(value: str, methods: Sequence[str], values: int) -> str:
@@ -67,9 +84,14 @@ def _value_with_methods(value: str, methods: Sequence[str], values: int) -> str:
 
 
 def _partition_table(runs: Sequence[RecordedRun]) -> ReportTable:
-    hashes = {(run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None for run in runs}
+    hashes = {
+        (run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None
+        for run in runs
+    }
     rows = [[Cell(scenario), Cell(repeat), Cell(sha)] for scenario, repeat, sha in hashes]
-    return ReportTable("SHA-256 of each partition (images of each client)", ["scenario", "seed", "partition"], rows)
+    return ReportTable(
+        "SHA-256 of each partition (images of each client)", ["scenario", "seed", "partition"], rows
+    )
 
 
 def _version_table(runs: Sequence[RecordedRun]) -> ReportTable:
@@ -91,13 +113,19 @@ def _version_table(runs: Sequence[RecordedRun]) -> ReportTable:
 def _precision_of_run(run: RecordedRun) -> str:
     """The settings by which a processor computes less exactly; each is off unless said."""
     said = {key.partition(".")[2]: run.flat[key] for key in PRECISION_SETTINGS if key in run.flat}
-    return ", ".join(f"{name} {'on' if value is True else value or 'off'}" for name, value in said.items())
+    return ", ".join(
+        f"{name} {'on' if value is True else value or 'off'}" for name, value in said.items()
+    )
 
 
 def _network_that_was_run(about: Mapping[str, Any]) -> dict[str, str]:
     found = about.get("network")
     numbers = found if isinstance(found, Mapping) else {}
-    return {name: str(numbers[name]) for name in ("classifier", "parameters", "frozen") if name in numbers}
+    return {
+        name: str(numbers[name])
+        for name in ("classifier", "parameters", "frozen")
+        if name in numbers
+    }
 
 
 def _run_table(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> ReportTable:
@@ -110,7 +138,10 @@ def _run_table(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> ReportTa
 
 def command_that_was_run(folders: Sequence[Path], options: Mapping[str, object]) -> str:
     """The command, with folders by their last name where they are not below the current one."""
-    said = {name: _folder_in_command(own) if isinstance(own, Path) else str(own) for name, own in options.items()}
+    said = {
+        name: _folder_in_command(own) if isinstance(own, Path) else str(own)
+        for name, own in options.items()
+    }
     parts = [part for name, value in said.items() for part in (f"--{name}", value)]
     return shlex.join(["feddraw", "report", *map(_folder_in_command, folders), *parts])
 

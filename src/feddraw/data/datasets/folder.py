@@ -1,0 +1,71 @@
+"""Anyone's images: a CSV with a path and one column per finding beside a tree of PNG, JPEG or DICOM
+files.
+
+Columns for the path, the split, the site and the patient are found by their usual names, the
+findings by their content; every guess can be overruled by a setting. A label is present, absent or
+unknown: `blank` and `uncertain` say how such cells are read. Several tables, one per site, may have
+different findings. Without a split column patients are dealt to the splits by a seed, each finding
+in proportion.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from feddraw.data.dataset import Dataset
+from feddraw.data.dataset_from_table import dataset_from_files
+from feddraw.data.finding_names import FindingChoice
+from feddraw.data.image_settings import ImagePreparation
+from feddraw.data.label_cells import CellPolicy
+from feddraw.data.own_tables import (
+    find_own_tables,
+    joined_table_names,
+    own_image_root,
+    read_own_tables,
+)
+
+
+def folder(
+    how: ImagePreparation,
+    *,
+    path: str | Sequence[str],
+    images: str = "",
+    findings: FindingChoice = "all",
+    blank: CellPolicy = "unknown",
+    uncertain: CellPolicy = "unknown",
+    missing_columns: str = "refuse",
+    path_column: str = "",
+    split_column: str = "",
+    site_column: str = "",
+    patient_column: str = "",
+    group_column: str = "",
+    shares: Sequence[float] = (0.7, 0.1, 0.2),
+    seed: int = 0,
+) -> Dataset:
+    """Your own CSV and PNG, JPEG or DICOM files (data.path).
+
+    `path` is the CSV, its folder, or a list of CSVs (one per site), `images` the folder that the
+    paths in it start from. `blank` and `uncertain` (-1) are unknown, negative or positive, for all
+    findings or each. A finding that is listed but has no column is refused, or unknown throughout
+    (`missing_columns`).
+    """
+    sheets = find_own_tables(path)
+    columns = {"path": path_column, "split": split_column, "site": site_column}
+    columns |= {"patient": patient_column, "group": group_column}
+    root = own_image_root(sheets, images)
+    table = read_own_tables(
+        sheets,
+        root=root,
+        images=images,
+        findings=findings,
+        blank=blank,
+        uncertain=uncertain,
+        columns=columns,
+        missing_columns=missing_columns,
+        shares=shares,
+        seed=seed,
+    )
+    for note in table.notes:
+        warnings.warn(note, stacklevel=2)
+    return dataset_from_files(joined_table_names(sheets), root, table, how)

@@ -1,0 +1,61 @@
+"""Any .npz in MedMNIST's layout: `train_images`, `train_labels` (n × findings), the same for val
+and test.
+
+`*_names`, `*_patients`, `*_sites`, `*_groups` and `classes` are read where they are there; NIH file
+names give the patient, and fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before
+its size is known to be what the header says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from feddraw.data import dataset_from_table
+from feddraw.data.dataset import Dataset
+from feddraw.data.dataset_from_table import assembled_dataset, prepared_dataset
+from feddraw.data.finding_names import FindingChoice
+from feddraw.data.image_cache import CachedImages, no_progress, open_finished_entry
+from feddraw.data.image_settings import ImagePreparation
+from feddraw.data.npz_archive import NpzArchive
+from feddraw.data.splits import rows_by_split
+from feddraw.system.file_reading import expanded_path
+
+
+def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") -> Dataset:
+    """An .npz file in MedMNIST's layout (data.path)."""
+    file = expanded_path(path)
+    return load_npz(file, file.stem, findings, how)
+
+
+def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparation) -> Dataset:
+    """The same, under a name."""
+    archive = NpzArchive.open(path)
+    table = archive.table(findings)
+    packed = archive.images()
+    dataset_from_table.refuse_bad_rows(name, table.problems, len(table.labels), how)
+    rows_by_split(name, table.split)
+    if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
+        found = dataset_from_table.unprepared_dataset(name, table, packed, how)
+        images, side, _ = packed.shape
+        how.estimate.bytes[packed.entry] = images * side * side
+        if side != how.size or how.clahe:
+            how.estimate.bytes[packed.entry.with_name(f"{packed.entry.name}-prepared")] = (
+                images * how.size**2
+            )
+        return found
+    unpacked = packed.unpack(how.progress)
+    side = unpacked.images.shape[1]
+    if side == how.size and not how.clahe:
+        return assembled_dataset(name, table, unpacked, how)
+    label = name if side == how.size else f"{name}, resized from {side} to {how.size} px"
+
+    def say(what: str, ready: int, total: int) -> None:
+        (how.progress or no_progress)(what if "waiting" in what else label, ready, total)
+
+    workers = (
+        how.workers if how.clahe else 1
+    )  # resizing alone takes less time than starting workers
+    return prepared_dataset(
+        name, table, CachedImages(unpacked.entry), replace(how, workers=workers, progress=say)
+    )

@@ -1,0 +1,1 @@
+"""Ways to split a data set's training images between clients; one file per way."""

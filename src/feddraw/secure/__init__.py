@@ -1,0 +1,1 @@
+"""Secure aggregation: masked sums, and the federated rounds that are made of them."""
