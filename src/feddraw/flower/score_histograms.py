@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.analysis.metrics import metrics_table
+from feddraw.analysis.metrics import split_metrics
+from feddraw.results.metrics import RunMetrics, SplitMetrics
 from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
@@ -142,10 +144,8 @@ def histogram_metrics(
     findings: Sequence[str],
     edges: Sequence[int | None],
     broken: Sequence[int] = (),
-) -> dict[str, Any]:
-    """All metrics of the summed counts, in the form of `metrics.json`; broken findings have
-    none.
-    """
+) -> SplitMetrics:
+    """All metrics of the summed counts; broken findings have none."""
     counts = counts.copy()
     counts[:, list(broken)] = 0
     areas = {name: histogram_auc(*counts[:, c]) for c, name in enumerate(findings)}
@@ -159,7 +159,7 @@ def histogram_metrics(
         name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
         for name, edge in pairs
     }
-    return metrics_table(areas, rates, thresholds, [findings[c] for c in broken])
+    return split_metrics(areas, rates, thresholds, [findings[c] for c in broken])
 
 
 def _histogram_rates(
@@ -174,7 +174,7 @@ def _histogram_rates(
     return share(positive[edge:], positive), share(negative[:edge], negative)
 
 
-def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
+def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> RunMetrics:
     """Metrics from all sites' counts: thresholds from the validation split, and the test split
     where it was sent.
     """
@@ -182,20 +182,26 @@ def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]
     edges = [best_threshold_bin(*validation[:, c]) for c in range(len(findings))]
     # without thresholds from validation data there is no GM of test data either
     lost = findings_with_broken_scores(contents, "validation", len(findings))
-    found = {"validation": histogram_metrics(validation, findings, edges, lost)}
+    metrics = RunMetrics(validation=histogram_metrics(validation, findings, edges, lost))
     test = add_up_histograms(contents, "test", len(findings))
+    if not test.any():
+        return metrics
     lost = sorted({*lost, *findings_with_broken_scores(contents, "test", len(findings))})
-    return found | ({"test": histogram_metrics(test, findings, edges, lost)} if test.any() else {})
+    return replace(metrics, test=histogram_metrics(test, findings, edges, lost))
 
 
-def histogram_metrics_for_log(found: dict[str, Any]) -> MetricRecord:
+def histogram_metrics_for_log(metrics: RunMetrics) -> MetricRecord:
     """The numbers for Flower's own log."""
-    pairs = {
-        f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")
+    splits = {"validation": metrics.validation, "test": metrics.test}
+    evaluated = {name: split for name, split in splits.items() if split.evaluated}
+    means = {
+        f"{name}-{kind}": split.of(kind).macro
+        for name, split in evaluated.items()
+        for kind in ("auc", "gm")
     }
     areas = {
-        f"{split}-auc.{name}": auc
-        for split in found
-        for name, auc in found[split]["auc"]["per_class"].items()
+        f"{name}-auc.{finding}": area
+        for name, split in evaluated.items()
+        for finding, area in split.auc.per_class.items()
     }
-    return MetricRecord({name: float(value) for name, value in (pairs | areas).items()})
+    return MetricRecord(means | areas)

@@ -36,18 +36,19 @@ from feddraw.experiment.run_preparation import (
     prepare_server_images,
 )
 from feddraw.experiment.running import Evaluated, evaluate_kept_models
-from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_roster
 from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.metrics import RunMetrics
+from feddraw.results.round_log import RoundLine, divergence_in_scores
+from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord
-from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -60,7 +61,7 @@ class ServerEvaluation:
         self.dataset: Dataset | None = None
         self.proxy: Proxy | None = None
         self.partition = Partition("sites", (), "")
-        self.counted_by_sites: dict[str, Any] = {}  # from the sites, in the round under way
+        self.counted_by_sites = RunMetrics()  # from the sites, in the round under way
         if settings.own_folders(experiment):
             self.findings = tuple(settings.findings_of_own_folders(experiment))
             build = partial(network_builder(experiment, len(self.findings)), pretrained=True)
@@ -97,9 +98,9 @@ class ServerEvaluation:
 
     def evaluate(self, model: Model, *, final: bool) -> Evaluated:
         if self.dataset is None:
-            nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
-            counted, self.counted_by_sites = self.counted_by_sites, {}  # those of one round only
-            return (counted or nobody) | {"clients": {}}, {}
+            counted = self.counted_by_sites
+            self.counted_by_sites = RunMetrics()  # they are those of one round only
+            return counted, {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
         splits: tuple[Split, ...] = (
@@ -111,7 +112,7 @@ class ServerEvaluation:
         """Another model than that of the last round: the server's own images only, the sites are
         not asked again.
         """
-        return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
+        return (RunMetrics(), {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
 def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
@@ -119,18 +120,19 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
     experiment, federation = settings.read_run_config(run_config, trust=settings.trusted_here())
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
-    how: dict[str, Any] = {"resume": federation.resume, "defaults": unnamed_defaults()}
-    if folder is not None:
-        folder.begin(table, **how)  # before the data are opened, which may take long
+    if folder is not None:  # before the data are opened, which may take long
+        folder.begin(table, resume=federation.resume)
     evaluation = ServerEvaluation(experiment, federation.validation)
     with nullcontext() if folder is None else folder.locked():
         if folder is not None:
-            folder.begin(table, **how)  # another process may have used the folder in the meantime
-            numbers = _least_nodes(federation, evaluation) * len(evaluation.initial.params)
-            layout = evaluation.initial.layout
-            folder.write_settings(
-                table, partition=evaluation.partition, parameters=numbers, layout=layout
+            # another process may have used the folder in the meantime
+            folder.begin(table, resume=federation.resume)
+            facts = RunFacts(
+                partition=evaluation.partition,
+                parameters=_least_nodes(federation, evaluation) * len(evaluation.initial.params),
+                layout=evaluation.initial.layout,
             )
+            folder.write_settings(table, facts)
         return _run_strategy(grid, federation, evaluation, folder)
 
 
@@ -145,9 +147,8 @@ def _run_strategy(
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         done = server_round - 1
-        logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
-        if done < 0 or done in logged:  # before the first round, also the first one after a restart
-            return None
+        if done < 0 or (folder is not None and folder.logged(done)):
+            return None  # before the first round, also the first one after a restart
         return _conclude_server_app_round(strategy, evaluation, folder, keeper, done)
 
     arrays, rounds = model_to_arrays(evaluation.initial), experiment.rounds
@@ -223,22 +224,32 @@ def _conclude_server_app_round(
     final = done == strategy.rounds - 1
     shown = evaluation.method.shown(strategy.model, strategy.state)
     began = time.perf_counter()
-    scores, predictions = evaluation.evaluate(shown, final=final)
-    keeper.add(done, shown, scores)
+    metrics, predictions = evaluation.evaluate(shown, final=final)
+    metrics = metrics.after(done)
+    keeper.add(done, shown, metrics)
     kept = keeper.models(shown) if final else {}
-    evaluate_kept_models(evaluation.evaluate_kept, kept, scores, predictions)
+    metrics = evaluate_kept_models(evaluation.evaluate_kept, kept, metrics, predictions)
     took = time.perf_counter() - began
     if folder is not None:
         last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())
-        if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
-            diverged, loss = replace(last, metrics=scores).diverged, last.loss
-            seconds = {**(last.seconds or {"aggregation": 0.0}), "evaluation": took}
-            folder.add_line(done, loss, scores, seconds, last.client_seconds, diverged=diverged)
+        if not folder.logged(done):
+            line = RoundLine(
+                round=done,
+                loss=last.loss,
+                validation=metrics.validation,
+                test=metrics.test,
+                seconds={**(last.seconds or {"aggregation": 0.0}), "evaluation": took},
+                diverged=divergence_in_scores(metrics) or last.diverged,
+                client_seconds=last.client_seconds,
+            )
+            folder.add_line(line)
         if final:
-            models = {name: one.model for name, one in kept.items()}
-            folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset, models)
+            models = {name: model.model for name, model in kept.items()}
+            scores = FinalScores(metrics, models, predictions)
+            folder.finish(shown, scores, evaluation.dataset)
+    splits = {"validation": metrics.validation, "test": metrics.test}
     return MetricRecord(
-        {f"{part}-auc": float(one["auc"]["macro"]) for part, one in scores.items() if "auc" in one}
+        {f"{name}-auc": split.auc.macro for name, split in splits.items() if split.evaluated}
     )
 
 

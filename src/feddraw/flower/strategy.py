@@ -43,15 +43,16 @@ from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import safe_line
 from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.ledger_table import NUMBER_COLUMNS
+from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, ledger_pieces_by_finding
+from feddraw.server.ledger import LedgerEntry, ledger_pieces_by_finding
 from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
 from feddraw.server.state_dict import layout_of_arrays
-from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -66,7 +67,8 @@ SUSPECT_SIZE_TIMES = (
     1000.0  # a client that says it has so many times the median's images is pointed out
 )
 TRAINING_DRAW, EVALUATION_DRAW = (), (1,)  # so that a round draws other nodes for each
-LEDGER_PARTS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
+# columns of the ledger that a round reports to Flower: numbers, but for those of a policy
+LEDGER_PARTS = tuple(name for name in NUMBER_COLUMNS if name not in ("proposed", "allowed"))
 
 
 class MethodStrategy(FedAvg):
@@ -255,12 +257,7 @@ class MethodStrategy(FedAvg):
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
-            logged = (
-                []
-                if self.folder is None
-                else [line["round"] for line in read_jsonl(self.folder.rounds)]
-            )
-            if done - 1 not in logged:
+            if self.folder is None or not self.folder.logged(done - 1):
                 self._evaluate_again(grid, first, done)
             result = RenumberedStrategy(self._through or self, done).go_on(
                 grid, first, left, *arguments
@@ -546,7 +543,7 @@ class MethodStrategy(FedAvg):
         took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
         seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
         about: dict[str, Any] = {
-            "metrics": dict(metrics),
+            "reported": dict(metrics),
             "seconds": seconds,
             "client_seconds": took,
         }
@@ -774,12 +771,17 @@ class MethodStrategy(FedAvg):
         if self.folder is not None:
             if self.logs_rounds:
                 loss = next(
-                    (done.metrics[name] for name in reply_intake.LOSSES if name in done.metrics),
+                    (done.reported[name] for name in reply_intake.LOSSES if name in done.reported),
                     None,
                 )
-                loss = float(loss) if isinstance(loss, int | float) else math.nan
                 self.folder.add_line(
-                    done.round, loss, {}, done.seconds, done.client_seconds, rounds=self.rounds
+                    RoundLine(
+                        round=done.round,
+                        loss=float(loss) if isinstance(loss, int | float) else math.nan,
+                        seconds=done.seconds,
+                        client_seconds=done.client_seconds,
+                        rounds=self.rounds,
+                    )
                 )
             self.folder.add_to_ledger(done.ledger, done.pieces)
         if self._unwrapped:

@@ -13,20 +13,6 @@ from feddraw.core import Aggregate, Piece, Update, class_row_name
 from feddraw.server.gate import GateVerdict
 from feddraw.server.policy import policy_remark
 
-# the columns of numbers that every version's ledger has
-LEDGER_NUMBERS = (
-    "size",
-    "steps",
-    "prior",
-    "similarity",
-    "gamma",
-    "beta",
-    "reputation",
-    "weight",
-    "influence",
-)
-
-
 @dataclass(frozen=True)
 class LedgerEntry:
     """One client's line of one round in the ledger of who counted how much."""

@@ -42,14 +42,12 @@ class RoundRecord:
         default_factory=dict, repr=False
     )  # how long each worked, if it says so
     pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    # what the strategy reports to Flower: means of the clients' own metrics, columns of the ledger
+    reported: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def diverged(self) -> str:
-        """How this round shows that the run has diverged; empty if it does not."""
-        broken = self.metrics.get("validation", {}).get("not_finite", ())
-        if broken:
-            return f"the model's scores are not finite numbers ({', '.join(broken)})"
+        """How the updates show that the run has diverged; empty if they do not."""
         answers = [
             entry.status for entry in self.ledger if entry.status not in ("missing", "not asked")
         ]
@@ -75,9 +73,6 @@ class RoundResult(RoundRecord):
     model: Model
     next_model: Model
     state: State
-    kept: Mapping[str, Model] = field(
-        default_factory=dict
-    )  # after the last round: other models asked for (`keep`)
 
 
 def aggregate_round(
