@@ -121,9 +121,7 @@ def split_metrics(
         specificity={finding: specificity for finding, (_, specificity) in rates.items()},
         thresholds=thresholds,
         undefined=tuple(
-            finding
-            for finding in areas
-            if math.isnan(areas[finding]) or math.isnan(means[finding])
+            finding for finding in areas if math.isnan(areas[finding]) or math.isnan(means[finding])
         ),
         not_finite=tuple(broken),
     )

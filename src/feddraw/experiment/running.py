@@ -86,10 +86,8 @@ def run(
         )
     )
     folder = None if out is None else Path(out)
-    if rounds or folder is None:
-        metrics = rounds[-1].metrics
-    else:  # it was finished before
-        metrics = read_metrics(folder)
+    was_finished = folder is not None and not rounds
+    metrics = read_metrics(folder) if was_finished else rounds[-1].metrics
     return RunResult(rounds, metrics, folder)
 
 

@@ -16,7 +16,6 @@ from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import safe_line
 from feddraw.results.predictions import Predictions
-from feddraw.system.file_reading import number_or_nan
 
 CARD_REPLICATES = 500
 KEPT_MODELS = {
@@ -137,27 +136,22 @@ def _data_section(
 def _findings_section(trained: TrainedModel) -> Iterator[str]:
     yield from ["## Findings, thresholds and test results", ""]
     validation, test = (_kept_predictions(trained, split) for split in ("validation", "test"))
-    tested = trained.run.metrics["test"]
+    tested = trained.run.metrics.test
     rows = []
     for place, name in enumerate(trained.findings):
         limit = trained.thresholds[place]
         cells = [_card_interval(limit, _card_replicates(validation, place, metrics.best_threshold))]
-        measures = {
-            "auc": metrics.auc,
-            "sensitivity": _card_rate(limit, 0),
-            "specificity": _card_rate(limit, 1),
-        }
-        for kind, measure in measures.items():
-            found = tested.get(kind, {})
-            value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            cells.append(
-                _card_interval(number_or_nan(value), _card_replicates(test, place, measure))
-            )
+        measures = (
+            (tested.auc.per_class, metrics.auc),
+            (tested.sensitivity, _card_rate(limit, 0)),
+            (tested.specificity, _card_rate(limit, 1)),
+        )
+        for by_finding, measure in measures:
+            value = by_finding.get(name, math.nan)
+            cells.append(_card_interval(value, _card_replicates(test, place, measure)))
         rows.append([name, *cells])
     yield from _card_table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    auc, gm = (
-        _card_number(number_or_nan(tested.get(kind, {}).get("macro"))) for kind in ("auc", "gm")
-    )
+    auc, gm = _card_number(tested.auc.macro), _card_number(tested.gm.macro)
     yield ""
     yield f"Mean over findings: AUC {auc}, GM {gm}. A finding is called if its score is"
     yield (

@@ -8,11 +8,9 @@ added up.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -4,6 +4,7 @@ patients for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval, weighted_auc, weighted_gm
 from feddraw.naming import join_names
+from feddraw.results.metrics import ClientMetrics
 from feddraw.results.predictions import Predictions
 from feddraw.results.recorded_run import RecordedRun
-from feddraw.system.file_reading import number_or_nan
 
 Floats = NDArray[np.float64]
 RunsByMethod = Mapping[str, Sequence[RecordedRun]]
@@ -191,15 +192,13 @@ def _scores_or_calls(
 def _calls_at_thresholds(run: RecordedRun, found: Predictions) -> Floats:
     models = found.by_model
     if len(models) == 1:
-        tables = [run.metrics["test"].get("thresholds", {})]
+        tables = [run.metrics.test.thresholds]
     else:
-        tables = [
-            run.metrics["clients"].get(c, {}).get("test", {}).get("thresholds", {})
-            for c in run.ledger.clients
-        ]
-    limits = np.array(
-        [[number_or_nan(table.get(name)) for name in found.classes] for table in tables]
-    )[:, None, :]
+        nobody = ClientMetrics()
+        tables = [run.metrics.clients.get(c, nobody).test.thresholds for c in run.ledger.clients]
+    limits = np.array([[table.get(name, math.nan) for name in found.classes] for table in tables])[
+        :, None, :
+    ]
     return np.where(
         np.isnan(limits) | np.isnan(models), np.nan, (models >= limits).astype(np.float64)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from feddraw.grouping import grouped
 from feddraw.naming import join_names, slug
 from feddraw.report.blocks import Picture
 from feddraw.results.recorded_run import METRICS, RecordedRun
-from feddraw.system.file_reading import number_or_nan
 
 Floats = NDArray[np.float64]
 MOST_ROC_CURVES = 4  # curves in a panel; more cannot be distinguished
@@ -310,10 +310,8 @@ def roc_pictures(
 
 
 def _operating_point(run: RecordedRun, finding: str) -> tuple[float, float]:
-    pair = [
-        run.metrics["test"].get(name, {}).get(finding) for name in ("sensitivity", "specificity")
-    ]
-    return tuple(map(number_or_nan, pair))  # type: ignore[return-value]
+    tested = run.metrics.test
+    return tested.sensitivity.get(finding, math.nan), tested.specificity.get(finding, math.nan)
 
 
 def _methods_in_roc(runs: Sequence[RecordedRun], focus: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""A run's ledger in `weights.csv` and `pieces.csv`: entries as rows of a table and back, and a whole
-ledger as arrays.
+"""A run's ledger in `weights.csv` and `pieces.csv`: entries as rows of a table and back, and all of
+it as arrays.
 """
 
 from __future__ import annotations

@@ -38,12 +38,15 @@ class MacroMetric:
         return {"macro": self.macro, "per_class": dict(self.per_class)}
 
 
+UNDEFINED = MacroMetric()
+
+
 @dataclass(frozen=True)
 class SplitMetrics:
     """All metrics of one model on the images of one split; without findings: not evaluated."""
 
-    auc: MacroMetric = MacroMetric()
-    gm: MacroMetric = MacroMetric()
+    auc: MacroMetric = UNDEFINED
+    gm: MacroMetric = UNDEFINED
     # by finding; of a round before the last only the two above are kept
     sensitivity: Mapping[str, float] = field(default_factory=dict)
     specificity: Mapping[str, float] = field(default_factory=dict)
@@ -99,7 +102,7 @@ class SplitMetrics:
         """What `log_document` wrote to a line of rounds.jsonl."""
         return SplitMetrics(
             auc=MacroMetric.read(document),
-            gm=MacroMetric.read(document["gm"]) if "gm" in document else MacroMetric(),
+            gm=MacroMetric.read(document["gm"]) if "gm" in document else UNDEFINED,
             undefined=_names(document.get("undefined", [])),
             sites=_numbers(document.get("sites", {})),
         )
@@ -116,12 +119,15 @@ class SplitMetrics:
         return document
 
 
+NOT_EVALUATED = SplitMetrics()
+
+
 @dataclass(frozen=True)
 class ClientMetrics:
     """The model that one client would use, on its own images and on the common test images."""
 
-    holdout: SplitMetrics = SplitMetrics()  # the images that the client kept back
-    test: SplitMetrics = SplitMetrics()  # only where the client has a model of its own
+    holdout: SplitMetrics = NOT_EVALUATED  # the images that the client kept back
+    test: SplitMetrics = NOT_EVALUATED  # only where the client has a model of its own
 
     def on(self, split: str) -> SplitMetrics:
         """On `holdout` or `test`."""
@@ -143,8 +149,8 @@ class ModelMetrics:
 
     rounds: tuple[int, ...] = (0,)
     chosen_by: str = ""  # empty for the model of the last round
-    validation: SplitMetrics = SplitMetrics()
-    test: SplitMetrics = SplitMetrics()
+    validation: SplitMetrics = NOT_EVALUATED
+    test: SplitMetrics = NOT_EVALUATED
     clients: Mapping[str, ClientMetrics] = field(default_factory=dict)
 
     @property
@@ -233,7 +239,7 @@ def _model_fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split_in(document: Mapping[str, Any], split: str) -> SplitMetrics:
-    return SplitMetrics.read(document[split]) if split in document else SplitMetrics()
+    return SplitMetrics.read(document[split]) if split in document else NOT_EVALUATED
 
 
 def _splits_document(splits: Mapping[str, SplitMetrics]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from feddraw.results.predictions import Predictions, read_predictions
 from feddraw.results.round_log import RoundLine, first_divergence
 from feddraw.results.run_folder import RunFolder, require_run
 from feddraw.results.run_reader import RunNames, RunReader, damage_told
+from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_json
 
 Floats = NDArray[np.float64]
@@ -49,7 +50,8 @@ class RecordedRun:
     metrics: ModelMetrics  # empty while the run is not finished
     finished: bool
     rounds: Sequence[RoundLine]
-    ledger: LedgerTable
+    entries: Sequence[LedgerEntry]
+    ledger: LedgerTable  # the same by round and client
     model: str = "last"  # or another that was kept, whose metrics and predictions these are
     kept: Mapping[str, ModelMetrics] = field(default_factory=dict)  # of all other models, by name
     scenario: str = ""  # labels, which tell apart what has the same name but other settings
@@ -184,6 +186,7 @@ def read_run(path: Path) -> RecordedRun:
         metrics=reader.metrics or ModelMetrics(),
         finished=reader.metrics is not None,
         rounds=content.lines,
+        entries=content.entries,
         ledger=ledger,
         kept=reader.metrics.models if reader.metrics is not None else {},
     )

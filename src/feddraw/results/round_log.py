@@ -13,9 +13,9 @@ from typing import Any
 
 from feddraw.core import Model
 from feddraw.results.checkpoint import model_digest
-from feddraw.results.metrics import Divergence, RunMetrics, SplitMetrics
+from feddraw.results.metrics import NOT_EVALUATED, Divergence, RunMetrics, SplitMetrics
 from feddraw.server.round import RoundResult
-from feddraw.system.file_reading import number_or_nan, parse_json, read_jsonl
+from feddraw.system.file_reading import number_or_nan, read_jsonl
 from feddraw.system.file_writing import json_values
 
 # What a line has that differs when the same round is run again.
@@ -53,8 +53,8 @@ class RoundLine:
 
     round: int
     loss: float  # mean training loss of the clients that counted, NaN where none did
-    validation: SplitMetrics = SplitMetrics()
-    test: SplitMetrics = SplitMetrics()  # only with `test_every_round`, and after the last round
+    validation: SplitMetrics = NOT_EVALUATED
+    test: SplitMetrics = NOT_EVALUATED  # only with `test_every_round`, and after the last round
     model: str = ""  # a digest of the model's numbers
     seconds: Mapping[str, float]  # of training, aggregation and evaluation
     diverged: str = ""  # how the round shows that the run has diverged
@@ -87,8 +87,8 @@ class RoundLine:
         return RoundLine(
             round=int(document["round"]),
             loss=number_or_nan(document["loss"]),
-            validation=SplitMetrics.read_from_log(validation) if validation else SplitMetrics(),
-            test=SplitMetrics.read_from_log(test) if test else SplitMetrics(),
+            validation=SplitMetrics.read_from_log(validation) if validation else NOT_EVALUATED,
+            test=SplitMetrics.read_from_log(test) if test else NOT_EVALUATED,
             model=str(document["model"]),
             seconds=_seconds(document["seconds"]),
             diverged=str(document.get("diverged", "")),

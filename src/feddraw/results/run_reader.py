@@ -128,9 +128,7 @@ class Additions:
         return self.documents or begun or bool(self.lines) or bool(self.entries)
 
 
-NOTHING_ADDED = Additions(
-    documents=False, log_anew=False, lines=(), ledger_anew=False, entries=()
-)
+NOTHING_ADDED = Additions(documents=False, log_anew=False, lines=(), ledger_anew=False, entries=())
 
 
 class RunReader:

@@ -13,6 +13,7 @@ from feddraw.core import Aggregate, Piece, Update, class_row_name
 from feddraw.server.gate import GateVerdict
 from feddraw.server.policy import policy_remark
 
+
 @dataclass(frozen=True)
 class LedgerEntry:
     """One client's line of one round in the ledger of who counted how much."""

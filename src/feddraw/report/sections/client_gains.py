@@ -86,7 +86,8 @@ def _gain_cell(gain: ClientGain) -> Cell:
 
 def _whose_model(run: RecordedRun, client: str, split: str) -> str:
     """On the common test images the common model, unless the client has one of its own."""
-    return client if split != "test" or "test" in run.metrics["clients"].get(client, {}) else ""
+    has_own = client in run.metrics.clients and run.metrics.clients[client].test.evaluated
+    return client if split != "test" or has_own else ""
 
 
 def gains_over_alone(
@@ -95,9 +96,7 @@ def gains_over_alone(
     """Of every client and method: on the common test images, or (`holdout`) on the client's own."""
     runs, draws = report.collection.of(scenario), report.draws[scenario]
     own = {run.repeat: run for run in runs if run.name == "alone"}
-    clients = list(
-        dict.fromkeys(client for run in own.values() for client in run.metrics["clients"])
-    )
+    clients = list(dict.fromkeys(client for run in own.values() for client in run.metrics.clients))
     methods = grouped((run.method, run) for run in runs if not run.reference and run.repeat in own)
     for client in clients:
         for method, members in methods.items():

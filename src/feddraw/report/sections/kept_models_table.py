@@ -14,8 +14,7 @@ from feddraw.report.bootstrap_over_patients import (
 )
 from feddraw.report.report_statistics import MeanOverRepeats, Report, mean_over_repeats
 from feddraw.report.table_cells import difference_cells, mean_cell
-from feddraw.results.recorded_run import UNTESTED, RecordedRun
-from feddraw.system.file_reading import number_or_nan
+from feddraw.results.recorded_run import RecordedRun
 
 KEPT_MODEL_NAMES = {
     "last": "last round",
@@ -39,7 +38,7 @@ def kept_models_section(report: Report, scenario: str) -> Iterator[Block]:
         for name in names[1:]:
             shown = KEPT_MODEL_NAMES[name].capitalize()
             chosen |= dict.fromkeys(
-                f"{shown}: chosen by {run.metrics['chosen_by']}." for run in by_name[name]
+                f"{shown}: chosen by {run.metrics.chosen_by}." for run in by_name[name]
             )
         notes += [patients_note(drawn)] if drawn.repeats else []
     if rows:
@@ -70,13 +69,8 @@ def _kept_model_row(
     method: str, name: str, runs: Sequence[RecordedRun], draws: PatientBootstrap
 ) -> list[Cell]:
     """One model of one method, over seeds."""
-    about = [run.metrics for run in runs]
-    rounds = list(
-        dict.fromkeys(_rounds_of_model(one.get("rounds", [one.get("round", 0)])) for one in about)
-    )
-    validation = MeanOverRepeats.of(
-        [number_or_nan(one.get("validation", UNTESTED)["auc"]["macro"]) for one in about]
-    )
+    rounds = list(dict.fromkeys(_rounds_of_model(run.metrics.rounds) for run in runs))
+    validation = MeanOverRepeats.of([run.metrics.validation.auc.macro for run in runs])
     change = [Cell(""), Cell("")]
     if name != "last" and {"last", name} <= draws.methods["auc"].keys():
         change = difference_cells(draws.difference("auc", name, "last"), None, 0.0)[:2]

@@ -207,19 +207,19 @@ def summary_caveats(report: Report) -> Iterator[Block]:
         {
             f"{finding} has no {_summary_of_undefined(run, finding)}, left out of the mean."
             for run in collection.runs
-            for finding in run.metrics["test"].get("undefined", [])
-            if finding not in run.metrics["test"].get("not_finite", [])
+            for finding in run.metrics.test.undefined
+            if finding not in run.metrics.test.not_finite
         }
     )
     broken = [
         f"{run.method} in {run.scenario}, seed {run.repeat}, has no AUC or GM for"
         f" {', '.join(names)}: the model's scores are not finite numbers."
         for run in collection.runs
-        if (names := run.metrics["test"].get("not_finite", []))
+        if (names := run.metrics.test.not_finite)
     ]
     diverged = [
-        f"{run.method} in {run.scenario}, seed {run.repeat}, diverged in round {run.diverged[0]}:"
-        f" {run.diverged[1]}."
+        f"{run.method} in {run.scenario}, seed {run.repeat}, diverged in round"
+        f" {run.diverged.round}: {run.diverged.why}."
         for run in collection.runs
         if run.diverged
     ]
