@@ -18,7 +18,7 @@ from feddraw.errors import UserError, at_least, not_negative, one_of
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
-from feddraw.federation import Federation, federate
+from feddraw.federation import Federation, client_seed, federate
 from feddraw.server.collectors import Together
 
 Groups = dict[
