@@ -17,8 +17,8 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from feddraw.analysis.metrics import split_metrics
+from feddraw.core import MOST_IMAGES
 from feddraw.results.metrics import RunMetrics, SplitMetrics
-from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
 EVALUATED_SPLITS = ("validation", "test")

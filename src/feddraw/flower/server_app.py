@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from feddraw.analysis.evaluation import Evaluator
-from feddraw.core import Model, Proxy
+from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
 from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
@@ -45,7 +45,6 @@ from feddraw.results.metrics import RunMetrics
 from feddraw.results.round_log import RoundLine, divergence_in_scores
 from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
-from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord
 
 log = logging.getLogger("flwr")
@@ -76,7 +75,7 @@ class ServerEvaluation:
             )
             self._evaluate_on(setup.dataset)
             self._evaluator = setup.evaluator  # with the clients' holdouts
-        self.method.weighting.check(self.initial.layout)
+        self.method.check(self.initial.layout)
 
     def _evaluate_on(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -86,7 +85,7 @@ class ServerEvaluation:
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
         self.proxy = (
             prepare_server_images(self.experiment, dataset, trainer)
-            if self.method.weighting.proxy
+            if self.method.needs.server_images
             else None
         )
 
