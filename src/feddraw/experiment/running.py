@@ -86,9 +86,9 @@ def run(
         )
     )
     folder = None if out is None else Path(out)
-    was_finished = folder is not None and not rounds
-    metrics = read_metrics(folder) if was_finished else rounds[-1].metrics
-    return RunResult(rounds, metrics, folder)
+    if folder is not None and not rounds:  # it was finished before
+        return RunResult(rounds, read_metrics(folder), folder)
+    return RunResult(rounds, rounds[-1].metrics, folder)
 
 
 def iterate(

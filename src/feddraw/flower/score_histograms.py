@@ -204,4 +204,4 @@ def histogram_metrics_for_log(metrics: RunMetrics) -> MetricRecord:
         for name, split in evaluated.items()
         for finding, area in split.auc.per_class.items()
     }
-    return MetricRecord(means | areas)
+    return MetricRecord({**means, **areas})

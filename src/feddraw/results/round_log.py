@@ -20,6 +20,7 @@ from feddraw.system.file_writing import json_values
 
 # What a line has that differs when the same round is run again.
 CLOCK_FIELDS = ("seconds", "client_seconds", "time")
+MOST_ROUNDS = 10_000_000  # a log may come from another party
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,16 +86,16 @@ class RoundLine:
         validation = document.get("validation")
         test = document.get("test")
         return RoundLine(
-            round=int(document["round"]),
+            round=_round_number(document["round"]),
             loss=number_or_nan(document["loss"]),
             validation=SplitMetrics.read_from_log(validation) if validation else NOT_EVALUATED,
             test=SplitMetrics.read_from_log(test) if test else NOT_EVALUATED,
             model=str(document["model"]),
             seconds=_seconds(document["seconds"]),
             diverged=str(document.get("diverged", "")),
-            rounds=int(document.get("rounds", 0)),
+            rounds=_round_number(document.get("rounds", 0)),
             client_seconds=_seconds(document["client_seconds"]),
-            time=datetime.fromisoformat(document["time"]),
+            time=datetime.fromisoformat(document["time"]).astimezone(UTC),
         )
 
     def document(self) -> dict[str, Any]:
@@ -116,6 +117,12 @@ class RoundLine:
     def text(self) -> str:
         """The line itself."""
         return json.dumps(json_values(self.document())) + "\n"
+
+
+def _round_number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_ROUNDS:
+        raise ValueError("no number of a round")
+    return value
 
 
 def _seconds(document: Mapping[str, Any]) -> dict[str, float]:
