@@ -35,8 +35,8 @@ def test_the_metrics_follow_from_the_scores_that_are_kept(tmp_path):
         about = json.loads(file.metadata()["feddraw"])
     thresholds = metrics.choose_thresholds(kept["validation.scores"], kept["validation.truth"])
     again = metrics.evaluate(kept["test.scores"], kept["test.truth"], about["classes"], thresholds)
-    assert again["auc"]["macro"] == found["test"]["auc"]["macro"]
-    assert again["gm"]["macro"] == found["test"]["gm"]["macro"]
+    assert again.auc.macro == found["test"]["auc"]["macro"]
+    assert again.gm.macro == found["test"]["gm"]["macro"]
 
 
 def test_alone_every_client_has_a_model_of_its_own(tmp_path):

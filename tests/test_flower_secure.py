@@ -268,7 +268,7 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
             assert set(config) <= {"name", "names", "contents", "announced", "received"}
             written = b"".join(one for one in config.get("contents", []) if isinstance(one, bytes))
             assert not any(model in written for model in known)
-    assert strategy.history[0].metrics["train_loss"] == 0.5
+    assert strategy.history[0].reported["train_loss"] == 0.5
     words = [
         unpack_array(content.array_records["words"]["words"])
         for _, _, content in grid.arrived
@@ -285,8 +285,8 @@ def test_a_site_lists_the_metrics_that_leave_it(keys: Path, tmp_path: Path) -> N
     strategy = FedDRAW(min_available_nodes=4, secure=True)
     result = strategy.start(grid, first_arrays(), 1)
     assert result.evaluate_metrics_clientapp[1] == {"accuracy": 0.9}
-    assert strategy.history[0].metrics["secret"] == 1.5
-    assert "list" not in strategy.history[0].metrics
+    assert strategy.history[0].reported["secret"] == 1.5
+    assert "list" not in strategy.history[0].reported
 
 
 def test_a_site_with_the_mod_gives_its_model_to_no_server(keys: Path, tmp_path: Path) -> None:
