@@ -24,7 +24,7 @@ from feddraw.methods.fedlaw import fedlaw
 from feddraw.methods.median import median
 from feddraw.study.plan import read_study
 from small import small
-from tiny import covering, server_of, weighting_of
+from tiny import covering, made_of, server_of, weighting_of
 
 NAMES = catalog.names("methods")
 HALF = {row["name"]: row["in A+B"] for row in listed_methods()}
@@ -88,9 +88,9 @@ def test_rules_that_do_not_fit_cannot_be_put_together_in_python_either() -> None
         UserError,
         match="the weights of FedLawWeighting need the server rule LdawaServer, not Server",
     ):
-        Method(Local(), weighting_of(fedlaw()), Server())
+        made_of(Local(), weighting_of(fedlaw()), Server())
     with pytest.raises(UserError, match="the server rule TrimmedMean takes no weights"):
-        Method(Local(), weighting_of(feddraw()), server_of(median()))
+        made_of(Local(), weighting_of(feddraw()), server_of(median()))
 
 
 # ----------------------------------------------------------------------------------------- settings

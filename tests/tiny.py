@@ -20,6 +20,7 @@ from feddraw.core import (
     Entry,
     Job,
     Layout,
+    Local,
     Memory,
     Method,
     Model,
@@ -146,9 +147,17 @@ def server_of(method: Method) -> Server:
     return method.server
 
 
+def made_of(local: Local, weighting: Weighting, server: Server) -> Method:
+    return Method(local, weighting, server)
+
+
 def mixed(weighting: Weighting, training: Method) -> Method:
     """The weighting with the local and the server rule of another method."""
-    return Method(training.local, weighting, training.server)
+    return made_of(training.local, weighting, server_of(training))
+
+
+def with_server(method: Method, server: Server) -> Method:
+    return replace(method, server=server)
 
 
 def streaming_methods() -> list[str]:
