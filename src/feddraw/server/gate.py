@@ -157,7 +157,11 @@ def _possible_steps(value: Any) -> bool:
 
 
 def _finite_number(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    """Whether it is a number that a float can hold; a whole number may have any length."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _extras_refusal(update: Update, sent: Model, extras: Mapping[str, Extra]) -> str:
