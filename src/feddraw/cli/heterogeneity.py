@@ -94,10 +94,11 @@ def heterogeneity(
         folder = out
     else:
         if source is None and data is not None and scenario is None and Path(data).exists():
+            # A table of one's own: the sites are in it.
             changes = {
                 "data": data,
                 "scenario": "by_site",
-            } | changes  # a table of one's own: the sites are in it
+            } | changes
         experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
         how = (batches, batch_size, layer, mode)
         found, about = _heterogeneity_of_experiment(

@@ -240,7 +240,8 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         too_few_for_auc,
     )
 
-    found, findings = findings_per_split(setup.dataset), setup.dataset.findings
+    found = findings_per_split(setup.dataset)
+    findings = setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
     for place, name in enumerate(findings):
@@ -261,7 +262,8 @@ def show_test_metrics(folder: Path) -> None:
     from feddraw.data.finding_counts import few_in_words, too_few_for_auc
     from feddraw.system.file_reading import number_or_nan
 
-    found, kinds = read_json(folder / "metrics.json"), ("auc", "gm")
+    found = read_json(folder / "metrics.json")
+    kinds = ("auc", "gm")
     test = found["test"]
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")

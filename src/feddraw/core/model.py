@@ -70,7 +70,8 @@ class Layout:
         """From name, kind, shape and type of each tensor in the network's order; each kind is
         counted from zero.
         """
-        entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
+        entries = []
+        ends = {"param": 0, "buffer": 0, "counter": 0}
         for name, kind, shape, dtype in tensors:
             entries.append(Entry(name, kind, shape, ends[kind], dtype))
             ends[kind] += entries[-1].size
@@ -90,7 +91,8 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def extent(self, extent: Extent) -> int:
-        params, outputs = self.length("param"), self.outputs
+        params = self.length("param")
+        outputs = self.outputs
         lengths = {
             "params": params,
             "model": params + self.length("buffer"),
@@ -173,7 +175,8 @@ class Layout:
         chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
         if not chosen:
             raise UserError(f"layer '{layer}' has no {part}")
-        start, stop = chosen[0].start, chosen[-1].span.stop
+        start = chosen[0].start
+        stop = chosen[-1].span.stop
         if sum(e.size for e in chosen) == stop - start:
             return slice(start, stop)
         return np.concatenate([np.arange(e.span.start, e.span.stop) for e in chosen])

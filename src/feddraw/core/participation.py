@@ -55,10 +55,8 @@ class Participation:
                 'participation.plan and participation.sampler = "plan" go together: set both or'
                 " none"
             )
-        joins, leaves = (
-            _participation_rounds("joins", self.joins),
-            _participation_rounds("leaves", self.leaves),
-        )
+        joins = _participation_rounds("joins", self.joins)
+        leaves = _participation_rounds("leaves", self.leaves)
         for client in chain(*_turns_of_plan(self.plan), joins, leaves):
             if client not in clients:
                 raise unknown("clients", client, clients)
@@ -73,10 +71,8 @@ class Participation:
         """Clients that could be asked: those that have joined and not left, in a plan those whose
         turn it is.
         """
-        joins, leaves = (
-            _participation_rounds("joins", self.joins),
-            _participation_rounds("leaves", self.leaves),
-        )
+        joins = _participation_rounds("joins", self.joins)
+        leaves = _participation_rounds("leaves", self.leaves)
         turns = _turns_of_plan(self.plan)
         turn = set(turns[round % len(turns)] if turns else clients)
         there = [

@@ -32,20 +32,20 @@ from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training
 
+# A name and its settings; the others have settings only.
 NAMED_SECTIONS = (
     "data",
     "scenario",
     "model",
     "method",
-)  # a name and its settings; the others have settings only
+)
 SETTINGS_SECTIONS = {
     kind.__name__.lower(): kind
     for kind in (Training, Participation, Corruption, Gate, Policy, Keep)
 }
 MOST_ROUNDS = 100_000
-SEED_OF_EXPERIMENT = (
-    -1
-)  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
+# As data.seed of phantoms: the experiment's seed, so that every seed has images of its own.
+SEED_OF_EXPERIMENT = -1
 DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of
 
 
@@ -62,13 +62,11 @@ class Experiment:
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
     participation: Participation = field(default_factory=Participation)
-    corruption: Corruption = field(
-        default_factory=Corruption
-    )  # sites whose data are worse, or made otherwise
+    # Sites whose data are worse, or made otherwise.
+    corruption: Corruption = field(default_factory=Corruption)
     gate: Gate = field(default_factory=Gate)  # which updates are let in
-    policy: Policy = field(
-        default_factory=Policy
-    )  # limits on how much a client may count, whatever the method says
+    # Limits on how much a client may count, whatever the method says.
+    policy: Policy = field(default_factory=Policy)
     keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
     rounds: int = ROUNDS
     seed: int = 0
@@ -119,9 +117,8 @@ class Experiment:
         {"method.mu": 0.1}.
         """
         table = self.table()
-        for path, value in sorted(
-            changes.items(), key=lambda change: "." in change[0]
-        ):  # names, then their settings
+        # Names, then their settings.
+        for path, value in sorted(changes.items(), key=lambda change: "." in change[0]):
             head, _, rest = path.partition(".")
             if head not in table:
                 raise unknown("settings", path, [f.name for f in fields(Experiment)])
@@ -350,7 +347,8 @@ def _data_defaults(experiment: Experiment) -> Section:
     """Phantoms have no natural number or mix: they follow the scenario, as the preset
     `paper` does.
     """
-    name, settings = data_name(experiment), experiment.section("data")[1]
+    name = data_name(experiment)
+    settings = experiment.section("data")[1]
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")

@@ -112,10 +112,8 @@ def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
     between = max(0.0, sums.squares - sums.gradient_square / sums.images)
     if not variance:  # all gradients are zero
         return EffectsEstimate(0.0, sums.clients - 1, 0.0, 0.0)
-    q, expected = (
-        between / variance,
-        sums.variances / variance - sums.weighted_variances / variance / sums.images,
-    )
+    q = between / variance
+    expected = sums.variances / variance - sums.weighted_variances / variance / sums.images
     return EffectsEstimate(
         q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images)
     )

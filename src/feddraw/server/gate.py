@@ -130,7 +130,8 @@ def _form_refusal(update: Update, sent: Model) -> str:
     if update.model.layout is not sent.layout and update.model.layout != sent.layout:
         return "another network: its tensors differ in name, shape or type"
     for name in ("params", "buffers", "counters"):
-        own, other = getattr(update.model, name), getattr(sent, name)
+        own = getattr(update.model, name)
+        other = getattr(sent, name)
         if reason := _array_refusal(name, own, other.shape, other.dtype):
             return reason
     if update.labelled is None:
@@ -313,5 +314,6 @@ def _clipped(update: Update, sent: Model, keep: float) -> Update:
         return (start + keep * (end - start)).astype(origin.dtype)
 
     model = update.model
-    params, buffers = cut(sent.params, model.params), cut(sent.buffers, model.buffers)
+    params = cut(sent.params, model.params)
+    buffers = cut(sent.buffers, model.buffers)
     return replace(update, model=replace(model, params=params, buffers=buffers))

@@ -119,7 +119,8 @@ def ledger_of(
     lines = []
     for client, name in names.items():
         if client in received:
-            update, status = received[client], verdicts[client].status
+            update = received[client]
+            status = verdicts[client].status
             lines.append(
                 LedgerEntry(
                     round, name, update.size, update.steps, **shares.get(client, {}), status=status
