@@ -31,9 +31,8 @@ class Participation:
     """
 
     sampler: Sampler = "all"
-    fraction: float = (
-        1.0  # of the clients that are there, drawn uniformly or by size; never fewer than one
-    )
+    # Of the clients that are there, drawn uniformly or by size; never fewer than one.
+    fraction: float = 1.0
     plan: str = ""  # "C1, C2; C3": the clients of each round in turn, begun again at its end
     joins: str = ""  # "C4=5": the first round in which a client is there, counted from 0
     leaves: str = ""  # "C1=10": the first round in which it is there no more

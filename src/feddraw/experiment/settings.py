@@ -71,28 +71,23 @@ class Experiment:
     rounds: int = ROUNDS
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
-    folds: int = (
-        0  # 0: the data's own split; else cross-validation with this many folds of patients
-    )
+    # 0: the data's own split; else cross-validation with this many folds of patients.
+    folds: int = 0
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     # sum updates as they come, in client order: one model of memory, however many clients
     stream: bool = False
     secure: bool = False  # the server sees sums over clients only, under masks: docs/privacy.md
-    test_every_round: bool = (
-        False  # the test AUC in every round's line, for curves; never used to choose anything
-    )
-    proxy: int = (
-        200  # validation images that the server weighs clients by, for the methods that need some
-    )
+    # The test AUC in every round's line, for curves; never used to choose anything.
+    test_every_round: bool = False
+    # Validation images that the server weighs clients by, for the methods that need some.
+    proxy: int = 200
     engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
-    workers: int = (
-        0  # 0: one per core, at most one per client; on GPUs as many as their memory holds
-    )
+    # 0: one per core, at most one per client; on GPUs as many as their memory holds.
+    workers: int = 0
     devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
-    is_complete: ClassVar[bool] = (
-        False  # whether `complete` has checked it and written out every default
-    )
+    # Whether `complete` has checked it and written out every default.
+    is_complete: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in NAMED_SECTIONS:

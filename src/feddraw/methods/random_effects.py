@@ -51,9 +51,8 @@ Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
 LARGEST_RHO = 1e12  # rho that stands for infinity where it is sent as a number
-SMALLEST_VARIANCE = (
-    1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
-)
+# S² as a part of the gradients' mean square: below it rounding is all that is measured.
+SMALLEST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)

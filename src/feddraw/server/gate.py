@@ -38,9 +38,8 @@ from feddraw.errors import UserError, not_negative, one_of
 class Gate:
     """What to do about updates that are well-formed but out of proportion."""
 
-    norm: Literal["off", "warn", "refuse"] = (
-        "warn"  # where a client moved more than `factor` times the median
-    )
+    # Where a client moved more than `factor` times the median.
+    norm: Literal["off", "warn", "refuse"] = "warn"
     factor: float = 10.0
     clip: float = 0.0  # medians that a longer move is cut to; 0 = no clipping
     max_size: int = MOST_IMAGES  # images that a client may say it has

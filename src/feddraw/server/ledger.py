@@ -43,9 +43,8 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = (
-        "counted"  # or "counted: and what was noted", "refused: why", "missing", "not asked"
-    )
+    # Or "counted: and what was noted", "refused: why", "missing", "not asked".
+    status: str = "counted"
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
     clause: str = ""  # the policy's setting that decided it

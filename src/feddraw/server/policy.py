@@ -52,15 +52,12 @@ class Policy:
     floor_times: float = 0.0  # the same, in multiples of the equal share
     cap: float = 1.0  # largest weight of a client
     cap_times: float = 0.0  # the same, in multiples of the equal share; 0: no such cap
-    fixed: str = (
-        ""  # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says
-    )
-    max_size: int = (
-        0  # images; a client that says it has more counts as having so many; 0: no limit
-    )
-    max_size_times: float = (
-        0.0  # the same, in medians of the round's sizes; from three clients on; 0: no limit
-    )
+    # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says.
+    fixed: str = ""
+    # Images; a client that says it has more counts as having so many; 0: no limit.
+    max_size: int = 0
+    # The same, in medians of the round's sizes; from three clients on; 0: no limit.
+    max_size_times: float = 0.0
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Policy:
