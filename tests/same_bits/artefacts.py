@@ -1,10 +1,10 @@
-"""What a tree produced, as documents: decoding a run's files, and keeping documents with their arrays.
+"""What a tree produced, as documents: a run's files decoded, and documents kept with their arrays.
 
-A document is nested dicts and lists of numbers, words and arrays; its first keys are its sections (model, ledger,
-metrics, checkpoint, …). On disk it is a JSON file in which an array stands as its type, shape and SHA-256, and an npz
-file with the arrays themselves, which is opened only where a hash differs.
+A document is nested dicts and lists of numbers, words and arrays; its first keys are its sections
+(model, ledger, metrics, checkpoint, …). On disk it is a JSON file in which an array stands as its
+type, shape and SHA-256, and an npz file with the arrays themselves, opened only where a hash differs.
 
-Files are decoded here with the libraries that wrote their formats, never with the package's own readers.
+Files are decoded with the libraries of their formats, never with the package's own readers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cases_in(folder: Path) -> list[str]:
     return sorted(path.removesuffix(".json") for path in paths)
 
 
-# ------------------------------------------------------------------------------------ a run's files
+# ------------------------------------------------------------ a run's files
 
 
 def decode_run(folder: Path, names: Renames) -> Document:
@@ -128,7 +128,7 @@ def without_clocks(value: Any) -> Any:
 
 
 def decode_safetensors(path: Path) -> Document:
-    """Arrays by name, and what the metadata say in JSON, with each array in the place that names it."""
+    """Arrays by name, and the metadata's JSON, with each array in the place that names it."""
     with safe_open(path, "np") as file:
         arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         texts = (file.metadata() or {}).values()
@@ -151,7 +151,9 @@ def decode_safetensors(path: Path) -> Document:
 def decode_table(path: Path) -> Document:
     """A CSV file's rows, by round, client and piece where it has such columns."""
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [{key: decode_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+        rows = [
+            {key: decode_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)
+        ]
     return rows_by_client(rows)
 
 
@@ -175,18 +177,20 @@ def decode_cell(cell: str | None) -> Any:
     return text
 
 
-# ------------------------------------------------------------------------------------ a report
+# ------------------------------------------------------------ a report
 
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 def decode_report(markdown: str) -> Document:
-    """The numbers of a report by heading: its tables' cells by row and column, and those in its sentences."""
+    """The numbers of a report by heading: the cells of its tables, and those in sentences."""
     found: Document = {}
     for heading, lines in _report_sections(markdown):
         tables = list(_markdown_tables(lines))
         prose = " ".join(line for line in lines if not line.startswith(("|", "!")))
-        numbers = [decode_cell(one.replace("−", "-").replace(",", "")) for one in NUMBER.findall(prose)]
+        numbers = [
+            decode_cell(one.replace("−", "-").replace(",", "")) for one in NUMBER.findall(prose)
+        ]
         found[heading] = {"tables": tables, "numbers": numbers}
     return found
 
@@ -203,7 +207,11 @@ def _markdown_tables(lines: list[str]) -> Iterator[Document]:
     """Rows by their first cell, or by their number where that does not tell them apart."""
     blocks = re.split(r"\n(?!\|)", "\n" + "\n".join(lines))
     for block in blocks:
-        rows = [line.strip().strip("|").split("|") for line in block.splitlines() if line.startswith("|")]
+        rows = [
+            line.strip().strip("|").split("|")
+            for line in block.splitlines()
+            if line.startswith("|")
+        ]
         if len(rows) < 3:
             continue
         columns = [cell.strip() or f"column {number}" for number, cell in enumerate(rows[0])]

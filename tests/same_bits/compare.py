@@ -2,15 +2,17 @@
 
     python tests/same_bits/compare.py [--base COMMIT] [--only PARTS] [--without PARTS] [--quick]
 
-Every case of produce.py is carried out twice, side by side on this machine: with the code of BASE, and with the code
-of this folder as it is now. Models are compared by SHA-256; ledgers, checkpoints, metrics and the numbers of a report
-as decoded values; both through renames.toml, which also lists the differences that are known and explained. The last
-lines say what differs and by how much. It ends with 1 if anything differs that is not explained, if a case of BASE is
-missing here, or if a case ended in an error.
+Every case of produce.py is carried out twice, side by side on this machine: with the code of BASE,
+and with the code of this folder as it is now. Models are compared by SHA-256; ledgers, checkpoints,
+metrics and the numbers of a report as decoded values; both through renames.toml, which also lists
+the differences that are known and explained. The last lines say what differs and by how much. It ends
+with 1 if anything differs that is not explained, if a case of BASE is missing here, or if a case
+ended in an error.
 
-`--only serial,resume` and `--without secure` take names of parts; `secure`, `flower` and `stream` stand for all parts
-of that kind. Secure parts compare what was opened: masks are random, sums are not. `--keep FOLDER` keeps what both
-trees produced, and `--again` compares what is there once more (after a change of renames.toml).
+`--only serial,resume` and `--without secure` take names of parts; `secure`, `flower`, `stream` and
+`labels` stand for all parts of that kind. Secure parts compare what was opened: masks are random,
+sums are not. `--keep FOLDER` keeps what both trees produced, and `--again` compares what is there
+once more (after a change of renames.toml).
 """
 
 from __future__ import annotations
@@ -35,12 +37,28 @@ from renames import Renames
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "35e9a6b"
 SHOWN_DIFFERENCES, SHOWN_CASES = 12, 8
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-COLUMNS = ("part", "cases", "refused", "models", "values", "differ", "explained", "only base", "only here", "errors")
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
+COLUMNS = (
+    "part",
+    "cases",
+    "refused",
+    "models",
+    "values",
+    "differ",
+    "explained",
+    "only base",
+    "only here",
+    "errors",
+)
 
 
 def chosen_parts(only: str, without: str, quick: bool = False) -> list[str]:
-    """The parts to carry out, in their order; a kind such as `secure` stands for all parts of its name."""
+    """The parts to carry out, in order; a kind such as `secure` stands for all parts of its name."""
     wanted = _parts_named(only) if only else list(PARTS)
     left_out = [*_parts_named(without), *(NOT_QUICK if quick and not only else ())]
     return [part for part in wanted if part not in left_out]
@@ -58,7 +76,9 @@ def _parts_named(words: str) -> list[str]:
 
 def check_out(commit: str, folder: Path) -> None:
     """The code of a commit, in a folder; the repository itself is left as it is."""
-    packed = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
+    packed = subprocess.run(
+        ["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False
+    )
     if packed.returncode:
         sys.exit(f"git archive {commit}: {packed.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
@@ -68,7 +88,16 @@ def check_out(commit: str, folder: Path) -> None:
 def produce(name: str, tree: Path, out: Path, parts: Sequence[str], quick: bool) -> int:
     """Carry out all cases with one tree's code; its lines are shown under its name."""
     script = Path(__file__).with_name("produce.py")
-    words = [sys.executable, str(script), "--tree", str(tree), "--out", str(out), "--parts", ",".join(parts)]
+    words = [
+        sys.executable,
+        str(script),
+        "--tree",
+        str(tree),
+        "--out",
+        str(out),
+        "--parts",
+        ",".join(parts),
+    ]
     environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(tree / "src")}
     process = subprocess.Popen(
         [*words, *(["--quick"] if quick else [])],
@@ -80,7 +109,9 @@ def produce(name: str, tree: Path, out: Path, parts: Sequence[str], quick: bool)
     return process.wait()
 
 
-def produce_side_by_side(trees: dict[str, Path], out: Path, parts: Sequence[str], quick: bool) -> None:
+def produce_side_by_side(
+    trees: dict[str, Path], out: Path, parts: Sequence[str], quick: bool
+) -> None:
     """Both trees at once, one core each; stops if either cannot."""
     codes: dict[str, int] = {}
 
@@ -96,7 +127,7 @@ def produce_side_by_side(trees: dict[str, Path], out: Path, parts: Sequence[str]
         sys.exit(f"cannot produce the cases of {' and '.join(failed)}: see above")
 
 
-# ------------------------------------------------------------------------------------ what is printed
+# ------------------------------------------------------------ what is printed
 
 
 def table_of(found: Comparison) -> list[str]:
@@ -116,7 +147,7 @@ def _numbers_of(part: PartResult) -> list[str]:
 
 
 def details_of(found: Comparison, names: Renames) -> list[str]:
-    """What differs and by how much, the largest first; what is explained, and by what; what only one tree has."""
+    """What differs and by how much, what is explained and by what, and what only one tree has."""
     parts = found.parts.values()
     differences = [one for part in parts for one in part.unexplained]
     lines = [*_listed("error", [line for part in parts for line in part.errors])]
@@ -126,15 +157,20 @@ def details_of(found: Comparison, names: Renames) -> list[str]:
     if len(cases) > SHOWN_CASES:
         others = sorted(cases)
         lines.append(f"… in {len(cases)} cases together: {', '.join(others)[:1500]}")
-    lines += [line for reason in _explanations(found) for line in [reason]]
+    lines += _explanations(found)
     moved = {case for part in parts for case in part.moved_out}
     lost = [case for part in parts for case in part.base_only if case not in moved]
     lines += _listed("only in base", lost)
     lines += _listed("only here", [case for part in parts for case in part.here_only])
     if moved:
         gone = ", ".join(f"{name} ({where})" for name, where in names.methods_moved_out.items())
-        lines.append(f"{len(moved)} cases only in base are of methods that left the catalogue: {gone}")
-    lines += [f"former name still in use here: {name}, {n} cases" for name, n in found.former_names.items()]
+        lines.append(
+            f"{len(moved)} cases only in base are of methods that left the catalogue: {gone}"
+        )
+    lines += [
+        f"former name still in use here: {name}, {n} cases"
+        for name, n in found.former_names.items()
+    ]
     return lines
 
 
@@ -151,9 +187,10 @@ def _explanations(found: Comparison) -> list[str]:
         for one in part.differences:
             if one.why:
                 reasons.setdefault(one.why, []).append(one)
+    most = {why: max(one.amount for one in covered) for why, covered in reasons.items()}
     return [
-        f"explained, {len(all_of_it)} differences of at most {max(one.amount for one in all_of_it):.3g}: {why}"
-        for why, all_of_it in reasons.items()
+        f"explained, {len(covered)} differences of at most {most[why]:.3g}: {why}"
+        for why, covered in reasons.items()
     ]
 
 
@@ -163,7 +200,7 @@ def _listed(word: str, items: Iterable[str]) -> list[str]:
     return [f"{word}: {item}" for item in all_of_them[:20]] + more
 
 
-# ------------------------------------------------------------------------------------ the command
+# ------------------------------------------------------------ the command
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -172,7 +209,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", default=BASE, help=f"the former commit (default: {BASE})")
-    parser.add_argument("--only", default="", metavar="PARTS", help="these parts, or kinds of parts")
+    parser.add_argument(
+        "--only", default="", metavar="PARTS", help="these parts, or kinds of parts"
+    )
     parser.add_argument("--without", default="", metavar="PARTS", help="all parts but these")
     parser.add_argument("--quick", action="store_true", help="fewer methods: some 90 seconds")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what both trees produced")
@@ -188,14 +227,18 @@ def main() -> None:
         out = (given.keep or Path(temporary) / "artefacts").resolve()
         if not given.again:
             if given.keep and given.keep.exists() and any(given.keep.iterdir()):
-                sys.exit(f"{given.keep} is not empty: choose another folder, or compare it with --again")
+                sys.exit(
+                    f"{given.keep} is not empty: choose another folder, or compare it with --again"
+                )
             check_out(given.base, Path(temporary) / "base")
             trees = {"base": Path(temporary) / "base", "here": ROOT}
             produce_side_by_side(trees, out, parts, given.quick)
         found = compare_folders(out / "base", out / "here", names)
     print("\n".join(["", *table_of(found), "", *details_of(found, names)]))
     seconds = time.perf_counter() - began
-    verdict = "differs" if found.failed else "the same bits" if found.parts else "nothing was compared"
+    verdict = (
+        "differs" if found.failed else "the same bits" if found.parts else "nothing was compared"
+    )
     print(f"{verdict}: this tree against {given.base}, {seconds:.0f} s")
     sys.exit(1 if found.failed or not found.parts else 0)
 

@@ -45,7 +45,9 @@ class PartResult:
     errors: list[str] = field(default_factory=list)  # cases that ended in an error in either tree
     base_only: list[str] = field(default_factory=list)
     here_only: list[str] = field(default_factory=list)
-    moved_out: list[str] = field(default_factory=list)  # of those only in base, those that the table names
+    moved_out: list[str] = field(
+        default_factory=list
+    )  # of those only in base, those that the table names
 
     @property
     def unexplained(self) -> list[Difference]:
@@ -181,17 +183,21 @@ def _leaf_difference(one: Any, other: Any, arrays: Arrays | None) -> tuple[float
             return math.inf, f"{_shown(one)} became {_shown(other)}"
         return array_difference(*arrays.pair(one, other))
     if _is_number(one) and _is_number(other):
-        if one == other or (one != one and other != other):  # not a number twice is the same
+        if one == other or (
+            math.isnan(one) and math.isnan(other)
+        ):  # not a number twice is the same
             return None
         amount = abs(other - one)
-        return (math.inf if math.isnan(amount) else amount), f"{one!r} became {other!r} ({other - one:+.3g})"
+        return (
+            math.inf if math.isnan(amount) else amount
+        ), f"{one!r} became {other!r} ({other - one:+.3g})"
     same = type(one) is type(other) and one == other
     return None if same else (math.inf, f"{_shown(one)} became {_shown(other)}")
 
 
 def array_difference(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, str]:
-    """The largest absolute difference of two arrays of one shape and type, and how many elements differ."""
-    same = (one == other) | ((one != one) & (other != other))
+    """How far two arrays of one shape and type differ at most, and in how many elements."""
+    same = (one == other) | (_not_a_number(one) & _not_a_number(other))
     count = int(np.count_nonzero(~same))
     if not count:
         return 0.0, "the same numbers in other bits (a zero's sign, or another not-a-number)"
@@ -203,7 +209,14 @@ def array_difference(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, str
         relative = gaps / np.where(scale > 0, scale, np.nan)
     amount = math.inf if np.isnan(gaps).any() else float(gaps.max())
     part = np.nanmax(relative) if np.isfinite(relative).any() else math.nan
-    return amount, f"{count} of {one.size} elements differ, by at most {amount:.3g} (relative {part:.3g})"
+    return (
+        amount,
+        f"{count} of {one.size} elements differ, by at most {amount:.3g} (relative {part:.3g})",
+    )
+
+
+def _not_a_number(array: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
 
 
 def _is_number(value: Any) -> bool:

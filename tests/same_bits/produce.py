@@ -1,9 +1,9 @@
-"""Carry out every case in one tree, and keep what came of each: run by compare.py, once for each tree.
+"""Carry out every case in one tree, and keep what came of each: compare.py runs it for each tree.
 
-    PYTHONPATH=TREE/src python tests/same_bits/produce.py --tree TREE --out FOLDER [--parts serial,secure] [--quick]
+    PYTHONPATH=TREE/src python produce.py --tree TREE --out FOLDER [--parts serial,flower] [--quick]
 
-A part is a list of cases of one kind. A case that the tree refuses is kept as such; one that ends in another error is
-kept with its traceback, and fails the comparison.
+A part is a list of cases of one kind. A case that the tree refuses is kept as such; one that ends in
+another error is kept with its traceback, and fails the comparison.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ PARTS: Mapping[str, Callable[[Workbench], Cases]] = {
     "training": partial(every_method, changes=OTHER_TRAINING, mixed=False),
     "folds": partial(every_method, changes=BY_HALVES, mixed=False),
     "stream": partial(every_method, changes={"stream": True}),
-    "stream-labels": partial(every_method, changes={"stream": True, **SOME_TAKE_PART}, labels="some"),
+    "stream-labels": partial(
+        every_method, changes={"stream": True, **SOME_TAKE_PART}, labels="some"
+    ),
     "secure": partial(every_method, changes={"secure": True}),
-    "secure-labels": partial(every_method, changes={"secure": True, **MOST_TAKE_PART}, labels="some"),
+    "secure-labels": partial(
+        every_method, changes={"secure": True, **MOST_TAKE_PART}, labels="some"
+    ),
     "secure-policy": partial(every_method, changes=SECURE_CAPS, labels="some"),
     "secure-stream": partial(every_method, changes={"secure": True, "stream": True}),
     "resume": every_resume,
