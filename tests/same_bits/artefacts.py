@@ -2,7 +2,7 @@
 
 A document is nested dicts and lists of numbers, words and arrays; its first keys are its sections
 (model, ledger, metrics, checkpoint, …). On disk it is a JSON file in which an array stands as its
-type, shape and SHA-256, and an npz file with the arrays themselves, opened only where a hash differs.
+type, shape and SHA-256, and an npz file with the arrays, opened only where a hash differs.
 
 Files are decoded with the libraries of their formats, never with the package's own readers.
 """

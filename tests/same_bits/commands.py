@@ -133,7 +133,7 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
 
 
 def reported(bench: Workbench) -> Document:
-    """Two scenarios, five methods, two seeds: tables, sentences and tidy results of their report."""
+    """Two scenarios, five methods, two seeds: all numbers of their report."""
     import feddraw
 
     folder = bench.new_folder()

@@ -5,8 +5,8 @@
 Every case of produce.py is carried out twice, side by side on this machine: with the code of BASE,
 and with the code of this folder as it is now. Models are compared by SHA-256; ledgers, checkpoints,
 metrics and the numbers of a report as decoded values; both through renames.toml, which also lists
-the differences that are known and explained. The last lines say what differs and by how much. It ends
-with 1 if anything differs that is not explained, if a case of BASE is missing here, or if a case
+the differences that are known and explained. The last lines say what differs and by how much. It
+ends with 1 if anything differs that is not explained, if a case of BASE is missing here, or if a case
 ended in an error.
 
 `--only serial,resume` and `--without secure` take names of parts; `secure`, `flower`, `stream` and
@@ -58,7 +58,7 @@ COLUMNS = (
 
 
 def chosen_parts(only: str, without: str, quick: bool = False) -> list[str]:
-    """The parts to carry out, in order; a kind such as `secure` stands for all parts of its name."""
+    """The parts to carry out, in order; a kind such as `secure` stands for all of its parts."""
     wanted = _parts_named(only) if only else list(PARTS)
     left_out = [*_parts_named(without), *(NOT_QUICK if quick and not only else ())]
     return [part for part in wanted if part not in left_out]

@@ -2,8 +2,8 @@
 
     PYTHONPATH=TREE/src python produce.py --tree TREE --out FOLDER [--parts serial,flower] [--quick]
 
-A part is a list of cases of one kind. A case that the tree refuses is kept as such; one that ends in
-another error is kept with its traceback, and fails the comparison.
+A part is a list of cases of one kind. A case that the tree refuses is kept as such; one that ends
+in another error is kept with its traceback, and fails the comparison.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Workbench:
         return [pair for pair in pairs if not self.refusal({"method": pair})]
 
     def some_mixtures(self, changes: Settings | None = None) -> list[str]:
-        """So many that each half that can be there is; which ones depends on no method beside them."""
+        """So many that each possible half is there; which ones depends on no method beside them."""
         chosen: dict[str, str] = {}
         fit = [
             one for one in self.all_mixtures if not self.refusal({**(changes or {}), "method": one})
@@ -90,7 +90,7 @@ class Workbench:
         return sorted(set(chosen.values()))
 
     def several(self, changes: Settings | None = None) -> dict[str, Settings]:
-        """By name: each method, mixtures that have each half, and the SCAFFOLD that can be secure."""
+        """By name: each method, mixtures with each half, and the SCAFFOLD that can be secure."""
         names = [
             *self.methods,
             *self.some_mixtures(changes),
@@ -129,7 +129,7 @@ class Workbench:
 
     @cached_property
     def partly_labelled(self) -> Any:
-        """The same, but each site save one leaves a finding unlabelled, and some labels are unknown."""
+        """The same, but most sites leave a finding unlabelled, and some labels are unknown."""
         labels = self.dataset.labels
         known = np.random.default_rng(1).random(labels.values.shape) > 0.05
         for number, site in enumerate(SITES):
