@@ -158,6 +158,12 @@ def test_an_explained_difference_passes_within_its_bound_only(
     ]
 
 
+def test_a_case_that_one_tree_refuses_is_one_difference_with_its_words(tmp_path: Path) -> None:
+    refused = {"refused": True, "words": {"refused": "it needs three clients"}}
+    (difference,) = compared(tmp_path, document(), refused).parts["serial"].unexplained
+    assert difference.said == "refused by here only: it needs three clients"
+
+
 def test_an_error_in_both_trees_proves_nothing(tmp_path: Path) -> None:
     broken = {"error": "ValueError: no"}
     assert compared(tmp_path, broken, broken).failed

@@ -26,7 +26,6 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -151,12 +150,12 @@ def details_of(found: Comparison, names: Renames) -> list[str]:
     parts = found.parts.values()
     differences = [one for part in parts for one in part.unexplained]
     lines = [*_listed("error", [line for part in parts for line in part.errors])]
-    cases = Counter(one.case for one in differences)
-    for case in sorted(cases, key=lambda case: -cases[case])[:SHOWN_CASES]:
-        lines += _differences_of_case(case, [one for one in differences if one.case == case])
-    if len(cases) > SHOWN_CASES:
-        others = sorted(cases)
-        lines.append(f"… in {len(cases)} cases together: {', '.join(others)[:1500]}")
+    alike = _cases_that_differ_alike(differences)
+    for cases, those in alike[:SHOWN_CASES]:
+        lines += _differences_of_case(cases, those)
+    if len(alike) > SHOWN_CASES:
+        others = sorted(case for cases, _ in alike[SHOWN_CASES:] for case in cases)
+        lines.append(f"… and in {len(others)} other cases: {', '.join(others)[:1500]}")
     lines += _explanations(found)
     moved = {case for part in parts for case in part.moved_out}
     lost = [case for part in parts for case in part.base_only if case not in moved]
@@ -174,8 +173,23 @@ def details_of(found: Comparison, names: Renames) -> list[str]:
     return lines
 
 
-def _differences_of_case(case: str, differences: Sequence[Difference]) -> list[str]:
-    lines = [f"{case}: {len(differences)} differences"]
+def _cases_that_differ_alike(
+    differences: Sequence[Difference],
+) -> list[tuple[list[str], list[Difference]]]:
+    """Cases by what differs in them: those that differ in the same way together, the most first."""
+    by_case: dict[str, list[Difference]] = {}
+    for one in differences:
+        by_case.setdefault(one.case, []).append(one)
+    alike: dict[object, list[str]] = {}
+    for case, those in by_case.items():
+        alike.setdefault(tuple((one.path, one.said) for one in those), []).append(case)
+    found = [(cases, by_case[cases[0]]) for cases in alike.values()]
+    return sorted(found, key=lambda pair: -len(pair[0]) * len(pair[1]))
+
+
+def _differences_of_case(cases: Sequence[str], differences: Sequence[Difference]) -> list[str]:
+    others = f" and {len(cases) - 1} cases more: {', '.join(cases[1:])[:600]}" if cases[1:] else ""
+    lines = [f"{cases[0]}: {len(differences)} differ{others}"]
     ordered = sorted(differences, key=lambda one: -one.amount)
     lines += [f"    {one.path}: {one.said}" for one in ordered[:SHOWN_DIFFERENCES]]
     return lines + (["    …"] if len(ordered) > SHOWN_DIFFERENCES else [])

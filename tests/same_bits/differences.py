@@ -106,6 +106,9 @@ def _compare_case(
     part.models += sum(section in documents[1] for section in MODEL_SECTIONS)
     for where, document in zip(("base", "here"), documents, strict=True):
         part.errors += [f"{case}: {where}: {document['error']}"] if "error" in document else []
+    if ("refused" in documents[0]) != ("refused" in documents[1]):
+        part.differences.append(_refused_by_one(case, *documents))
+        return
     arrays = Arrays(base, here, case)
     first, second = (present_leaves(document, names) for document in documents)
     former_names.update(former_names_in(documents[1], names))
@@ -117,6 +120,13 @@ def _compare_case(
         if not why and said.startswith(BASE_ONLY) and gone:
             why = f"{gone} left the catalogue"
         part.differences.append(Difference(case, place, amount, said, why))
+
+
+def _refused_by_one(case: str, base: Document, here: Document) -> Difference:
+    """One difference in place of all that is missing: a tree refuses what the other does."""
+    side, refusing = ("base", base) if "refused" in base else ("here", here)
+    said = f"refused by {side} only: {refusing.get('words', {}).get('refused', '')}"
+    return Difference(case, "refused", math.inf, said)
 
 
 class Arrays:
