@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from feddraw.flower.reply_intake import SECONDS, metrics_in_reply
-from feddraw.naming import safe_line
 from feddraw.server.gate import MOST_IMAGES
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 
