@@ -59,6 +59,10 @@ def test_a_buffer_of_four_dimensions_keeps_its_order() -> None:
 class Masked(nn.Module):
     """A network with a mask of truth values, and a table of another type, among its buffers."""
 
+    mask: torch.Tensor
+    scale: torch.Tensor
+    order: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.classifier = nn.Linear(4, 2)

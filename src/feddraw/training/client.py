@@ -149,7 +149,7 @@ class Trainer:
             self.network.read_into(model)
             update = Update(job.client, model, len(rows), steps, {"loss": loss})
             extra, learnt = self.local.end(job, update, memory, client)
-            answers = {question: client.answer(question, model) for question in self.asks}
+            answers = {str(question): client.answer(question, model) for question in self.asks}
             if self.training.persist_optimizer:
                 learnt |= _optimizer_moments(optimizer, self.network)
         update = replace(
