@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
+from feddraw.core import MOST_IMAGES
 from feddraw.flower.reply_intake import SECONDS, metrics_in_reply
-from feddraw.server.gate import MOST_IMAGES
 from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")

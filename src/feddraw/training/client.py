@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from feddraw import core
 from feddraw.core import (
-    Asked,
     Correction,
     Extent,
     Job,
@@ -49,11 +48,12 @@ class Trainer:
     training: Training
     local: Local
     loss: Loss = nn.functional.binary_cross_entropy_with_logits
-    asks: tuple[Asked, ...] = ()  # what the weighting or the server wants to know of every client
+    asks: tuple[str, ...] = ()  # what the weighting or the server wants to know of every client
 
     @property
     def sends(self) -> dict[str, Extent]:
-        return core.extras_of(self.local, self.asks)
+        extras = core.extras_of(self.local, self.asks)
+        return {name: extra.extent for name, extra in extras.items()}
 
     def __post_init__(self) -> None:
         keep_freed_memory()
@@ -149,7 +149,7 @@ class Trainer:
             self.network.read_into(model)
             update = Update(job.client, model, len(rows), steps, {"loss": loss})
             extra, learnt = self.local.end(job, update, memory, client)
-            answers = {str(question): client.answer(question, model) for question in self.asks}
+            answers = {question: client.answer(question, model) for question in self.asks}
             if self.training.persist_optimizer:
                 learnt |= _optimizer_moments(optimizer, self.network)
         update = replace(
@@ -202,7 +202,7 @@ class _Client:
         loop.fit(network, optimizer, trainer.examples, self._rows, how)
         return network.read()
 
-    def answer(self, question: Asked, trained: Model) -> Vector:
+    def answer(self, question: str, trained: Model) -> Vector:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
         if question in self._measured:
             return self._measured[question]
@@ -215,7 +215,7 @@ class _Client:
             return np.asarray(np.nansum(targets, axis=0))
         return self._answer_by_scores(question, trained, targets)
 
-    def _answer_by_scores(self, question: Asked, trained: Model, targets: Vector) -> Vector:
+    def _answer_by_scores(self, question: str, trained: Model, targets: Vector) -> Vector:
         if question == "loss":
             logits = self._logits(self._job.model)
             loss = loop.loss_over_known(
@@ -236,14 +236,14 @@ class _Client:
         return loop.logits_of(network, self._trainer.examples, self._rows)
 
     @cached_property
-    def _measured(self) -> dict[Asked, Vector]:
+    def _measured(self) -> dict[str, Vector]:
         """The mean of some batch gradients, and their spread; zeros in a round without a
         measurement.
         """
         job = self._job
         how = Measurement.from_broadcast(job.broadcast)
         due = job.round % how.every == 0
-        answers: dict[Asked, Vector] = {}
+        answers: dict[str, Vector] = {}
         for question in core.GRADIENT_MEANS:
             if question not in self._trainer.asks:
                 continue
