@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.options import DataOption, DevicesOption, MethodOption, ScenarioOption
 from feddraw.cli.progress_bars import progress_bars
 from feddraw.cli.terminal import console, metric_text, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_json, read_toml
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.core import Update
@@ -223,7 +223,7 @@ def round_line(result: RoundResult) -> str:
         f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"
     ]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
-    return naming.safe_line(
+    return safe_line(
         f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else "")
     )
 

@@ -51,8 +51,8 @@ from feddraw.flower.client_memory import (
 from feddraw.flower.reply_intake import SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
-from feddraw.naming import one_line
 from feddraw.server.policy import Policy, read_policy
+from feddraw.text import one_line
 from feddraw.training.client import Trainer
 
 BESIDE_THE_MODEL = (

@@ -12,7 +12,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from feddraw.core import MOST_IMAGES
 from feddraw.flower.reply_intake import SECONDS, metrics_in_reply
-from feddraw.naming import safe_line
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from feddraw.core import Extent, Model, Update
 from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
-from feddraw.naming import one_line
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.system.threads import in_threads
+from feddraw.text import one_line
 from feddraw.training.allocator import return_freed_memory
 
 LOSSES = ("loss", "train_loss", "train-loss")

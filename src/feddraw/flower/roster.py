@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 
 from feddraw.errors import UserError
 from feddraw.flower.reply_intake import Reply
-from feddraw.naming import safe_line
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 

@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
-from feddraw.naming import one_line
 from feddraw.secure.rounds.announcement import announced_fingerprint
+from feddraw.text import one_line
 
 Kind = TypeVar("Kind", str, bytes)
 

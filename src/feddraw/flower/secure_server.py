@@ -38,7 +38,6 @@ from feddraw.flower.secure_messages import (
     SecureOrder,
     secure_pairs_in,
 )
-from feddraw.naming import one_line, safe_line
 from feddraw.secure.rounds.announcement import (
     FIRST_SUM,
     MOVES_SUM,
@@ -61,6 +60,7 @@ from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
+from feddraw.text import one_line, safe_line
 
 log = logging.getLogger("flwr")
 

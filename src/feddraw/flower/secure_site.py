@@ -52,13 +52,13 @@ from feddraw.flower.secure_site_memory import (
     SecureSiteOpenedRound,
     SecureSiteState,
 )
-from feddraw.naming import one_line
 from feddraw.secure.rounds.announcement import FIRST_SUM, MOVES_SUM, Announcement
 from feddraw.secure.rounds.client import SecureRoundClient
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.session import FEWEST_SUMMED, SessionId
 from feddraw.secure.sums.signing_keys import read_site_directory, read_site_key, site_of_key
 from feddraw.server.state_dict import layout_of_arrays
+from feddraw.text import one_line
 
 LEAVING_METRICS = (
     "num-examples",

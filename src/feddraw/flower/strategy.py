@@ -41,7 +41,6 @@ from feddraw.flower.reply_intake import Reply
 from feddraw.flower.roster import Roster
 from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
-from feddraw.naming import safe_line
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
@@ -53,6 +52,7 @@ from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
 from feddraw.server.round import Round, RoundRecord, RoundResult
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.system.file_reading import read_jsonl
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 

@@ -40,7 +40,6 @@ from feddraw.core import Layout, Method
 from feddraw.core.classifier_layer import classifier_in_words, looks_at_classifier
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.errors import RunFailed, UserError, in_one_line
-from feddraw.naming import safe_line
 from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.gate import Gate
@@ -48,6 +47,7 @@ from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
+from feddraw.text import safe_line
 
 log = logging.getLogger("feddraw.nvflare")
 
