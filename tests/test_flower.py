@@ -443,7 +443,7 @@ def test_a_million_times_too_large_a_size_is_pointed_out_and_capped_where_asked(
 
     assert once(echo(moved, sizes)).history[0].weights["partition 2"] > 0.99
     assert "partition 2 reports 5000000 images, 1000000 × the median" in caplog.text
-    capped = once(echo(moved, sizes), size_cap=3).history[0]
+    capped = once(echo(moved, sizes), policy={"max_size_times": 3.0}).history[0]
     assert capped.weights["partition 2"] == pytest.approx(3 / 5)
     assert capped.ledger[2].size == 15
     strict = once(echo(moved, sizes), gate=Gate(max_size=100_000)).history[0]

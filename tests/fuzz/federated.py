@@ -105,7 +105,7 @@ def template() -> Any:
 def read_reply(data: bytes, _: Path) -> object:
     message = received(data)
     waiting = copy.copy(template())
-    waiting.roster, waiting.history, waiting._room = Roster(), [], None
+    waiting.roster, waiting.history, waiting._matrices = Roster(), [], None
     honest = [answered(node, content(number)) for number, node in enumerate(NODES[1:], 1)]
     waiting.aggregate_train(1, [message, *honest])
     ledger = {entry.client: entry for entry in waiting.history[0].ledger}
@@ -280,8 +280,8 @@ def request_seeds() -> list[bytes]:
 def targets() -> list[Target]:
     identify_in_process_grid()
     inside = (
-        "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line"
-        " decode_replies _replies_without_gaps _decode_update _reply_metrics_and_size"
+        "read_replies _why_not_valid why_too_large named_reply _one_reply_per_node records_of_kind"
+        " _same_content one_line decode_replies _without_gaps _decode_update _metrics_and_size"
         " _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]

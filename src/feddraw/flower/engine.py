@@ -99,7 +99,7 @@ class FlowerEngine(EngineWithMemory):
                 reply.content.array_records["memory"]
             )
         given = (replies, self._numbers, sent, ReplyFormat(self._setup.method.sends))
-        updates, refused, self._room = reply_intake.decode_replies(*given, room=self._room)
+        updates, refused, self._room = reply_intake.decode_replies(*given, reuse=self._room)
         if refused:
             raise RunFailed(
                 f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}"

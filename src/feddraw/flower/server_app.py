@@ -192,7 +192,6 @@ def make_strategy(
         classifier=evaluation.initial.layout.classifier,
         seed=experiment.seed,
         wait=federation.wait,
-        size_cap=federation.size_cap,
         gate=experiment.gate,
         policy=experiment.policy,
         proxy=evaluation.proxy,

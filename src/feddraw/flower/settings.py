@@ -38,7 +38,6 @@ class FlowerSettings:
     fraction: float = 1.0  # share of the nodes that is asked in a round
     wait: float = 600.0  # seconds for so many to connect
     timeout: float = 3600.0  # seconds for a round's replies
-    size_cap: float = 0.0  # another name for policy.max_size_times
     # NAME=FINGERPRINT of each site's key, with commas; empty: a name belongs to who comes first
     sites: str = ""
     rebind: bool = (
@@ -101,11 +100,6 @@ def read_run_config(
     ):
         experiment = replace(experiment, policy=READY_POLICY)
     return complete(experiment), federation
-
-
-read = (
-    read_run_config  # its name before, for scripts made after examples/flower/local_federation.py
-)
 
 
 def _run_config_by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
