@@ -238,7 +238,7 @@ def read_request(data: bytes, room: Path) -> object:
     message = received(data)
     if not message.has_content():
         raise UserError("no content")
-    client_app._vectors_sent_to_site(message.content, "memory")
+    client_app._vectors_sent(message.content, "memory")
     return client_app.read_site_job(own_site(room), message.content)
 
 
@@ -297,8 +297,8 @@ def targets() -> list[Target]:
     ]
     asking = [
         client_app.read_site_job,
-        client_app._vectors_sent_to_site,
-        client_app._model_sent_to_site,
+        client_app._vectors_sent,
+        client_app._model_sent,
     ]
     return [
         Target(
