@@ -285,7 +285,7 @@ def targets() -> list[Target]:
         " _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
-    within = "unpack_array _view_npy _npy_values _check_array_names arrays_to_vectors"
+    within = "unpack_array _view_npy _values_like _check_names arrays_to_vectors"
     tensors = [getattr(array_records, name) for name in within.split()]
     tensors.append(array_records.ArrayRecordReader.read)
     counting = [
