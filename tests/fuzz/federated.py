@@ -290,7 +290,7 @@ def targets() -> list[Target]:
     tensors.append(array_records.ArrayRecordReader.read)
     counting = [
         score_histograms.add_up_histograms,
-        score_histograms._histogram_counts,
+        score_histograms._whole_numbers,
         metric_means.weighted_metric_means,
         metric_means.size_in_metrics,
         reply_intake.metrics_in_reply,

@@ -121,8 +121,8 @@ class FlowerEngine(EngineWithMemory):
             replies, self._numbers, sent, format, reuse=self._matrices
         )
         self._matrices = decoded.matrices
-        for client, why in sorted(decoded.refused.items()):
-            raise RunFailed(f"what client {client} sent cannot be read: {why}")
+        for name, why in sorted(decoded.refused.items()):
+            raise RunFailed(f"what client {name} sent cannot be read: {why}")
         if in_turn:
             decoded.updates.sort(key=lambda update: update.client)
         yield from decoded.updates
