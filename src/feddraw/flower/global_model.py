@@ -38,7 +38,7 @@ class GlobalModel:
     def first(cls, arrays: ArrayRecord, options: StrategyOptions) -> GlobalModel:
         """The model that the user begins with."""
         layout = _layout(arrays, options.classifier, options)
-        options.method.weighting.check(layout)
+        options.method.check(layout)
         log.info("classifier: %s", classifier_in_words(layout.classifier, layout.outputs))
         model = arrays_to_model(arrays, layout)
         return cls(
@@ -66,7 +66,7 @@ class GlobalModel:
         classifier = self.model.layout.classifier
         shared = ArrayRecord({name: self.arrays[name] for name in self.arrays if name in tensors})
         layout = _layout(shared, classifier, options)
-        options.method.weighting.check(layout)
+        options.method.check(layout)
         model = arrays_to_model(shared, layout)
         return GlobalModel(
             model=model,

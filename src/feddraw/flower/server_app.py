@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from feddraw.analysis.evaluation import Evaluator
-from feddraw.core import Model, Proxy
+from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
 from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
@@ -44,7 +44,6 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
-from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord
 from feddraw.system.file_reading import read_jsonl
 
@@ -66,7 +65,7 @@ class ServerEvaluation:
             self._prepare_for_own_folders(validation)
         else:
             self._prepare_scenario()
-        self.method.weighting.check(self.initial.layout)
+        self.method.check(self.initial.layout)
 
     def _prepare_for_own_folders(self, validation: str) -> None:
         """Sites have folders of their own; the server evaluates where it has one too."""
@@ -94,7 +93,7 @@ class ServerEvaluation:
         self.dataset = dataset
         self._engine = Serial(trainer)
         self._evaluator = evaluator
-        if self.method.weighting.proxy:
+        if self.method.needs.server_images:
             self.proxy = prepare_server_images(self.experiment, dataset, trainer)
 
     def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:

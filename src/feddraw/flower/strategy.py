@@ -1,9 +1,10 @@
 """Our methods as Flower Strategies: `FedDRAW` wherever `FedAvg` stands, `MethodStrategy` for any
 other.
 
-Sampling, messages and records follow Flower's FedAvg; replies are aggregated as in every other
-engine. Unlike in FedAvg, sampling has its own seed, waiting for nodes has an end, replies are taken
-in client order, a broken one is left out, and integer tensors stay integers.
+Sampling, messages and records follow Flower's FedAvg; replies are aggregated by
+`server.collectors.Together`, as in every other engine. Unlike in FedAvg, sampling has its own seed,
+waiting for nodes has an end, replies are taken in client order, a broken one is left out, and
+integer tensors stay integers.
 
 In a round Flower's loop calls `configure_train`, `aggregate_train`, `configure_evaluate` and
 `aggregate_evaluate`, which stand here in this order. `rounds` has the loop, `global_model` the
@@ -48,10 +49,11 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import SiteDirectory, site_directory_from
+from feddraw.server.collectors import Together
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import ledger_pieces_by_finding
+from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy, policy_of
-from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
+from feddraw.server.round import Round, RoundRecord, RoundResult
 from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
@@ -569,7 +571,7 @@ class MethodStrategy(FedAvg):
             round=result.round,
             ledger=ledger,
             loss=result.loss,
-            pieces=ledger_pieces_by_finding(result.pieces, self.options.findings),
+            pieces=pieces_by_finding(result.pieces, self.options.findings),
             metrics=round_report.metrics_of_round(ledger, self.clients, means),
             client_seconds={
                 client: seconds
@@ -602,20 +604,18 @@ class MethodStrategy(FedAvg):
         round_report.warn_of_sizes(
             {names[update.client]: update.size for update in decoded.updates}
         )
-        numbers_of_nodes = map(self.roster.number, self._training.nodes)
-        result = aggregate_round(
-            round,
-            self.rounds,
-            self._global.model,
-            self.method,
-            self._global.state,
-            decoded.updates,
-            self._population_names,
-            self.options.gate,
-            asked=[number for number in numbers_of_nodes if number is not None],
-            proxy=self.options.proxy,
-            policy=self.policy,
+        sampled = map(self.roster.number, self._training.nodes)
+        this_round = Round(
+            number=round,
+            rounds=self.rounds,
+            sent=self._global.model,
+            method=self.method,
+            state=self._global.state,
+            clients=self._population_names,
+            sampled=[number for number in sampled if number is not None],
         )
+        collect = Together(gate=self.options.gate, policy=self.policy, proxy=self.options.proxy)
+        result = collect(this_round, decoded.updates)
         seconds = {names[update.client]: update.seconds for update in decoded.updates}
         return RoundOutcome(result, decoded.refused, seconds)
 

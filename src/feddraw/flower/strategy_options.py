@@ -56,7 +56,7 @@ class StrategyOptions:
 
     def __post_init__(self) -> None:
         positive("wait", self.wait)
-        if self.method.weighting.proxy and self.proxy is None:
+        if self.method.needs.server_images and self.proxy is None:
             raise UserError("this weighting needs labelled images at the server: give proxy=")
         offset_fits = self.round_offset < self.rounds if self.rounds else True
         if self.round_offset < 0 or self.rounds < 0 or not offset_fits:
