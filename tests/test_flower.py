@@ -78,7 +78,7 @@ def test_every_method_gives_the_bits_of_the_serial_engine(name: str, tmp_path: P
     method = catalog.find("methods", name)()
     *_, last = tiny.train(method, ROUNDS)
     strategy = trained(
-        method, tmp_path, proxy=tiny.server_images() if method.weighting.proxy else None
+        method, tmp_path, proxy=tiny.server_images() if method.needs.server_images else None
     )
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)

@@ -6,7 +6,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from statistics import median
 from typing import Any
@@ -15,7 +14,7 @@ from feddraw.errors import RunFailed
 from feddraw.flower.reply_intake import LOSSES
 from feddraw.flower.roster import Roster
 from feddraw.naming import safe_line
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry
+from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, with_refusals
 from feddraw.server.policy import FEWEST_FOR_MEDIAN
 from feddraw.server.round import RoundRecord
 
@@ -47,9 +46,7 @@ def complete_ledger(
     expected = {roster.label(node) for node in sampled} | reasons.keys()
     for name in sorted(expected - lines.keys()):
         lines[name] = LedgerEntry(round, name, 0, 0, status="missing")
-    for name, why in reasons.items():
-        lines[name] = replace(lines[name], status=f"refused: {why}")
-    return tuple(lines.values())
+    return with_refusals(tuple(lines.values()), reasons)
 
 
 def metrics_of_round(
