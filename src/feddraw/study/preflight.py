@@ -84,7 +84,7 @@ class StudySurvey:
         task = run_preparation.prepare_task(planned.complete, dealt)
         self.work[planned.name] = RunWork.of(task)
         if initial is not None:
-            task.method.weighting.check(initial.layout)
+            task.method.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
         self.clients.setdefault(
             planned.label["scenario"], [len(rows) for rows in dealt.training_rows]
