@@ -8,13 +8,16 @@ the bit: masks cancel, whatever they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from feddraw.core import Update
 from feddraw.errors import UserError
+from feddraw.secure.rounds import rules_of_method
+from feddraw.secure.rounds.driver import SecureRound
 from feddraw.secure.rounds.messages import (
     Add,
     Answer,
@@ -26,6 +29,7 @@ from feddraw.secure.rounds.messages import (
     Sign,
     Weigh,
 )
+from feddraw.secure.rounds.outcome import TrainingRules, outcome_of, result_of_outcome
 from feddraw.secure.rounds.site import (
     MemoryOfProcess,
     Offer,
@@ -34,7 +38,18 @@ from feddraw.secure.rounds.site import (
     SiteFacts,
     SiteSettings,
 )
-from feddraw.secure.rounds.terms import FIRST_SUM, MOVES_SUM, Announcement
+from feddraw.secure.rounds.terms import (
+    FIRST_SUM,
+    MOVES_SUM,
+    Announcement,
+    Labels,
+    digest_of_offer,
+    terms_of_training,
+)
+from feddraw.secure.rounds.update_part import UpdatePart
+from feddraw.server.gate import Gate
+from feddraw.server.policy import Policy
+from feddraw.server.round import Round, RoundResult
 
 # By client, the sum and the stage (0 keys to 4 opening) from which on it is silent.
 Drops = Mapping[str, tuple[str, int]]
@@ -53,12 +68,65 @@ def sites_of_process(names: tuple[str, ...]) -> dict[str, SecureSite]:
 
 
 @dataclass(eq=False)
-class InProcess:
-    """The transport: a call instead of a message, and updates as an engine gives them.
+class Secure:
+    """The third collector, beside `Together` and `Streaming`: the server sees sums only.
 
-    With one sum and no limits on weights an update is masked, added and forgotten before the next
-    one comes.
+    All clients are in this process. With one sum and no limits on weights an update is masked,
+    added and forgotten before the next one arrives.
     """
+
+    clients: Sequence[str]
+    sizes: Sequence[int]  # images, by client
+    labelled: Sequence[Labels] = ()  # by client; left out: all label all
+    gate: Gate = field(default_factory=Gate)
+    policy: Policy = field(default_factory=Policy)
+    section: Mapping[str, Any] = field(default_factory=dict)  # the method's name and settings
+    drops: Callable[[int], Drops] = lambda round: {}  # who falls silent in a round, for tests
+
+    def __post_init__(self) -> None:
+        self._sites = sites_of_process(tuple(self.clients))
+
+    def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
+        """One round, from the clients' updates as they arrive; where the sum fails, the model
+        stays as it was.
+        """
+        rules_of_method.check_method(round.method)
+        sums = rules_of_method.sums_of(round.method)
+        terms = terms_of_training(self.section, sums, round.number, round.rounds, self.policy)
+        digest = digest_of_offer(terms, round.sent, round.method.broadcast(round.state))
+        numbers = {self.clients[client]: client for client in round.sampled}
+
+        def make_part(name: str, update: Update, announcement: Announcement) -> Part:
+            return UpdatePart(round.method, announcement, name, round.sent, update, self.gate)
+
+        transport = InProcess(
+            sites={name: self._sites[name] for name in numbers},
+            facts={name: self._facts(client) for name, client in numbers.items()},
+            arriving=self._named(arriving),
+            make_part=make_part,
+            keeps=len(sums) > 1 or self.policy.limits_weights,
+            drops=self.drops(round.number),
+        )
+        rules = TrainingRules(round.method, self.gate, round.sent.layout, round.state)
+        secure_round = SecureRound(terms, transport, rules)
+        keys = transport.offer(Offer(terms, digest, work=digest), secure_round)
+        outcome = outcome_of(secure_round, tuple(numbers), keys)
+        for _ in transport.arriving:
+            pass  # of clients that were left out: an engine is done when all have answered
+        return result_of_outcome(round, rules, outcome, numbers)
+
+    def _facts(self, client: int) -> SiteFacts:
+        return SiteFacts(self.sizes[client], self.labelled[client] if self.labelled else None)
+
+    def _named(self, arriving: Iterable[Update]) -> Iterator[tuple[str, Update]]:
+        for update in arriving:
+            if 0 <= update.client < len(self.clients):
+                yield self.clients[update.client], update
+
+
+@dataclass(eq=False)
+class InProcess:
+    """The transport: a call instead of a message, and updates as an engine gives them."""
 
     sites: Mapping[str, SecureSite]
     facts: Mapping[str, SiteFacts]  # by client, known before it trains
@@ -68,10 +136,14 @@ class InProcess:
     drops: Drops = field(default_factory=dict)
     _kept: dict[str, Update] = field(default_factory=dict)
 
-    def offer(self, offer: Offer) -> dict[str, Keys]:
+    def offer(self, offer: Offer, round: SecureRound) -> dict[str, Keys]:
         """Send all sites what is to be trained; their keys."""
-        there = [name for name in self.sites if not self._silent(name, "", 0)]
-        return {name: self.sites[name].offer(offer) for name in there}
+        keys = {}
+        for name, site in self.sites.items():
+            if not self._silent(name, "", 0):
+                with round.using(name):
+                    keys[name] = site.offer(offer)
+        return keys
 
     def ask(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
         """Answers in the order of the requests, or in that in which updates come."""

@@ -1,39 +1,33 @@
-"""A client's side of a secure round: it weighs itself, says what is said in clear, and makes the
-words that it masks.
+"""A client's part of a secure round of training: how it weighs itself, and the words that it masks.
 
 It needs the model that it was sent, its own trained one, and what all clients were told. It
 refuses, in one line, to take part with a move that is not finite or too long for the sum, and under
-weights that the policy does not give.
+weights that the policy does not give. What it refuses with holds no number of its update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import numpy as np
 
-from feddraw.core import Cohort, Method, Model, Update, Vector
+from feddraw.core import AfterFirstSum, ClientView, Method, Model, Update, Vector
 from feddraw.errors import UserError
-from feddraw.secure.rounds import round_weights
-from feddraw.secure.rounds.announcement import (
-    Announcement,
-    ClientAnnouncement,
-    Numbers,
-    announced_fingerprint,
+from feddraw.secure.rounds import rules_of_method
+from feddraw.secure.rounds.round_weights import (
+    WEIGHT_ROUNDING,
+    exact_weight,
+    weights_under_policy,
 )
-from feddraw.secure.rounds.round_weights import WEIGHT_ROUNDING, secure_weights_under_policy
+from feddraw.secure.rounds.terms import Announcement, Numbers, Statement
 from feddraw.secure.rounds.word_layout import WordLayout
-from feddraw.secure.sums.fixed_point import Words, to_fixed_point
+from feddraw.secure.sums.fixed_point import Words, fixed_point_limit, to_fixed_point
 from feddraw.server.gate import Gate, check_update
 
-LISTED_METRICS = ("loss",)  # metrics that leave the client
-
 _BLOCK = 1 << 16  # parameters at a time: no second model in float64
+TOO_LARGE = "its update has numbers that are not finite, or too large for a secure sum"
 
 
-class SecureRoundClient:
-    """What one client adds to the sums of one round.
+class UpdatePart:
+    """What one client adds to the sums of one round (`site.Part`).
 
     Each step takes the announcement as it is by then.
     """
@@ -46,128 +40,112 @@ class SecureRoundClient:
         sent: Model,
         update: Update,
         gate: Gate | None = None,
-        listed: Sequence[str] = LISTED_METRICS,
-        received: str = "",
     ) -> None:
-        """`received` is the fingerprint of what this client was sent; left out, it is that of the
-        model alone.
-        """
-        if why := method.secure.why_not:
-            raise UserError(f"this method cannot run under secure sums: {why}")
-        announcement.check()
-        self.method, self.name, self.sent, self._listed = method, name, sent, tuple(listed)
-        self.place = announcement.place(name)
-        self.clients = len(announcement.parties)
-        party = announcement.parties[self.place]
-        if (received or announced_fingerprint(sent)) != announcement.sent:
-            raise UserError(
-                "this client was sent another model than the server says that all were sent"
-            )
-        if update.size != party.size:
-            raise UserError(f"size {update.size} where {party.size} was announced")
-        if (None if update.labelled is None else tuple(update.labelled.tolist())) != party.labelled:
-            raise UserError("the findings that it labels are not those that were announced")
-        round_weights.check_weights_fit_sum(method, announcement.facts())
-        verdict = check_update(update, sent, method.sends, (gate or Gate()).max_size)
+        rules_of_method.check_method(method)
+        rules_of_method.check_weights_fit_sum(method, announcement.facts)
+        max_size = (gate or Gate()).max_size
+        verdict = check_update(update, sent, method.extras, max_size)
         if verdict.reason:
             raise UserError(verdict.reason)
-        self.distance = verdict.distance
-        size = float(announcement.facts().sizes[self.place])
-        about = (announcement.round, announcement.rounds, sent)
-        self._cohort = Cohort(*about, [replace(update, size=size)], self.clients)
-        self._said = update.size
-        self._own: Numbers = ()
+        self._method = method
+        self._name = name
+        self._client = ClientView(sent, update)
+        self._length = verdict.distance
+        self._clients = len(announcement.parties)
+        self._place = announcement.place(name)
 
     def first(self, announcement: Announcement) -> Words:
         """The words of the first sum, for methods that need two."""
-        values = self.method.weighting.first_sum(self._cohort, announcement.facts(), self.place)
-        return to_fixed_point(values, self.clients)
+        rule = rules_of_method.weighting_of(self._method)
+        assert isinstance(rule, AfterFirstSum)  # by the terms' sums
+        return self._encoded(rule.contribute(self._client, announcement.facts, self._place))
 
-    def weigh(self, announcement: Announcement) -> ClientAnnouncement:
-        """How this client weighs itself, and all that it says in clear."""
-        facts, weighting, update = (
-            announcement.facts(),
-            self.method.weighting,
-            self._cohort.updates[0],
+    def state(self, announcement: Announcement) -> Statement:
+        """How this client weighs itself, and how many steps it took."""
+        facts = announcement.facts
+        layout = self._client.sent.layout
+        outputs = rules_of_method.outputs_with_own_weight(self._method, layout, facts)
+        own = rules_of_method.weights_of_client(
+            self._method, self._client, facts, self._place, outputs
         )
-        body = weighting.own_weight(self._cohort, facts, self.place)
-        rows = weighting.own_rows(self._cohort, facts, self.place)
-        if not rows:
-            labelled = (
-                np.ones(self.sent.layout.outputs, bool)
-                if update.labelled is None
-                else update.labelled
-            )
-            rows = {output: body * bool(labelled[output]) for output in range(len(labelled))}
-        outputs = round_weights.secure_outputs_with_own_weight(self.method, self.sent.layout, facts)
-        self._own = tuple(
-            map(round_weights.exact_weight, (body, *(rows[output] for output in outputs)))
-        )
-        metrics = {
-            name: float(update.metrics[name]) for name in self._listed if name in update.metrics
-        }
-        numbers = {name: float(update.extra[name][0]) for name in self.method.server.announced}
-        return ClientAnnouncement(
-            self._said, update.steps, self._own, self.distance, metrics, numbers
-        )
+        return Statement(tuple(map(exact_weight, own)), int(self._client.update.steps))
 
     def words(self, announcement: Announcement) -> Words:
         """The vector that is masked: the weighted move and all that is summed with it (see
         `WordLayout`).
         """
-        own = self._weights(announcement)
-        update, sent = self._cohort.updates[0], self.sent
-        form = WordLayout.of(self.method, sent.layout, announcement.facts())
-        spans, words = form.spans(), np.empty(form.length, np.uint64)
-        factor = float(self.method.server.factors(self._cohort)[0])
+        weights = self._weights(announcement)
+        update, sent = self._client.update, self._client.sent
+        form = WordLayout.of(self._method, sent.layout, announcement.facts)
+        spans = form.spans()
+        words = np.empty(form.length, np.uint64)
+        server = rules_of_method.factored_server(self._method)
+        factor = 1.0 if server is None else server.factor(self._client)
         moves = words[spans["params"]]
-        self._encode(update.model.params, sent.params, own[0] * factor, moves)
-        for output, weight in zip(form.outputs, own[1:], strict=True):
+        self._encode_difference(update.model.params, sent.params, weights[0] * factor, moves)
+        for output, weight in zip(form.outputs, weights[1:], strict=True):
             for row in sent.layout.rows_of(output):
-                self._encode(
+                self._encode_difference(
                     update.model.params[row], sent.params[row], weight * factor, moves[row]
                 )
-        self._encode(update.model.buffers, sent.buffers, own[0], words[spans["buffers"]])
+        self._encode_difference(
+            update.model.buffers, sent.buffers, weights[0], words[spans["buffers"]]
+        )
         for name in form.extras:
-            self._encode(update.extra[name], None, own[0], words[spans[f"extra.{name}"]])
-        if form.terms:
-            term = float(self.method.server.terms(self._cohort)[0])
-            to_fixed_point(
-                np.array([own[0] * factor, own[0] * term]), self.clients, words[spans["terms"]]
-            )
+            weighted = weights[0] * update.extra[name].astype(np.float64)
+            words[spans[f"extra.{name}"]] = self._encoded(weighted)
+        by_column = np.array(weights)
+        if server is not None:
+            words[spans["factors"]] = self._encoded(by_column * factor)
+            words[spans["terms"]] = self._encoded(by_column * server.term(self._client))
+        words[spans["loss"]] = self._encoded(np.array([self._loss()]))
+        words[spans["length"]] = self._encoded(np.array([max(weights) * factor * self._length]))
         # Noise for differential privacy would be added to `words` here: whole numbers, before the
         # mask, so that the sum holds the noise of all clients and no message without it ever leaves
         # a site. There is none today.
-        to_fixed_point(np.array(own), self.clients, words[spans["weights"]])
+        words[spans["weights"]] = self._encoded(by_column)
         return words
 
-    def _encode(self, end: Vector, start: Vector | None, weight: float, out: Words) -> None:
+    def _loss(self) -> float:
+        """The training loss, cut where a sum could not hold it."""
+        largest = fixed_point_limit(self._clients)
+        return float(np.clip(self._client.update.metrics["loss"], -largest, largest))
+
+    def _encoded(self, values: Vector) -> Words:
+        words = np.empty(len(values), np.uint64)
+        self._into_fixed_point(values, words)
+        return words
+
+    def _encode_difference(self, end: Vector, start: Vector, weight: float, out: Words) -> None:
         """weight · (end - start), block by block."""
         for first in range(0, len(end), _BLOCK):
             block = slice(first, first + _BLOCK)
             values = end[block].astype(np.float64)
-            if start is not None:
-                values -= start[block]
-            to_fixed_point(np.multiply(values, weight, out=values), self.clients, out[block])
+            values -= start[block]
+            self._into_fixed_point(np.multiply(values, weight, out=values), out[block])
+
+    def _into_fixed_point(self, values: Vector, out: Words) -> None:
+        try:
+            to_fixed_point(values, self._clients, out)
+        except UserError:  # its text has a number of the update
+            raise UserError(TOO_LARGE) from None
 
     def _weights(self, announcement: Announcement) -> Numbers:
         """This client's own, or what the policy made of it, after checking that it is what the
         policy makes of it.
         """
-        own = self._own or self.weigh(announcement).own
-        if not announcement.limits().limits_weights:
+        own = self.state(announcement).own
+        if not announcement.terms.limits.limits_weights:
             return own
-        if announcement.proposed.get(self.name) != own:
+        if announcement.proposed.get(self._name) != own:
             raise UserError("the server passes on another weight than this client proposed")
-        right, given = (
-            secure_weights_under_policy(self.method, announcement, self.sent.layout),
-            announcement.weights,
-        )
+        right = weights_under_policy(self._method, announcement, self._client.sent.layout)
+        given = announcement.weights
         if given.keys() != right.keys() or not all(
-            np.allclose(given[n], right[n], 0, WEIGHT_ROUNDING) for n in right
+            np.allclose(given[name], right[name], 0, WEIGHT_ROUNDING) for name in right
         ):
             raise UserError(
                 "the server's weights are not those that the policy gives: this client takes no"
                 " part"
             )
-        return given[self.name]
+        return given[self._name]

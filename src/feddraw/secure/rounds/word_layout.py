@@ -17,7 +17,6 @@ import numpy as np
 
 from feddraw.core import Facts, Layout, Method
 from feddraw.secure.rounds import rules_of_method
-from feddraw.secure.rounds.round_weights import secure_outputs_with_own_weight
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class WordLayout:
             params=layout.length("param"),
             buffers=layout.length("buffer"),
             extras={name: layout.extent(extent) for name, extent in sends.items()},
-            factored=rules_of_method.is_factored(method),
-            outputs=secure_outputs_with_own_weight(method, layout, facts),
+            factored=rules_of_method.factored_server(method) is not None,
+            outputs=rules_of_method.outputs_with_own_weight(method, layout, facts),
         )
 
     @property
