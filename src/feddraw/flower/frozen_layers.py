@@ -4,6 +4,8 @@ their digest only.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,6 @@ from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
 from feddraw.flower.reply_intake import Reply, client_in_reply
 from feddraw.naming import one_line
-from feddraw.results.checkpoint import arrays_digest
 from feddraw.system.file_writing import make_folder, write_whole
 
 if TYPE_CHECKING:
@@ -30,13 +31,24 @@ FROZEN = "frozen"  # of the record, of the order, and of a site's answer
 Arrays = Mapping[str, NDArray[Any]]
 
 
+def frozen_digest(arrays: Arrays) -> str:
+    """A hash of the layers: each name with its type, shape and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        head = json.dumps([name, array.dtype.str, list(arrays[name].shape)]).encode()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 class FrozenLayers:
     """The server's side: which nodes have said that they hold the frozen layers."""
 
     def __init__(self, frozen: Arrays) -> None:
         self.arrays, self.holding = dict(frozen), set[int]()
         self._record = vectors_to_arrays(self.arrays)
-        self.order = {FROZEN: arrays_digest(self.arrays, None)} if self.arrays else {}
+        self.order = {FROZEN: frozen_digest(self.arrays)} if self.arrays else {}
 
     def with_layers(self, content: RecordDict, node: int) -> RecordDict:
         """A message's content, with the layers for a node that does not hold them."""
@@ -58,7 +70,7 @@ def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
         str(job_orders.read_orders(content).get(FROZEN, "")),
         trainer.network.layout.frozen,
     )
-    if not wanted or arrays_digest(here, None) == wanted:
+    if not wanted or frozen_digest(here) == wanted:
         return wanted
     file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"
     if FROZEN in content.array_records:
@@ -70,7 +82,7 @@ def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
             ) from None
     else:
         sent = _kept_frozen_layers(file)
-    if arrays_digest(sent, None) != wanted:
+    if frozen_digest(sent) != wanted:
         raise UserError(
             "the server's frozen layers are not here, or damaged: they come again in the next round"
         )

@@ -71,7 +71,7 @@ def reading_secure_message() -> Iterator[None]:
         raise UserError(f"a message of a secure sum cannot be read: {one_line(error)}") from None
 
 
-# ----------------------------------------------------------------------- the offer, as a site gets it
+# --------------------------------------------------------------------- the offer, as a site gets it
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _sorted_json(table: Mapping[str, Any]) -> bytes:
     return json.dumps(table, sort_keys=True).encode()
 
 
-# --------------------------------------------------------------------------------- requests after it
+# -------------------------------------------------------------------------------- requests after it
 
 
 def request_to_records(request: Request) -> RecordDict:
@@ -263,7 +263,7 @@ _REQUESTS: Mapping[type, _RequestForm] = {
 _FORMS_BY_STAGE = {form.stage: form for form in _REQUESTS.values()}
 
 
-# ------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 def answer_to_records(answer: Answer) -> RecordDict:
@@ -348,9 +348,7 @@ def _read_signed(facts: dict[str, Any], pairs: dict[str, bytes], content: Record
     return Signed(pairs["signature"])
 
 
-def _read_revealed(
-    facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict
-) -> Revealed:
+def _read_revealed(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Revealed:
     return Revealed(pairs["shares"])
 
 
@@ -364,7 +362,7 @@ _ANSWERS: Mapping[type, Callable[[dict[str, Any], dict[str, bytes], RecordDict],
 }
 
 
-# --------------------------------------------------------------------------------- names and bytes
+# ---------------------------------------------------------------------------------- names and bytes
 
 
 def _with_sums(pairs: Mapping[str, Pairs]) -> dict[str, bytes]:

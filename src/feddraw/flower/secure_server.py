@@ -17,8 +17,8 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from feddraw.core import Heads, Method, Model, State
-from feddraw.errors import RunFailed, UserError
+from feddraw.core import Heads, Method, why_not_secure
+from feddraw.errors import UserError
 from feddraw.flower import score_histograms, secure_messages
 from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
@@ -27,14 +27,19 @@ from feddraw.flower.roster import Roster
 from feddraw.naming import one_line
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
-from feddraw.secure.rounds.driver import Opened, SecureRound
+from feddraw.secure.rounds.driver import SecureRound
 from feddraw.secure.rounds.messages import Answer, Keys, Meet, Refusal, Request
-from feddraw.secure.rounds.outcome import TrainingRules, secure_round_result
-from feddraw.secure.rounds.terms import COUNTS_SUM, EVALUATE, Announcement, Terms, terms_of_training
+from feddraw.secure.rounds.outcome import (
+    SecureOutcome,
+    TrainingRules,
+    outcome_of,
+    result_of_outcome,
+)
+from feddraw.secure.rounds.terms import COUNTS_SUM, EVALUATE, TRAIN, Terms, terms_of_training
 from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult
+from feddraw.server.round import Round, RoundResult
 
 log = logging.getLogger("flwr")
 
@@ -157,22 +162,33 @@ class SecureTraining:
     result: RoundResult
     refused: Mapping[str, str]  # by the ledger's name
     seconds: Mapping[str, float]  # by the ledger's name, how long it took to answer
-    metrics: RecordDict  # totals over the clients in the sum, as one client would report them
+    contents: list[RecordDict]  # what all in the sum report together, as one client would
     holding: frozenset[int]  # nodes that hold the frozen layers
 
 
 @dataclass(frozen=True)
+class _Offered:
+    """What was offered to the sites, and as which attempt."""
+
+    terms: Terms
+    attempt: int
+
+
+@dataclass(eq=False)
 class FlowerSecureServer:
-    """What a strategy does where it may see sums only."""
+    """What a strategy does where it may see sums only: offers that go with its own messages, and
+    all that follows the answers to these.
+    """
 
     method: Method
     policy: Policy
     gate: Gate
     directory: SiteDirectory | None
     size_key: str
+    _offered: dict[str, _Offered] = field(default_factory=dict)  # by kind of round, the last one
 
     def __post_init__(self) -> None:
-        if why := rules_of_method.why_not(self.method):
+        if why := why_not_secure(self.method):
             raise UserError(
                 f"this method cannot run under secure sums: {why} (`feddraw list methods` shows"
                 " which can)"
@@ -184,89 +200,85 @@ class FlowerSecureServer:
             )
         method_as_text(self.method)  # an error where its rules cannot travel
 
-    def terms(self, round: int, rounds: int, classifier: Heads) -> Terms:
-        """Of a round of training."""
-        method, sums = method_as_text(self.method), rules_of_method.sums_of(self.method)
-        terms = terms_of_training(method, sums, round, rounds, self.policy)
-        return replace(terms, reading={"size": self.size_key, "classifier": classifier})
-
     def offer_to_train(self, round: int, rounds: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
-        return secure_messages.order_of_offer(self.terms(round, rounds, classifier), _attempt_now())
-
-    def train(
-        self,
-        terms: Terms,
-        answers: SecureAnswers,
-        group: str,
-        sent: Model,
-        state: State,
-        clients: Sequence[str],
-    ) -> SecureTraining:
-        """A round whose sites have answered the offer."""
-        transport = answers.transport("train", group)
-        rules = TrainingRules(self.method, self.gate, sent, state)
-        round = SecureRound(terms, transport, rules, self.directory)
-        opened, failure = _run_or_say_why(round, answers)
-        names = answers.ledger_names
-        refused = {name: why for name, why in round.left_out.items() if why}
-        if opened is None:
-            refused = dict.fromkeys((party.name for party in round.parties), failure) | refused
-        else:
-            refused = {name: why for name, why in refused.items() if name not in opened.survivors}
-        announcement = opened.announcement if opened else Announcement(terms, ())
-        announcement = replace(announcement, parties=round.parties or announcement.parties)
-        result = secure_round_result(rules, announcement, opened, clients, names, refused)
-        listed = {names[name]: why for name, why in refused.items() if name in names}
-        seconds = {names[name]: taken for name, taken in transport.seconds.items()}
-        summed = opened.survivors if opened else ()
-        images = sum(party.size for party in round.parties if party.name in summed)
-        metrics = MetricRecord({self.size_key: float(images), "loss": float(result.loss)})
-        contents = RecordDict({"metrics": metrics} if opened else {})
-        return SecureTraining(result, listed, seconds, contents, frozenset(transport.holding))
+        method, sums = method_as_text(self.method), rules_of_method.sums_of(self.method)
+        terms = terms_of_training(method, sums, round, rounds, self.policy)
+        return self._offer(
+            replace(terms, reading={"size": self.size_key, "classifier": classifier})
+        )
 
     def offer_to_count(self, round: int, rounds: int, findings: int) -> dict[str, Any]:
         """What goes with an evaluation whose counts are to be added up under masks."""
-        return secure_messages.order_of_offer(
-            _terms_of_counting(round, rounds, findings), _attempt_now()
+        return self._offer(Terms(EVALUATE, (COUNTS_SUM,), round, rounds, findings=findings))
+
+    def _offer(self, terms: Terms) -> dict[str, Any]:
+        """Attempts are counted by the clock, so that a server that was killed and goes on can try
+        a sum again.
+        """
+        offered = _Offered(terms, time.time_ns())
+        self._offered[terms.kind] = offered
+        return secure_messages.order_of_offer(terms, offered.attempt)
+
+    def train(self, round: Round, answers: SecureAnswers, group: str) -> SecureTraining:
+        """A round whose sites have answered the offer."""
+        offered = self._offered[TRAIN]
+        transport = answers.transport(TRAIN, group)
+        rules = TrainingRules(self.method, self.gate, round.sent.layout, round.state)
+        secure_round = SecureRound(offered.terms, transport, rules, self.directory)
+        keys = answers.keys(secure_round)
+        outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
+        if outcome.failure:
+            log.error("%s", outcome.failure)
+        names = answers.ledger_names
+        places = {name: number for number, name in enumerate(round.clients)}
+        numbers = {own: places[name] for own, name in names.items()}
+        result = result_of_outcome(round, rules, outcome, numbers)
+        refused = {
+            names[own]: why
+            for own, why in {**outcome.left_out, **outcome.reasons()}.items()
+            if why and own in names and own not in _summed(outcome)
+        }
+        return SecureTraining(
+            result=result,
+            refused=refused,
+            seconds={names[own]: taken for own, taken in transport.seconds.items()},
+            contents=self._report(outcome, result),
+            holding=frozenset(transport.holding),
         )
 
-    def count(
-        self, round: int, rounds: int, answers: SecureAnswers, group: str, findings: int
-    ) -> RecordDict | None:
+    def _report(self, outcome: SecureOutcome, result: RoundResult) -> list[RecordDict]:
+        """Totals over the clients that counted; none where nobody did."""
+        if not result.weights:
+            return []
+        summed = _summed(outcome)
+        images = sum(party.size for party in outcome.parties if party.name in summed)
+        metrics = MetricRecord({self.size_key: float(images), "loss": result.loss})
+        return [RecordDict({"metrics": metrics})]
+
+    def count(self, answers: SecureAnswers, group: str) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the
         sum fails.
         """
-        terms = _terms_of_counting(round, rounds, findings)
-        transport = answers.transport("evaluate", group)
-        secure_round = SecureRound(terms, transport, CountingRules(findings), self.directory)
-        opened, failure = _run_or_say_why(secure_round, answers)
-        if opened is None:
-            log.error("no evaluation: %s", failure)
+        offered = self._offered[EVALUATE]
+        findings = offered.terms.findings
+        transport = answers.transport(EVALUATE, group)
+        rules = CountingRules(findings)
+        secure_round = SecureRound(offered.terms, transport, rules, self.directory)
+        keys = answers.keys(secure_round)
+        outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
+        if outcome.opened is None:
+            log.error("no evaluation: %s", outcome.failure)
             return None
-        metrics = score_histograms.histograms_from_words(opened.words[:-1], findings)
-        metrics[self.size_key] = int(opened.words[-1])
+        words = outcome.opened.words
+        try:
+            metrics = score_histograms.histograms_from_words(words[:-1], findings)
+        except ValueError:
+            log.error("no evaluation: a sum of %d words", len(words))
+            return None
+        metrics[self.size_key] = int(words[-1])
         return RecordDict({"metrics": metrics})
 
 
-def _terms_of_counting(round: int, rounds: int, findings: int) -> Terms:
-    return Terms(EVALUATE, (COUNTS_SUM,), round, rounds, findings=findings)
-
-
-def _attempt_now() -> int:
-    """Larger than that of any earlier server, so that a resumed one can try a sum again."""
-    return time.time_ns()
-
-
-def _run_or_say_why(round: SecureRound, answers: SecureAnswers) -> tuple[Opened | None, str]:
-    """The opened sum, or why there is none."""
-    keys = answers.keys(round)
-    try:
-        return round.run(answers.asked, keys, _attempt_of(answers)), ""
-    except (RunFailed, UserError) as failure:
-        log.error("%s", failure)
-        return None, one_line(failure, 200)
-
-
-def _attempt_of(answers: SecureAnswers) -> int:
-    raise NotImplementedError
+def _summed(outcome: SecureOutcome) -> set[str]:
+    return set(outcome.opened.survivors) if outcome.opened else set()

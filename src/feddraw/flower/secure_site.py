@@ -1,4 +1,4 @@
-"""`secure_mod`: a Flower app behind the site's side of secure rounds (`feddraw.secure.rounds.site`).
+"""`secure_mod`: a Flower app behind the site's side of secure rounds (`secure.rounds.site`).
 
 The app trains and evaluates as ever, but only on what enough sites have agreed on, and its answer
 stops here: it waits in the site's own memory while the sites agree on masks, and only masked words
@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.core import Layout, Method, Model, Update
+from feddraw.core import Layout, Method, Model, Update, why_not_secure
 from feddraw.errors import UserError
 from feddraw.flower import job_orders, reply_intake, score_histograms, secure_messages
 from feddraw.flower.array_records import arrays_to_model
@@ -164,7 +164,7 @@ class SecureNode:
             raise UserError("the server asks for less effort than this site's own limit")
         if offered.terms.kind == TRAIN:
             method = method_of_terms(offered.terms)
-            if why := rules_of_method.why_not(method):
+            if why := why_not_secure(method):
                 raise UserError(f"this method cannot run under secure sums: {why}")
             if offered.terms.sums != rules_of_method.sums_of(method):
                 raise UserError("the server names other sums than its method has")

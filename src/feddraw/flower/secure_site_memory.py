@@ -64,7 +64,7 @@ class SecureSiteMemory:
         with lock_file(self._state):
             yield
 
-    # -------------------------------------------------------------------------- the protocol's state
+    # ------------------------------------------------------------------------- the protocol's state
 
     def load(self) -> SiteRound | None:
         if self._round is not None or not self._state.is_file():

@@ -34,12 +34,12 @@ from feddraw.errors import RunFailed, UserError, positive
 from feddraw.flower import reply_intake
 from feddraw.flower.array_records import arrays_to_model, model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
-from feddraw.flower.frozen_layers import FROZEN, FrozenLayers
+from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.job_orders import add_orders
 from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
 from feddraw.flower.reply_intake import Reply
 from feddraw.flower.roster import Roster
-from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
+from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers, SecureTraining
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import safe_line
 from feddraw.results.checkpoint import Checkpoint
@@ -165,12 +165,9 @@ class MethodStrategy(FedAvg):
         self.gate, self.proxy = gate or Gate(), proxy
         self.secure: FlowerSecureServer | None = None
         if secure:
-            directory, record_keys = (
-                site_directory_from(site_keys),
-                (weighted_by_key, arrayrecord_key),
-            )
+            directory = site_directory_from(site_keys)
             self.secure = FlowerSecureServer(
-                method, self.policy, self.gate, directory, *record_keys
+                method, self.policy, self.gate, directory, weighted_by_key
             )
         self._masked_counts = secure and masked_counts
         self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
@@ -429,7 +426,7 @@ class MethodStrategy(FedAvg):
         }
         ours = numbers | limits | self._frozen.order | {"run": self.run, "counted": counted}
         if self.secure is not None:
-            ours |= self.secure.to_train(self.run, count - 1, self.model.layout.classifier)
+            ours |= self.secure.offer_to_train(count - 1, self.rounds, self.model.layout.classifier)
         content = RecordDict(
             {self.arrayrecord_key: arrays, self.configrecord_key: add_orders(config, ours)}
         )
@@ -451,7 +448,7 @@ class MethodStrategy(FedAvg):
         config["server-round"] = count
         ours: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self._masked_counts:
-            ours |= self.secure.to_count(self.run, count - 1, len(self.findings))
+            ours |= self.secure.offer_to_count(count - 1, self.rounds, len(self.findings))
         shown = self.shown_arrays(arrays)
         content = RecordDict(
             {self.arrayrecord_key: shown, self.configrecord_key: add_orders(config, ours)}
@@ -534,10 +531,13 @@ class MethodStrategy(FedAvg):
         answers, impostors = self.roster.recognize(answers)
         if self.secure is None:
             result, refused, took = self._aggregate_in_clear(round, answers)
+            counted = {entry.client for entry in result.ledger if entry.counted}
+            contents = [answer.content for answer in answers if answer.name in counted]
         else:
-            result, refused, took = self._aggregate_secure_sums(round, answers, server_round)
-        counted = {entry.client for entry in result.ledger if entry.counted}
-        contents = [answer.content for answer in answers if answer.name in counted]
+            trained = self._aggregate_secure_sums(round, answers, server_round)
+            result, refused, took = trained.result, dict(trained.refused), dict(trained.seconds)
+            counted = {entry.client for entry in result.ledger if entry.counted}
+            contents = trained.contents
         if counted:
             self.model, self.state = result.next_model, result.state
             self._counted |= dict.fromkeys(counted, round)
@@ -579,7 +579,6 @@ class MethodStrategy(FedAvg):
             *given, keep=keep, room=self._room
         )
         self._warn_of_sizes({self.clients[update.client]: update.size for update in updates})
-        asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
         this_round = Round(
             number=round,
             rounds=self.rounds,
@@ -587,7 +586,7 @@ class MethodStrategy(FedAvg):
             method=self.method,
             state=self.state,
             clients=self._all_client_names,
-            sampled=asked,
+            sampled=self._sampled_numbers(),
         )
         collect = Together(gate=self.gate, policy=self.policy, proxy=self.proxy)
         result = collect(this_round, updates)
@@ -595,34 +594,39 @@ class MethodStrategy(FedAvg):
 
     def _aggregate_secure_sums(
         self, round: int, answers: list[Reply], server_round: int
-    ) -> RoundOutcome:
+    ) -> SecureTraining:
         """The round from sums of masked updates, with what the clients say in clear."""
         assert self.secure is not None
         assert self.model is not None
         assert self.state is not None
-        table = self._secure_table(answers, self._asked)
-        this = (
-            self.rounds,
-            self.model,
-            self.state,
-            self._all_client_names,
-            self._frozen.order.get(FROZEN, ""),
+        this_round = Round(
+            number=round,
+            rounds=self.rounds,
+            sent=self.model,
+            method=self.method,
+            state=self.state,
+            clients=self._all_client_names,
+            sampled=self._sampled_numbers(),
         )
-        result, refused = self.secure.train(self.run, round, table, str(server_round), *this)
-        self._warn_of_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
-        return (
-            result,
-            refused,
-            {answer.name: reply_intake.seconds_in_reply(answer.content) for answer in answers},
-        )
+        table = self._secure_answers(answers, self._asked)
+        trained = self.secure.train(this_round, table, str(server_round))
+        self._frozen.holding |= trained.holding
+        ledger = trained.result.ledger
+        self._warn_of_sizes({entry.client: entry.size for entry in ledger if entry.counted})
+        return trained
 
-    def _secure_table(self, answers: Sequence[Reply], asked: list[int]) -> SecureServerAnswers:
+    def _secure_answers(self, answers: Sequence[Reply], asked: list[int]) -> SecureAnswers:
         if self._grid is None:
             raise UserError(
                 "secure sums take several messages: this strategy must have sent the first one"
                 " itself"
             )
-        return SecureServerAnswers(answers, asked, self.roster, self._grid, self._timeout)
+        return SecureAnswers.of(answers, asked, self.roster, self._grid, self._timeout)
+
+    def _sampled_numbers(self) -> list[int]:
+        """The numbers of the clients that were asked, as far as they have one."""
+        numbers = [self.roster.number(node) for node in self._asked]
+        return [number for number in numbers if number is not None]
 
     @property
     def _all_client_names(self) -> list[str]:
@@ -811,10 +815,9 @@ class MethodStrategy(FedAvg):
     ) -> list[RecordDict]:
         """All sites' counts as those of one site."""
         answers, _ = reply_intake.read_replies(replies, self._evaluating, str(server_round))
-        table = self._secure_table(self.roster.recognize(answers)[0], self._evaluating)
-        round = self._rounds_with_this(server_round) - 1
-        found = secure.count(self.run, round, table, str(server_round), len(self.findings))
-        return [] if found is None else [found]
+        table = self._secure_answers(self.roster.recognize(answers)[0], self._evaluating)
+        counts = secure.count(table, str(server_round))
+        return [] if counts is None else [counts]
 
 
 class FedDRAW(MethodStrategy):

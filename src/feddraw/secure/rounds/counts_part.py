@@ -55,7 +55,5 @@ class CountingRules:
         if statement is not None:
             raise UserError("it says more than an evaluation asks for")
 
-    def limit(
-        self, announcement: Announcement, proposals: Mapping[str, Statement]
-    ) -> Announcement:
+    def limit(self, announcement: Announcement, proposals: Mapping[str, Statement]) -> Announcement:
         raise UserError("an evaluation has no weights")

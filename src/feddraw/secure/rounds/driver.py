@@ -4,16 +4,16 @@ A round is a few exchanges of one message to each site and one back. D is the di
 that a site's app will use, as the site received it: the terms, the model, what is beside it, what
 is frozen in it, and all settings. K sites are asked; t is more than two thirds of them.
 
-    server → site                                  site → server
-    0 offer   the model and the terms              one-time keys, signed with D
-    1 Meet    all keys                             (t signatures under the same D: the app runs, once)
-                                                   size, findings labelled; shares for the others
-    2 Add     sizes of all; the others' shares     first sum, where a method needs one: masked numbers
-    3 Weigh   the same and what came of it         under a policy: own weight and steps
-    4 Add     the same and the policy's weights;   masked move, masked loss and length;
-              the others' shares                   own weight and steps
-    5 Sign    who is in the sum                    a signature under the list
-    6 Reveal  t signatures under the list          the shares that open the sum
+    server → site                                site → server
+    0 offer   the model and the terms            one-time keys, signed with D
+    1 Meet    all keys                           with t signatures under the same D the app runs
+                                                 once: size, labelled findings; everyone's shares
+    2 Add     sizes of all; the others' shares   where a method needs two sums: masked numbers
+    3 Weigh   the same and what came of it       under a policy: own weight and steps
+    4 Add     the same and the policy's          masked move, masked loss and length;
+              weights; the others' shares        own weight and steps
+    5 Sign    who is in the sum                  a signature under the list
+    6 Reveal  t signatures under the list        the shares that open the sum
 
 Sign and Reveal follow each Add. What a signature covers, beside the purpose, D, the sum, the
 attempt, the sender and the kind of message: keys: the keys. Shares: who was asked with all their
@@ -98,9 +98,7 @@ class Rules(Protocol):
     ) -> None:
         """Refuse what a site must not say of itself."""
 
-    def limit(
-        self, announcement: Announcement, proposals: Mapping[str, Statement]
-    ) -> Announcement:
+    def limit(self, announcement: Announcement, proposals: Mapping[str, Statement]) -> Announcement:
         """With the weights that the policy makes of those that sites propose."""
 
 

@@ -159,9 +159,7 @@ class InProcess:
         except UserError as error:
             return Refusal(str(error))
 
-    def _with_updates(
-        self, requests: Mapping[str, Request]
-    ) -> Iterator[tuple[str, Update | None]]:
+    def _with_updates(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Update | None]]:
         """The sites that are asked, with their updates where the answer needs them."""
         kind = type(next(iter(requests.values()), None))
         if kind not in (Weigh, Add):

@@ -140,9 +140,7 @@ class TrainingRules:
         if proposed is not None and proposed != own:
             raise UserError("it proposed another weight before")
 
-    def limit(
-        self, announcement: Announcement, proposals: Mapping[str, Statement]
-    ) -> Announcement:
+    def limit(self, announcement: Announcement, proposals: Mapping[str, Statement]) -> Announcement:
         """With the weights that the policy makes of those that sites propose."""
         return announce_weights_under_policy(self.method, announcement, self.layout, proposals)
 
@@ -242,9 +240,7 @@ class _Step:
     loss: float  # mean training loss of the clients in the sum
 
     @staticmethod
-    def of(
-        round: Round, rules: TrainingRules, opened: Opened, numbers: Mapping[str, int]
-    ) -> _Step:
+    def of(round: Round, rules: TrainingRules, opened: Opened, numbers: Mapping[str, int]) -> _Step:
         names = sorted(opened.survivors, key=lambda name: numbers[name])
         cohort = round.cohort(_updates_in_clear(round, opened, numbers))
         reading = _Reading(rules, opened, cohort, names)

@@ -286,7 +286,7 @@ class Statement:
             statement = Statement(numbers_of(table.pop("own")), **table)
             statement.check()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"what the client says of itself cannot be read: {error!s:.80}") from None
+            raise UserError(f"what it says of itself cannot be read: {error!s:.80}") from None
         return statement
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
 """Which word of a secure sum means what, the same for clients and server.
 
 [weight · factor · move, weight · change of the buffers, weight · each vector beside the model,
-weight · factor and weight · term by column where a server rule has them, the loss, weight · factor ·
-length of the move, the weights by column]
+weight · factor and weight · term by column where a server rule has them, the loss, weight ·
+factor · length of the move, the weights by column]
 
 A column is the whole model, then each output of the classifier that has weights of its own.
 """
