@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,12 +15,27 @@ import numpy as np
 from torch import nn
 
 from feddraw import catalog
-from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
+from feddraw.core import (
+    Cohort,
+    Entry,
+    Job,
+    Layout,
+    Local,
+    Memory,
+    Method,
+    Model,
+    Server,
+    State,
+    Update,
+    Weighting,
+)
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import federate
 from feddraw.server.gate import Gate, accept_by_distance, check_each_update
-from feddraw.server.round import RoundResult
+from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.streaming import aggregate_stream
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
@@ -105,6 +121,141 @@ def train(
 def server_images() -> ServerImages:
     """For the methods that weigh clients by labelled images at the server."""
     return ServerImages(build, examples(), np.arange(0, 80, 10), batch_size=8)
+
+
+# ------------------------------------------------------------------------------------------ methods
+
+METHODS = catalog.names("methods")
+FEWER: dict[str, dict[str, Any]] = {  # slow at the server; too few images
+    "fedlaw": {"epochs": 2},
+    "random_effects": {"batch_size": 4},
+    "effects_then_uniform": {"batch_size": 4},
+}
+
+
+@cache
+def method_of(name: str) -> Method:
+    """A method or a mixture `A+B` by its name, with settings that suit this small federation."""
+    return make_method(Experiment(method={"name": name} | FEWER.get(name.partition("+")[0], {})))
+
+
+def weighting_of(method: Method) -> Weighting:
+    return method.weighting
+
+
+def server_of(method: Method) -> Server:
+    return method.server
+
+
+def made_of(local: Local, weighting: Weighting, server: Server) -> Method:
+    return Method(local, weighting, server)
+
+
+def mixed(weighting: Weighting, training: Method) -> Method:
+    """The weighting with the local and the server rule of another method."""
+    return made_of(training.local, weighting, server_of(training))
+
+
+def with_server(method: Method, server: Server) -> Method:
+    return replace(method, server=server)
+
+
+def streaming_methods() -> list[str]:
+    return [name for name in METHODS if method_of(name).streams]
+
+
+def covering(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
+    """As few pairs as have each of the first and each of the second in them."""
+    return [
+        (first[number % len(first)], second[number % len(second)])
+        for number in range(max(len(first), len(second)))
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Four rounds of a method as they should be, for all tests that only look at them.
+
+    Lists have an element for every round: what clients sent, and what each client then remembered.
+    """
+
+    method: Method
+    results: list[RoundResult]
+    updates: list[list[Update]]
+    memory: list[dict[int, Memory]]
+
+    def before(self, round: int) -> tuple[Model, State]:
+        """The model that was sent in a round, and the server's state then."""
+        if round == 0:
+            return initial(), self.method.init(initial())
+        return self.results[round - 1].next_model, self.results[round - 1].state
+
+    def cohort(self, round: int, rounds: int = 4) -> Cohort:
+        sent, _ = self.before(round)
+        return Cohort(round, rounds, sent, self.updates[round], len(NAMES), server_images())
+
+    def engine(self, rounds: int) -> Serial:
+        """An engine whose clients have trained for so many rounds."""
+        engine = bench(self.method)
+        engine.memory = deepcopy(self.memory[rounds - 1])
+        return engine
+
+
+@cache
+def trained(name: str) -> Trained:
+    """Trained once in a process, however many tests look at it: nobody may change it."""
+    method = method_of(name)
+    engine = bench(method)
+    updates: list[list[Update]] = []
+    memory: list[dict[int, Memory]] = []
+    results: list[RoundResult] = []
+
+    def keep(arrived: list[Update]) -> list[Update]:
+        updates.append([copied(update) for update in arrived])
+        return arrived
+
+    watched = Altered(engine, keep)
+    rounds = federate(initial(), method, watched, NAMES, rounds=4, seed=0, proxy=server_images())
+    for result in rounds:
+        results.append(result)
+        memory.append(deepcopy(engine.memory))
+    return Trained(method, results, updates, memory)
+
+
+def together(
+    method: Method,
+    sent: Model,
+    state: State,
+    updates: Sequence[Update],
+    *,
+    round: int = 1,
+    rounds: int = 15,
+    clients: Sequence[str] = NAMES,
+    gate: Gate | None = None,
+) -> RoundResult:
+    """One round of a server that has all updates at once."""
+    return aggregate_round(
+        round, rounds, sent, method, state, updates, clients, gate, proxy=server_images()
+    )
+
+
+def streamed(
+    method: Method,
+    sent: Model,
+    state: State,
+    updates: Sequence[Update],
+    *,
+    sizes: Mapping[int, int],
+    round: int = 1,
+    rounds: int = 15,
+    clients: Sequence[str] = NAMES,
+    gate: Gate | None = None,
+) -> RoundResult:
+    """One round of a server that sums updates as they come; `sizes` are those announced before."""
+    return aggregate_stream(round, rounds, sent, method, state, iter(updates), clients, sizes, gate)
+
+
+# ------------------------------------------------------------------------------------------ updates
 
 
 def kinds_of_client() -> list[str]:

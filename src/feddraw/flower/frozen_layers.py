@@ -4,6 +4,8 @@ their digest only.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,6 @@ from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
 from feddraw.flower.reply_intake import Reply, client_in_reply
 from feddraw.naming import one_line
-from feddraw.results.checkpoint import arrays_digest
 from feddraw.system.file_writing import make_folder, write_whole
 
 if TYPE_CHECKING:
@@ -30,13 +31,24 @@ FROZEN = "frozen"  # of the record, of the order, and of a site's answer
 Arrays = Mapping[str, NDArray[Any]]
 
 
+def frozen_digest(arrays: Arrays) -> str:
+    """A hash of the layers: each name with its type, shape and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        head = json.dumps([name, array.dtype.str, list(arrays[name].shape)]).encode()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 class FrozenLayers:
     """The server's side: which nodes have said that they hold the frozen layers."""
 
     def __init__(self, frozen: Arrays) -> None:
         self.arrays = dict(frozen)
         self.holding: set[int] = set()
-        self.order = {FROZEN: arrays_digest(self.arrays, None)} if self.arrays else {}
+        self.order = {FROZEN: frozen_digest(self.arrays)} if self.arrays else {}
         self._record = vectors_to_arrays(self.arrays)
 
     def with_layers(self, content: RecordDict, node: int) -> RecordDict:
@@ -59,12 +71,12 @@ def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
     """
     digest = str(job_orders.read_orders(content).get(FROZEN, ""))
     current = trainer.network.layout.frozen
-    if not digest or arrays_digest(current, None) == digest:
+    if not digest or frozen_digest(current) == digest:
         return digest
     file = folder / f"frozen-{one_line(digest, 32)}.safetensors"
     sent = FROZEN in content.array_records
     layers = _layers_sent(content) if sent else _layers_kept(file)
-    if arrays_digest(layers, None) != digest:
+    if frozen_digest(layers) != digest:
         raise UserError(
             "the server's frozen layers are not here, or damaged: they come again in the next round"
         )

@@ -34,7 +34,7 @@ from feddraw.errors import UserError
 from feddraw.flower import reply_intake, round_report
 from feddraw.flower.array_records import model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
-from feddraw.flower.frozen_layers import FROZEN, FrozenLayers
+from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.global_model import GlobalModel, tensors_that_all_share
 from feddraw.flower.job_orders import add_orders
 from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
@@ -42,7 +42,7 @@ from feddraw.flower.reply_intake import Reply, ReplyFormat
 from feddraw.flower.roster import Roster
 from feddraw.flower.rounds import DEFAULT_TIMEOUT, Aggregated, Caller, EvaluateFn, FlowerLoop
 from feddraw.flower.sampling import sample_nodes, wait_for_nodes, warn_of_strangers
-from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
+from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers
 from feddraw.flower.server_checkpoint import ServerCheckpoint, shared_tensors_in_checkpoint
 from feddraw.flower.strategy_options import StrategyOptions, run_folder_from
 from feddraw.methods.feddraw import feddraw
@@ -79,7 +79,8 @@ class RoundOutcome:
 
     result: RoundResult
     refused: Mapping[str, str]  # by client, why its reply could not be used
-    client_seconds: Mapping[str, float]  # by client, how long it says that it worked
+    client_seconds: Mapping[str, float]  # by client, how long it worked
+    reports: list[RecordDict]  # whose metrics are averaged: replies that count, or their sum
 
 
 class MethodStrategy(FedAvg):
@@ -197,7 +198,6 @@ class MethodStrategy(FedAvg):
             self.options.gate,
             self.options.site_keys,
             self.weighted_by_key,
-            self.arrayrecord_key,
         )
 
     @property
@@ -480,7 +480,8 @@ class MethodStrategy(FedAvg):
             orders["policy"] = asdict(self.policy)  # sites may compare it with the one agreed on
         orders |= self._frozen.order
         if self.secure is not None:
-            orders |= self.secure.to_train(self.run, round, current.model.layout.classifier)
+            classifier = current.model.layout.classifier
+            orders |= self.secure.offer_to_train(round, self.rounds, classifier)
         return orders
 
     def _last_weighted_by_alias(self) -> dict[str, int]:
@@ -535,7 +536,7 @@ class MethodStrategy(FedAvg):
         if result.weights:
             self._global = self._global.stepped_to(result.next_model, result.state)
             self._last_weighted |= dict.fromkeys(result.weights, round)
-        record = self._round_record(outcome, recognized, failed_nodes | impostors, began)
+        record = self._round_record(outcome, failed_nodes | impostors, began)
         self._record_round(record)
         round_report.stop_if_idle(self.history)
         next_arrays = self._global.arrays if result.weights else None
@@ -549,11 +550,7 @@ class MethodStrategy(FedAvg):
         return reply_intake.read_replies(messages, request.nodes, str(server_round), most_bytes)
 
     def _round_record(
-        self,
-        outcome: RoundOutcome,
-        replies: Sequence[Reply],
-        failed_nodes: Mapping[int, str],
-        began: float,
+        self, outcome: RoundOutcome, failed_nodes: Mapping[int, str], began: float
     ) -> RoundRecord:
         """All that is written down about a round; aggregation `began` at that time."""
         result = outcome.result
@@ -565,8 +562,9 @@ class MethodStrategy(FedAvg):
             outcome.refused,
             failed_nodes,
         )
-        weighted = [reply.content for reply in replies if reply.name in result.weights]
-        means = self.train_metrics_aggr_fn(weighted, self.weighted_by_key) if weighted else {}
+        means: Mapping[str, Any] = {}
+        if outcome.reports:
+            means = self.train_metrics_aggr_fn(outcome.reports, self.weighted_by_key)
         return RoundRecord(
             round=result.round,
             ledger=ledger,
@@ -604,20 +602,28 @@ class MethodStrategy(FedAvg):
         round_report.warn_of_sizes(
             {names[update.client]: update.size for update in decoded.updates}
         )
+        collect = Together(gate=self.options.gate, policy=self.policy, proxy=self.options.proxy)
+        result = collect(self._round(round), decoded.updates)
+        return RoundOutcome(
+            result=result,
+            refused=decoded.refused,
+            client_seconds={names[update.client]: update.seconds for update in decoded.updates},
+            reports=[reply.content for reply in replies if reply.name in result.weights],
+        )
+
+    def _round(self, number: int) -> Round:
+        """A round before its updates are collected."""
+        assert self._global is not None
         sampled = map(self.roster.number, self._training.nodes)
-        this_round = Round(
-            number=round,
+        return Round(
+            number=number,
             rounds=self.rounds,
             sent=self._global.model,
             method=self.method,
             state=self._global.state,
             clients=self._population_names,
-            sampled=[number for number in sampled if number is not None],
+            sampled=[client for client in sampled if client is not None],
         )
-        collect = Together(gate=self.options.gate, policy=self.policy, proxy=self.options.proxy)
-        result = collect(this_round, decoded.updates)
-        seconds = {names[update.client]: update.seconds for update in decoded.updates}
-        return RoundOutcome(result, decoded.refused, seconds)
 
     @property
     def _keeps_replies(self) -> bool:
@@ -652,32 +658,26 @@ class MethodStrategy(FedAvg):
         self, secure: FlowerSecureServer, round: int, replies: list[Reply], server_round: int
     ) -> RoundOutcome:
         """The round from sums of masked updates, with what the clients say in clear."""
-        assert self._global is not None
-        result, refused = secure.train(
-            run=self.run,
-            round=round,
-            answers=self._secure_answers(replies, self._training),
-            group=str(server_round),
-            rounds=self.rounds,
-            sent=self._global.model,
-            state=self._global.state,
-            clients=self._population_names,
-            frozen=self._frozen.order.get(FROZEN, ""),
+        answers = self._secure_answers(replies, self._training)
+        training = secure.train(self._round(round), answers, str(server_round))
+        self._frozen.holding |= training.holding
+        ledger = training.result.ledger
+        round_report.warn_of_sizes({entry.client: entry.size for entry in ledger if entry.counted})
+        return RoundOutcome(
+            result=training.result,
+            refused=training.refused,
+            client_seconds=training.seconds,
+            reports=training.contents,
         )
-        round_report.warn_of_sizes(
-            {entry.client: entry.size for entry in result.ledger if entry.counted}
-        )
-        seconds = {reply.name: reply_intake.seconds_in_reply(reply.content) for reply in replies}
-        return RoundOutcome(result, refused, seconds)
 
-    def _secure_answers(self, replies: Sequence[Reply], request: Request) -> SecureServerAnswers:
+    def _secure_answers(self, replies: Sequence[Reply], request: Request) -> SecureAnswers:
         if request.grid is None:
             raise UserError(
                 "secure sums take several messages: this strategy must have sent the first one"
                 " itself"
             )
-        return SecureServerAnswers(
-            replies, list(request.nodes), self.roster, request.grid, self._caller.timeout
+        return SecureAnswers.of(
+            replies, request.nodes, self.roster, request.grid, self._caller.timeout
         )
 
     def _record_round(self, done: RoundRecord) -> None:
@@ -719,7 +719,8 @@ class MethodStrategy(FedAvg):
         config["server-round"] = count
         orders: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self.options.masked_counts:
-            orders |= self.secure.to_count(self.run, count - 1, len(self.options.findings))
+            findings = len(self.options.findings)
+            orders |= self.secure.offer_to_count(count - 1, self.rounds, findings)
         content = RecordDict(
             {
                 self.arrayrecord_key: self.shown_arrays(arrays),
@@ -769,14 +770,9 @@ class MethodStrategy(FedAvg):
         """All sites' counts as those of one site; none if the sum fails."""
         received, _ = self._read(messages, self._evaluation, server_round)
         recognized, _ = self.roster.recognize(received)
-        total = secure.count(
-            run=self.run,
-            round=self._round_count(server_round) - 1,
-            answers=self._secure_answers(recognized, self._evaluation),
-            group=str(server_round),
-            findings=len(self.options.findings),
-        )
-        return [] if total is None else [total]
+        answers = self._secure_answers(recognized, self._evaluation)
+        counts = secure.count(answers, str(server_round))
+        return [] if counts is None else [counts]
 
     def summary(self) -> None:
         super().summary()
