@@ -14,6 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from feddraw.secure.rounds.announcement import (
+    FIRST_SUM,
+    MOVES_SUM,
+    Announcement,
+    ClientAnnouncement,
+    announced_fingerprint,
+)
+from feddraw.secure.rounds.client import SecureRoundClient
+from feddraw.secure.rounds.server import check_client_announcement, secure_round_result
+from feddraw.server.streaming import aggregate_stream
 from numpy.typing import NDArray
 
 from feddraw import catalog
@@ -38,24 +48,14 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
-from feddraw.secure.rounds.announcement import (
-    FIRST_SUM,
-    MOVES_SUM,
-    Announcement,
-    ClientAnnouncement,
-    announced_fingerprint,
-)
-from feddraw.secure.rounds.client import SecureRoundClient
 from feddraw.secure.rounds.in_process import Drops, InProcessSecureRounds
 from feddraw.secure.rounds.round_weights import SECURE_PRECISION, announce_weights_under_policy
-from feddraw.secure.rounds.server import check_client_announcement, secure_round_result
 from feddraw.secure.rounds.word_layout import WordLayout
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import Session
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
-from feddraw.server.streaming import aggregate_stream
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, same, train
 
