@@ -89,8 +89,8 @@ class OfferedWork:
     content: RecordDict
     terms: Terms
     attempt: int
-    digest: bytes  # of everything that the app will use
-    work: bytes  # the same without what only names a run
+    digest: bytes  # of everything that the app will use, and of the terms
+    work: bytes  # of what the app will use, without what only names a run
 
 
 def order_of_offer(terms: Terms, attempt: int) -> dict[str, Any]:
@@ -124,28 +124,25 @@ def read_offer(
         if BROADCAST in content:
             records[BROADCAST] = content[BROADCAST]
         _check_frozen(content, str(orders.get(frozen_layers.FROZEN, "")))
-        common = (
+        used = (
             message_type.encode(),
-            terms.to_json().encode(),
             repr(sorted(item for item in run_config.items() if item[0] != RESUME)).encode(),
             repr(list(settings.items())).encode(),
             _digest_of_arrays(records),
         )
-        work = {name: value for name, value in orders.items() if name not in NAMES_OF_RUN}
-        digests = [
-            hashlib.sha256(pack_fields(b"feddraw offer", *common, _sorted_json(part))).digest()
-            for part in (orders, work)
-        ]
+        lasting = {name: value for name, value in orders.items() if name not in NAMES_OF_RUN}
+        work = _digest_of(*used, _sorted_json(lasting))
+        digest = _digest_of(*used, _sorted_json(orders), terms.to_json().encode())
         if frozen_layers.FROZEN in content:
             records[frozen_layers.FROZEN] = content[frozen_layers.FROZEN]
-        return OfferedWork(records, terms, attempt, *digests)
+        return OfferedWork(records, terms, attempt, digest, work)
 
 
 def _expected_records(content: RecordDict, names: RecordNames) -> tuple[ArrayRecord, ConfigRecord]:
     """The model and the settings; an error where anything else is there than is expected."""
     optional = {BROADCAST, frozen_layers.FROZEN}
     if unexpected := sorted(set(content) - {names.arrays, names.config} - optional):
-        raise ValueError(f"this site does not take the record '{one_line(unexpected[0], 40)}'")
+        raise UserError(f"this site does not take the record '{one_line(unexpected[0], 40)}'")
     arrays, config = content[names.arrays], content[names.config]
     tensors = [content[name] for name in (names.arrays, *optional) if name in content]
     if not all(isinstance(record, ArrayRecord) for record in tensors):
@@ -161,7 +158,7 @@ def _check_frozen(content: RecordDict, agreed: str) -> None:
         return
     arrays = arrays_to_vectors(content.array_records[frozen_layers.FROZEN])
     if not agreed or frozen_layers.frozen_digest(arrays) != agreed:
-        raise ValueError("the frozen layers are not those whose digest all sites are told")
+        raise UserError("the frozen layers are not those whose digest all sites are told")
 
 
 def _digest_of_arrays(records: RecordDict) -> bytes:
@@ -177,6 +174,10 @@ def _digest_of_arrays(records: RecordDict) -> bytes:
             digest.update(len(array.data).to_bytes(8, "little"))
             digest.update(array.data)
     return digest.digest()
+
+
+def _digest_of(*fields: bytes) -> bytes:
+    return hashlib.sha256(pack_fields(b"feddraw offer", *fields)).digest()
 
 
 def _sorted_json(table: Mapping[str, Any]) -> bytes:

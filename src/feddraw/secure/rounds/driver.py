@@ -58,7 +58,7 @@ from feddraw.secure.rounds.messages import (
 from feddraw.secure.rounds.terms import FIRST_SUM, Announcement, Party, Statement, Terms
 from feddraw.secure.sums.fixed_point import Words
 from feddraw.secure.sums.server import SecureSumServer
-from feddraw.secure.sums.session import SecureSumFailed, Session
+from feddraw.secure.sums.session import SecureSumFailed, Session, session_threshold
 from feddraw.secure.sums.signing_keys import SiteDirectory
 
 log = logging.getLogger("feddraw")
@@ -135,12 +135,12 @@ class SecureRound:
             try:
                 return trial.open(keys)
             except SecureSumFailed as failure:
-                if trial.signing or number + 1 == ATTEMPTS:
+                if trial.signing or number + 1 == ATTEMPTS or not self._may_come_back(asked):
                     raise
-                log.warning("%s: it is tried once more with fresh keys", failure)
                 keys = self._fresh_keys(asked, digest, attempt + number + 1)
                 if not keys:
                     raise
+                log.warning("%s: it was tried once more with fresh keys", failure)
         raise AssertionError("the last attempt returns or raises")
 
     def _agreed_digest(self, keys: Mapping[str, Keys]) -> bytes:
@@ -154,12 +154,25 @@ class SecureRound:
                 self.leave_out(name, OTHER_OFFER)
         return digest
 
+    def _may_come_back(self, asked: Sequence[str]) -> bool:
+        """Whether enough sites would be there if all that fell silent came back."""
+        refused = sum(bool(reason) for reason in self.left_out.values())
+        return len(asked) - refused >= session_threshold(len(asked))
+
     def _fresh_keys(self, asked: Sequence[str], digest: bytes, attempt: int) -> dict[str, Keys]:
-        self.left_out.clear()
-        self.parties = ()
-        requests = dict.fromkeys(asked, Again(digest, attempt))
-        answers = self.answers(requests, Keys)
-        return {name: answer for name, answer in answers if answer.digest == digest}
+        """Keys for another attempt, of all that are there again; empty if none are."""
+        silent = [name for name, reason in self.left_out.items() if not reason]
+        refused = {name: reason for name, reason in self.left_out.items() if reason}
+        self.left_out = dict(refused)
+        requests = {name: Again(digest, attempt) for name in asked if name not in refused}
+        keys = {
+            name: answer
+            for name, answer in self.answers(requests, Keys)
+            if answer.digest == digest
+        }
+        if not keys:
+            self.left_out = refused | dict.fromkeys(silent, "")
+        return keys
 
     def answers(
         self, requests: Mapping[str, Request], kind: type[Kind]
@@ -218,6 +231,7 @@ class _Attempt:
             announcement = self._round.rules.conclude(announcement, total, survivors)
         if announcement.terms.limits.limits_weights:
             announcement = self._round.rules.limit(announcement, self._proposals(announcement))
+            announcement.check()
         total, survivors, statements = self._open_sum(last, announcement)
         said = {name: statements[name] for name in survivors if name in statements}
         return Opened(total, survivors, announcement, said)

@@ -20,6 +20,7 @@ from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import SecureRound
 from feddraw.secure.rounds.messages import (
     Add,
+    Again,
     Answer,
     Keys,
     Meet,
@@ -146,7 +147,12 @@ class InProcess:
         return keys
 
     def ask(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
-        """Answers in the order of the requests, or in that in which updates come."""
+        """Answers in the order of the requests, or in that in which updates come.
+
+        There is no second attempt: updates are not kept for one.
+        """
+        if any(isinstance(request, Again) for request in requests.values()):
+            return
         for name, update in self._with_updates(requests):
             request = requests[name]
             if not self._silent(name, getattr(request, "sum", ""), _STAGES[type(request)]):

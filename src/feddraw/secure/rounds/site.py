@@ -80,7 +80,8 @@ class Offer:
 
     terms: Terms
     digest: bytes  # of everything: what sites agree on
-    # The same without what only names a run: what is run once, whatever the server calls it.
+    # Of what the app uses, without what only names a run: it is run once, however the server calls
+    # it and weighs what comes of it.
     work: bytes
     attempt: int = 0
 
