@@ -27,15 +27,18 @@ from feddraw.core import (
     Server,
     State,
     Update,
+    Weighted,
     Weighting,
+    why_not_streaming,
 )
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.federation import federate
-from feddraw.server.gate import Gate, accept_by_distance, check_each_update
-from feddraw.server.round import RoundResult, aggregate_round
-from feddraw.server.streaming import aggregate_stream
+from feddraw.federation import Federation, federate
+from feddraw.server.collectors import Streaming, Together
+from feddraw.server.gate import Gate, accept, inspect
+from feddraw.server.policy import Policy
+from feddraw.server.round import Round, RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
@@ -97,24 +100,30 @@ def bench(
 
 def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
     """The updates that count, and what the gate found about each client's."""
-    checked = check_each_update(updates, sent, {}, clients, gate)
-    cohort = Cohort(
-        0, 1, sent, [update for update in updates if not checked[update.client].reason], clients
-    )
-    return accept_by_distance(cohort, cohort.distances, checked, gate)
+    verdicts = inspect(updates, sent, {}, clients, gate)
+    sound = [update for update in updates if not verdicts[update.client].reason]
+    cohort = Cohort(0, 1, sent, sound, clients)
+    return accept(cohort, cohort.distances, verdicts, gate)
 
 
 def train(
     method: Method, rounds: int = 1, *, engine: Any = None, clients: int = 0, **options: Any
 ) -> list[RoundResult]:
-    engine = engine or bench(method)
-    names = NAMES[: clients or len(NAMES)]
-    options = {"proxy": server_images()} | options
-    return list(
-        federate(
-            options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options
-        )
+    """Rounds of the small federation; `collect` is how the server takes updates in, else
+    all together under `gate` and `policy`.
+    """
+    kept = {name: options.pop(name) for name in ("gate", "policy") if name in options}
+    collect = options.pop("collect", None) or Together(proxy=server_images(), **kept)
+    federation = Federation(
+        method=method,
+        engine=engine or bench(method),
+        clients=NAMES[: clients or len(NAMES)],
+        rounds=rounds,
+        seed=0,
+        collect=collect,
+        efforts=options.pop("efforts", None),
     )
+    return list(federate(federation, options.pop("model", initial()), **options))
 
 
 @cache
@@ -140,15 +149,17 @@ def method_of(name: str) -> Method:
 
 
 def weighting_of(method: Method) -> Weighting:
-    return method.weighting
+    assert isinstance(method.aggregation, Weighted)
+    return method.aggregation.weighting
 
 
 def server_of(method: Method) -> Server:
-    return method.server
+    assert isinstance(method.aggregation, Weighted)
+    return method.aggregation.server
 
 
 def made_of(local: Local, weighting: Weighting, server: Server) -> Method:
-    return Method(local, weighting, server)
+    return Method(Weighted(weighting, server), local)
 
 
 def mixed(weighting: Weighting, training: Method) -> Method:
@@ -157,11 +168,11 @@ def mixed(weighting: Weighting, training: Method) -> Method:
 
 
 def with_server(method: Method, server: Server) -> Method:
-    return replace(method, server=server)
+    return replace(method, aggregation=Weighted(weighting_of(method), server))
 
 
 def streaming_methods() -> list[str]:
-    return [name for name in METHODS if method_of(name).streams]
+    return [name for name in METHODS if not why_not_streaming(method_of(name))]
 
 
 def covering(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
@@ -215,8 +226,9 @@ def trained(name: str) -> Trained:
         return arrived
 
     watched = Altered(engine, keep)
-    rounds = federate(initial(), method, watched, NAMES, rounds=4, seed=0, proxy=server_images())
-    for result in rounds:
+    collect = Together(proxy=server_images())
+    federation = Federation(method, watched, NAMES, rounds=4, seed=0, collect=collect)
+    for result in federate(federation, initial()):
         results.append(result)
         memory.append(deepcopy(engine.memory))
     return Trained(method, results, updates, memory)
@@ -232,11 +244,12 @@ def together(
     rounds: int = 15,
     clients: Sequence[str] = NAMES,
     gate: Gate | None = None,
+    policy: Policy | None = None,
 ) -> RoundResult:
     """One round of a server that has all updates at once."""
-    return aggregate_round(
-        round, rounds, sent, method, state, updates, clients, gate, proxy=server_images()
-    )
+    collect = Together(gate=gate or Gate(), policy=policy or Policy(), proxy=server_images())
+    this_round = Round(round, rounds, sent, method, state, clients, range(len(clients)))
+    return collect(this_round, updates)
 
 
 def streamed(
@@ -252,7 +265,9 @@ def streamed(
     gate: Gate | None = None,
 ) -> RoundResult:
     """One round of a server that sums updates as they come; `sizes` are those announced before."""
-    return aggregate_stream(round, rounds, sent, method, state, iter(updates), clients, sizes, gate)
+    listed = [sizes.get(client, 1) for client in range(len(clients))]
+    this_round = Round(round, rounds, sent, method, state, clients, list(sizes))
+    return Streaming(listed, gate or Gate())(this_round, iter(updates))
 
 
 # ------------------------------------------------------------------------------------------ updates
@@ -329,7 +344,7 @@ class Altered:
     def commit(self, clients: Collection[int]) -> None:
         self.engine.commit(clients)
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         yield from self.change(list(self.engine.train(jobs)))
 
 
@@ -343,5 +358,5 @@ class Canned:
     def commit(self, clients: Collection[int]) -> None:
         pass
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         yield from self.updates

@@ -173,22 +173,20 @@ def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
 
 def _check_secure_rounds(setup: PreparedRun) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
-    from feddraw.secure.rounds.announcement import announce_secure_round, announced_party
-    from feddraw.secure.rounds.round_weights import check_weights_fit_sum
+    from feddraw.secure.rounds import rules_of_method
+    from feddraw.secure.rounds.terms import Announcement, Party, terms_of_training
 
     experiment = setup.experiment
-    labelled = setup.trainer.labelled
-    _, settings = experiment.section("method")
-    sizes = [len(rows) for rows in setup.training_rows]
-    everyone = [
-        announced_party(*party) for party in zip(setup.clients, sizes, labelled, strict=True)
-    ]
+    method = setup.method
+    labels = zip(setup.clients, setup.training_rows, setup.trainer.labelled, strict=True)
+    everyone = [Party.of(name, len(rows), labelled) for name, rows, labelled in labels]
+    sums = rules_of_method.sums_of(method)
     for round in range(experiment.rounds):
-        asked = [everyone[client] for client in setup.efforts(round)]
-        told = announce_secure_round(
-            "", settings, round, experiment.rounds, asked, experiment.policy
-        )
-        check_weights_fit_sum(setup.method, told.facts())
+        terms = terms_of_training({}, sums, round, experiment.rounds, experiment.policy)
+        sampled = tuple(everyone[client] for client in setup.efforts(round))
+        announcement = Announcement(terms, sampled)
+        announcement.check()
+        rules_of_method.check_weights_fit_sum(method, announcement.facts)
 
 
 def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from feddraw import catalog
-from feddraw.core import Method, why_not_secure, why_not_streaming
+from feddraw.core import Method, secure_sums, why_not_secure, why_not_streaming
 from feddraw.core.participation import Participation
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
@@ -324,7 +324,7 @@ def _check_secure_settings(experiment: Experiment, method: Method) -> None:
             "secure = true is for engine serial or processes; over Flower, give the strategy"
             " secure=True"
         )
-    if experiment.stream and (method.secure.sums > 1 or experiment.policy.limits_weights):
+    if experiment.stream and (secure_sums(method) > 1 or experiment.policy.limits_weights):
         raise UserError(f"{name} needs more than one exchange per round here: set stream = false")
 
 

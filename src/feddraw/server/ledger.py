@@ -14,6 +14,9 @@ from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import remark_on_limit
 
+# What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
+HIDDEN = float("nan")
+
 # the columns of numbers that every version's ledger has
 LEDGER_NUMBERS = (
     "size",
