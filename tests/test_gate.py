@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import aggregate_stream
 
 from bad_updates import BAD
 from feddraw.engines.processes import Processes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from feddraw.server.streaming import RunningSum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import complete
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
-from feddraw.server.streaming import RunningSum
 from small import small
 from tiny import (
     SIZES,

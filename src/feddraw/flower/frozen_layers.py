@@ -20,8 +20,8 @@ from feddraw.errors import UserError
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
 from feddraw.flower.reply_intake import Reply, client_in_reply
-from feddraw.text import one_line
 from feddraw.system.file_writing import make_folder, write_whole
+from feddraw.text import one_line
 
 if TYPE_CHECKING:
     from feddraw.training.client import Trainer

@@ -18,8 +18,8 @@ from feddraw.flower import reply_intake
 from feddraw.flower.array_records import arrays_to_model, model_to_arrays
 from feddraw.flower.reply_intake import Reply
 from feddraw.flower.strategy_options import StrategyOptions
-from feddraw.text import safe_line
 from feddraw.server.state_dict import layout_of_arrays
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 

@@ -13,10 +13,10 @@ from typing import Any
 from feddraw.errors import RunFailed
 from feddraw.flower.reply_intake import LOSSES
 from feddraw.flower.roster import Roster
-from feddraw.text import safe_line
 from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, with_refusals
 from feddraw.server.policy import FEWEST_FOR_MEDIAN
 from feddraw.server.round import RoundRecord
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 

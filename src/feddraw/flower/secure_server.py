@@ -24,7 +24,6 @@ from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.reply_intake import Reply, client_in_reply
 from feddraw.flower.roster import Roster
-from feddraw.text import one_line
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
 from feddraw.secure.rounds.driver import SecureRound
@@ -40,6 +39,7 @@ from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
+from feddraw.text import one_line
 
 log = logging.getLogger("flwr")
 

@@ -93,7 +93,7 @@ class MethodStrategy(FedAvg):
     (`method.sends`), need clients that answer: see `feddraw.flower.client`.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 (FedAvg's own arguments, in its order, and ours)
+    def __init__(
         self,
         method: Method,
         fraction_train: float = 1.0,
@@ -225,7 +225,7 @@ class MethodStrategy(FedAvg):
 
     # --------------------------------------------------------------------------- our loop of rounds
 
-    def start(  # noqa: PLR0913, PLR0917 (Flower's own arguments)
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,

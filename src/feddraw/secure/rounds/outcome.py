@@ -29,7 +29,6 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import UserError
-from feddraw.text import one_line
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import Opened, SecureRound
 from feddraw.secure.rounds.messages import Joined, Keys
@@ -51,6 +50,7 @@ from feddraw.server.ledger import HIDDEN
 from feddraw.server.partial_labels import with_unlabelled_rows_as_sent
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.round import Intake, Round, RoundResult, close_round
+from feddraw.text import one_line
 
 SLACK = 1e-3  # rounding of the lengths that clients add up
 WIDEST_SIZES = 2.0**40  # largest size over smallest, beyond which no rule is asked about them
