@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
-from feddraw.naming import join_names
+from feddraw.text import join_names, safe_line
 
 if TYPE_CHECKING:
     from feddraw.analysis.explain_weights import WeightExplanation
@@ -45,12 +44,12 @@ def show_explanation(explained: WeightExplanation) -> None:
     from feddraw.analysis import explain_weights
 
     out = console()
-    out.print(naming.safe_line(_headline(explained)))
+    out.print(safe_line(_headline(explained)))
     if missing := explained.run.not_held():
         out.print(f"This folder does not hold {join_names(missing)}.")
     out.print()
     for sentence in explain_weights.weights_in_sentences(explained):
-        out.print(f"- {naming.safe_line(sentence)}")
+        out.print(f"- {safe_line(sentence)}")
     clients = explain_weights.explanation_document(explained)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]

@@ -16,13 +16,13 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.results.metrics import KEPT_MODELS
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.round_log import CLOCK_FIELDS, EvaluatedRound
 from feddraw.results.run_folder import RunFolder, require_run
 from feddraw.system.file_reading import sha256_of
 from feddraw.system.file_writing import json_values
+from feddraw.text import grouped
 
 # Files of a finished run that must have the same bytes.
 COMPARED_FILES = ("model", "metrics", "predictions")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.server.ledger import LedgerEntry, PieceEntry
+from feddraw.server.ledger import HIDDEN, LedgerEntry, PieceEntry
 from feddraw.server.policy import POLICY_CLAUSES
 from feddraw.system.file_reading import read_csv
 
@@ -25,6 +25,7 @@ LARGEST_LEDGER_NUMBER = 1e18
 MOST_LEDGER_CELLS = 10_000_000
 LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
+HIDDEN_CELL = "hidden"  # of a number that only the client knows, under secure sums
 WORDS = ("client", "status", "clause", "piece")  # columns of words; all others are numbers
 COUNTS = ("round", "steps")  # columns of whole numbers
 NUMBER_COLUMNS = tuple(name for name in LEDGER_COLUMNS if name not in (*WORDS, "round"))
@@ -36,6 +37,8 @@ def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[l
 
 
 def _to_cell(value: Any) -> Any:
+    if value is HIDDEN:
+        return HIDDEN_CELL
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -58,6 +61,8 @@ def _from_cell(name: str, text: str) -> Any:
     """What `_to_cell` was given; sizes are written as whole numbers where they are such."""
     if name in WORDS:
         return text
+    if text == HIDDEN_CELL:
+        return HIDDEN
     if name in COUNTS or (name == "size" and text.isdecimal()):
         number: float = int(text)
     else:

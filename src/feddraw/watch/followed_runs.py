@@ -18,7 +18,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from feddraw import naming
 from feddraw.errors import UserError
 from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import is_run_folder, walk_folders
@@ -26,6 +25,7 @@ from feddraw.results.run_reader import RunReader, time_of_change
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_json
 from feddraw.system.locks import locked_inodes
+from feddraw.text import safe_line
 
 T = TypeVar("T")
 RunState = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]
@@ -70,7 +70,7 @@ class FollowedLedger:
             weight = entry.weight if math.isfinite(entry.weight) else 0.0
             self.weights.setdefault(entry.round, {})[client] = weight
         if entry.status not in ("counted", "not asked"):
-            status = naming.safe_line(entry.status)[:300]
+            status = safe_line(entry.status)[:300]
             self.trouble.append(Trouble(entry.round, client, status))
 
     @property
@@ -95,7 +95,7 @@ class FollowedRun:
 
     def __init__(self, path: Path, name: str, number: int) -> None:
         self.path = path
-        self.name = naming.safe_line(name)
+        self.name = safe_line(name)
         self.number = number
         self.version = 0
         self.state: RunState = "stopped"
@@ -119,7 +119,7 @@ class FollowedRun:
             changed = self._read()
             self.state, self.why = self._judged(locked, now), ""
         except (UserError, OSError) as error:
-            self.state, self.why = "broken", naming.safe_line(str(error))[:200]
+            self.state, self.why = "broken", safe_line(str(error))[:200]
         if self.state == "stopped" and failed is not None:
             self.state, self.why = "failed", failed
         return changed or before != (self.state, self.why)
@@ -218,7 +218,7 @@ class FollowedRun:
             "updated": self.updated,
             "curve": _points_for_chart(validation),
             "trouble": len(self.ledger.trouble),
-            "diverged": naming.safe_line(diverged)[:200],
+            "diverged": safe_line(diverged)[:200],
             "test": None if metrics is None else finite_or_none(metrics.test.auc.macro),
         }
 
@@ -267,12 +267,12 @@ def finite_or_none(value: float) -> float | None:
 
 
 def _shown_client(name: str) -> str:
-    return naming.safe_line(name)[:200]
+    return safe_line(name)[:200]
 
 
 def _shown_name(name: str) -> str:
     """A name out of the settings, of a path its last part."""
-    return naming.safe_line(Path(name).name if "/" in name else name)[:100]
+    return safe_line(Path(name).name if "/" in name else name)[:100]
 
 
 def _points_for_chart(points: Sequence[T]) -> list[T]:
@@ -355,7 +355,7 @@ class FollowedFolder:
                 inside = path.parent.relative_to(self.root)
                 names = [str(inside / str(name)) for name in plan["runs"]][:MOST_FOLLOWED_RUNS]
                 failed = {
-                    str(inside / name): naming.safe_line(str(why))[:300]
+                    str(inside / name): safe_line(str(why))[:300]
                     for name, why in plan["failed"].items()
                 }
                 left_out = {str(inside / str(name)) for name in plan["left_out"]}

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feddraw.grouping import grouped
 from feddraw.system.time_left import seconds_until_all_done
+from feddraw.text import grouped
 from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
 
 

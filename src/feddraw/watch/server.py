@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from feddraw import __version__, naming
+from feddraw import __version__
 from feddraw.analysis.palette import css_variables
 from feddraw.analysis.web_page import page_policy_digest, read_page_file
 from feddraw.data.image_cache import cache_folder
 from feddraw.errors import UserError
 from feddraw.system.file_writing import PRIVATE, make_folder
+from feddraw.text import safe_line
 from feddraw.watch.followed_runs import FollowedFolder
 from feddraw.watch.overview import overview_of_runs
 
@@ -114,7 +115,7 @@ class WatchServer(ThreadingHTTPServer):
                 f"no folder {folder}: give the folder of a run, of a study or of a Flower server"
             )
         self.followed = FollowedFolder(folder)
-        self.title = naming.safe_line(str(folder))
+        self.title = safe_line(str(folder))
         self.key = key or own_watch_key()
         self.instance = secrets.token_hex(8)
         self.lock = threading.Lock()
