@@ -444,15 +444,15 @@ def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> N
         )
         for p in parts
     ]
-    found = score_histograms.merged_histogram_metrics(contents, ("a", "b"))["validation"]
+    found = score_histograms.merged_histogram_metrics(contents, ("a", "b")).validation
     for place, name in enumerate("ab"):
         exact = metrics.auc(scores[:, place], truth[:, place])
-        assert found["auc"]["per_class"][name] == pytest.approx(exact, abs=2e-3)
+        assert found.auc.per_class[name] == pytest.approx(exact, abs=2e-3)
         threshold = metrics.best_threshold(scores[:, place], truth[:, place])
         best = np.prod(metrics.rates(scores[:, place], truth[:, place], threshold)) ** 0.5
-        assert found["gm"]["per_class"][name] == pytest.approx(best, abs=0.01)
+        assert found.gm.per_class[name] == pytest.approx(best, abs=0.01)
     mean = np.mean([metrics.auc(scores[p, 1], truth[p, 1]) for p in parts])
-    assert abs(found["auc"]["per_class"]["b"] - mean) > 0.01
+    assert abs(found.auc.per_class["b"] - mean) > 0.01
 
 
 def test_unless_told_otherwise_a_run_waits_for_every_client_of_the_scenario(tmp_path: Path) -> None:
