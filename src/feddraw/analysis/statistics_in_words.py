@@ -10,6 +10,17 @@ from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Comparison, Table, to_digits
 
+# Of a table of pairs of methods; each table adds how it shows wins, ties and losses.
+PAIR_COLUMNS = (
+    "first",
+    "second",
+    "rank gap",
+    "Nemenyi p",
+    "Holm p",
+    "difference",
+    "effect",
+)
+
 
 def comparison_in_words(comparison: Comparison) -> str:
     """What a reader should take home, in one or two sentences."""
