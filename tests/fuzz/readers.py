@@ -340,12 +340,9 @@ STATISTICS = [
 
 def read_statistics(data: bytes, room: Path) -> object:
     sheet = csv_sheet.CsvSheet.of(written(data, room / "results.csv"))
-    columns = tidy_results.tidy_value_columns(sheet, {"scenario", "method", "seed"})
-    over = "seed" if "seed" in sheet.header else ""
-    return [
-        tidy_results.read_tidy_table(sheet, "scenario", "method", column, over)
-        for column in columns
-    ]
+    repeat = "seed" if "seed" in sheet.header else ""
+    tidy = tidy_results.TidyTable(sheet, "scenario", "method", repeat)
+    return [tidy.table(column) for column in tidy.value_columns()]
 
 
 SIMILARITIES = [b"C1,C2\n1,1\n.5,1\n.2,1\n", b"0.9,0.8,1\n1,1,1\n"]
@@ -1090,7 +1087,8 @@ def targets(room: Path) -> list[Target]:
             ONE_LINE,
             STATISTICS,
             [
-                *named(tidy_results, "read_tidy_table _tidy_value tidy_value_columns"),
+                *named(tidy_results.TidyTable, "table rows value_columns"),
+                *named(tidy_results, "_number"),
                 *named(csv_sheet.CsvSheet, "rows column of"),
             ],
             TABLE_WORDS,
