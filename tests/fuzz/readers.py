@@ -1122,7 +1122,7 @@ def targets(room: Path) -> list[Target]:
             read_similarities,
             ONE_LINE,
             SIMILARITIES,
-            named(weights, "parse_similarity _weights_similarity_line"),
+            named(weights, "parse_similarity _holds_numbers"),
             TABLE_WORDS,
             odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
