@@ -11,16 +11,15 @@ from functools import partial
 import numpy as np
 import pytest
 
+import tiny
 from bad_updates import BAD
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import federate as federate_without
 from feddraw.server.gate import Gate
 from tiny import (
     METHODS,
     NAMES,
-    SIZES,
     Altered,
     Canned,
     bench,
@@ -37,7 +36,7 @@ from tiny import (
     trained,
 )
 
-federate = partial(federate_without, proxy=server_images())
+federate = partial(tiny.federate, proxy=server_images())
 LONG = "FEDDRAW_LONG" in os.environ  # every method also where that takes seconds each
 
 
@@ -52,7 +51,7 @@ def moved(lengths, **settings):
     found.
     """
     cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
-    return through_gate(cohort.updates, cohort.model, len(lengths), Gate(**settings))
+    return through_gate(cohort.updates, cohort.sent, len(lengths), Gate(**settings))
 
 
 # --------------------------------------------------------------------------------------- proportion
@@ -128,7 +127,7 @@ def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
 
 def test_vectors_beside_the_model_are_compared_too():
     method = method_of("scaffold")
-    name = next(iter(method.local.sends))
+    (name,) = method.sends
 
     def poison(updates):
         first = copied(updates[0])
@@ -221,7 +220,7 @@ def test_no_bad_update_from_a_worker_process_is_averaged(name):
 def test_no_bad_update_enters_a_running_sum(name):
     run = trained(name)
     bad, *others = run.updates[1]
-    stream = partial(streamed, run.method, *run.before(1), sizes=dict(enumerate(SIZES)))
+    stream = partial(streamed, run.method, *run.before(1))
     without = stream(others)
     for how, (spoilt, reason) in BAD.items():
         result = stream([spoilt(bad), *others])

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 
 from feddraw import catalog
 from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
-from feddraw.core import Server
+from feddraw.core import Factored, why_no_policy
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
@@ -27,10 +27,10 @@ from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.server.policy import Policy, nearest_within_limits, policy_of, why_no_policy
+from feddraw.server.policy import Policy, nearest_within_limits, policy_of
 from feddraw.system.file_reading import read_csv
 from small import small
-from tiny import Altered, bench, same, server_images, server_of, train
+from tiny import Altered, bench, same, server_images, server_of, train, with_server
 
 FEWER = {"fedlaw": {"epochs": 1}}
 METHODS = {
@@ -163,16 +163,23 @@ def test_layers_and_classes_with_weights_of_their_own_keep_the_limits():
     )
 
 
-class Reversed(Server):
-    """A rule that says it is proportional and is not."""
+class BySteps(Factored):
+    """A rule of one's own that multiplies moves with what their clients report."""
 
-    def coefficients(self, cohort, weights):
-        return weights.values[::-1]
+    def factor(self, client):
+        return client.update.steps
+
+    def term(self, client):
+        return client.update.steps
+
+    def scale_by(self, mean_term):
+        return 1 / mean_term
 
 
 def test_a_rule_of_ones_own_that_goes_past_the_limits_is_refused():
-    with pytest.raises(UserError, match="a policy cannot limit Reversed"):
-        train(replace(fedavg(), server=Reversed()), policy=Policy(cap=0.4))
+    method = with_server(fedavg(), BySteps())
+    with pytest.raises(UserError, match="a policy cannot limit the weights of this method"):
+        Policy(cap=0.4).check(method, NAMES)
 
 
 # ---------------------------------------------------------------------------------------- the claim

@@ -18,7 +18,9 @@ from feddraw import catalog
 from feddraw.core import (
     Cohort,
     Entry,
+    Extra,
     Job,
+    Joint,
     Layout,
     Local,
     Memory,
@@ -27,15 +29,21 @@ from feddraw.core import (
     Server,
     State,
     Update,
+    Weighted,
     Weighting,
+    why_not_streaming,
 )
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.federation import federate
-from feddraw.server.gate import Gate, accept_by_distance, check_each_update
-from feddraw.server.round import RoundResult, aggregate_round
-from feddraw.server.streaming import aggregate_stream
+from feddraw.federation import Federation, OnUpdate
+from feddraw.federation import federate as federate_with
+from feddraw.server.aggregate import Aggregate
+from feddraw.server.collectors import CohortSums, Streaming, Together, joined, stepped
+from feddraw.server.gate import Gate, accept, inspect
+from feddraw.server.partial_labels import divided_among_labelling
+from feddraw.server.policy import Policy
+from feddraw.server.round import Round, RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
@@ -95,13 +103,49 @@ def bench(
     )
 
 
-def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
+def through_gate(
+    updates: Sequence[Update], sent: Model, clients: int, gate: Gate
+) -> tuple[list[Update], Any]:
     """The updates that count, and what the gate found about each client's."""
-    checked = check_each_update(updates, sent, {}, clients, gate)
-    cohort = Cohort(
-        0, 1, sent, [update for update in updates if not checked[update.client].reason], clients
+    extras: dict[str, Extra] = {}
+    verdicts = inspect(updates, sent, extras, clients, gate)
+    sound = [update for update in updates if not verdicts[update.client].reason]
+    cohort = Cohort(0, 1, sent, sound, clients)
+    return accept(cohort, cohort.distances, verdicts, gate)
+
+
+def federate(
+    model: Model,
+    method: Method,
+    engine: Any,
+    clients: Sequence[str],
+    *,
+    rounds: int,
+    seed: int,
+    start: int = 0,
+    state: State | None = None,
+    gate: Gate | None = None,
+    policy: Policy | None = None,
+    proxy: Any = None,
+    sizes: Sequence[int] | None = None,
+    efforts: Callable[[int], Mapping[int, float]] | None = None,
+    on_update: OnUpdate | None = None,
+) -> Iterator[RoundResult]:
+    """A federation whose server has all updates at once, or streams where `sizes` are given."""
+    gate = gate or Gate()
+    policy = policy or Policy()
+    collect = Together(gate, policy, proxy) if sizes is None else Streaming(sizes, gate, policy)
+    federation = Federation(
+        method=method,
+        engine=engine,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        collect=collect,
+        efforts=efforts,
+        on_update=on_update,
     )
-    return accept_by_distance(cohort, cohort.distances, checked, gate)
+    return federate_with(federation, model, start=start, state=state)
 
 
 def train(
@@ -110,11 +154,8 @@ def train(
     engine = engine or bench(method)
     names = NAMES[: clients or len(NAMES)]
     options = {"proxy": server_images()} | options
-    return list(
-        federate(
-            options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options
-        )
-    )
+    model = options.pop("model", initial())
+    return list(federate(model, method, engine, names, rounds=rounds, seed=0, **options))
 
 
 @cache
@@ -139,16 +180,19 @@ def method_of(name: str) -> Method:
     return make_method(Experiment(method={"name": name} | FEWER.get(name.partition("+")[0], {})))
 
 
-def weighting_of(method: Method) -> Weighting:
-    return method.weighting
+def weighting_of(method: Method) -> Any:
+    """Its weighting; a joint rule weighs and steps by itself."""
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.weighting
 
 
-def server_of(method: Method) -> Server:
-    return method.server
+def server_of(method: Method) -> Any:
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.server
 
 
 def made_of(local: Local, weighting: Weighting, server: Server) -> Method:
-    return Method(local, weighting, server)
+    return Method(Weighted(weighting, server), local)
 
 
 def mixed(weighting: Weighting, training: Method) -> Method:
@@ -157,11 +201,23 @@ def mixed(weighting: Weighting, training: Method) -> Method:
 
 
 def with_server(method: Method, server: Server) -> Method:
-    return replace(method, server=server)
+    return made_of(method.local, weighting_of(method), server)
 
 
 def streaming_methods() -> list[str]:
-    return [name for name in METHODS if method_of(name).streams]
+    return [name for name in METHODS if not why_not_streaming(method_of(name))]
+
+
+def aggregate(method: Method, cohort: Cohort, state: State | None = None) -> Aggregate:
+    """What the rules of a method make of a cohort, without gate, policy and ledger."""
+    state = method.init(cohort.sent) if state is None else state
+    rule = method.aggregation
+    if isinstance(rule, Joint):
+        return joined(rule, cohort, state)
+    weights, weighting_state = rule.weighting.weigh(cohort, state["weighting"])
+    weights = divided_among_labelling(cohort, weights)
+    sums, _ = CohortSums.measured(rule, cohort, weights)
+    return stepped(rule, sums, state | {"weighting": weighting_state})
 
 
 def covering(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
@@ -234,9 +290,9 @@ def together(
     gate: Gate | None = None,
 ) -> RoundResult:
     """One round of a server that has all updates at once."""
-    return aggregate_round(
-        round, rounds, sent, method, state, updates, clients, gate, proxy=server_images()
-    )
+    collect = Together(gate or Gate(), proxy=server_images())
+    sampled = range(len(clients))
+    return collect(Round(round, rounds, sent, method, state, clients, sampled), updates)
 
 
 def streamed(
@@ -245,14 +301,16 @@ def streamed(
     state: State,
     updates: Sequence[Update],
     *,
-    sizes: Mapping[int, int],
+    sizes: Sequence[int] = SIZES,
     round: int = 1,
     rounds: int = 15,
     clients: Sequence[str] = NAMES,
     gate: Gate | None = None,
 ) -> RoundResult:
     """One round of a server that sums updates as they come; `sizes` are those announced before."""
-    return aggregate_stream(round, rounds, sent, method, state, iter(updates), clients, sizes, gate)
+    collect = Streaming(sizes, gate or Gate())
+    sampled = range(len(clients))
+    return collect(Round(round, rounds, sent, method, state, clients, sampled), iter(updates))
 
 
 # ------------------------------------------------------------------------------------------ updates
@@ -265,7 +323,7 @@ def kinds_of_client() -> list[str]:
     }
     return list(
         {
-            (type(m.local), m.asks, m.weighting.proxy): name
+            (type(m.local), m.asks, m.needs.server_images): name
             for name, m in reversed(methods.items())
         }.values()
     )
@@ -329,7 +387,7 @@ class Altered:
     def commit(self, clients: Collection[int]) -> None:
         self.engine.commit(clients)
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         yield from self.change(list(self.engine.train(jobs)))
 
 
@@ -343,5 +401,5 @@ class Canned:
     def commit(self, clients: Collection[int]) -> None:
         pass
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         yield from self.updates
