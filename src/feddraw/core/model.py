@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError, unknown
 
 Vector = NDArray[Any]  # floating, (d,)
-Heads = (
-    str | tuple[str, ...]
-)  # the classifier: one layer, or several in the order of their findings
+# The classifier: one layer, or several in the order of their findings.
+Heads = str | tuple[str, ...]
 
 # A vector as long as the parameters, as a whole model (parameters, then floating buffers), a single
 # number, one number per finding, the counts of `GROUP_COUNTS`, as long as the classifier's

@@ -97,9 +97,8 @@ class Participation:
                 if self.sampler == "by_size"
                 else np.ones(len(clients))
             )
-            keys = (
-                np.log(chance) / weights
-            )  # the largest are a draw without replacement, by these weights
+            # The largest are a draw without replacement, by these weights.
+            keys = np.log(chance) / weights
             asked = sorted(
                 _clients_with_largest(
                     keys, there, max(1, math.floor(self.fraction * len(there) + 0.5))

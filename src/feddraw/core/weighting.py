@@ -34,9 +34,8 @@ from feddraw.core.exchange import Extra, Holds, State
 from feddraw.core.model import Layout, Vector
 from feddraw.core.sums import Column
 
-Score = tuple[
-    float, Mapping[str, float]
-]  # the logarithm of a weight, and the parts that explain it
+# The logarithm of a weight, and the parts that explain it.
+Score = tuple[float, Mapping[str, float]]
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,8 @@ class EffectsOfMoves(Weighting):
         sizes = cohort.sizes
         if state["rounds"] < self.until and len(sizes) > 1:
             sent = cohort.sent.params[cohort.sent.layout.find("classifier")].astype(np.float64)
-            moves = np.asarray(
-                (cohort.layer("classifier") - sent) / cohort.steps[:, None]
-            )  # of one step
+            # Of one step.
+            moves = np.asarray((cohort.layer("classifier") - sent) / cohort.steps[:, None])
             now = variance_equations(sizes, gram(moves, np.zeros(moves.shape[1])))
             state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
         rho = move_effects_rho(state["equations"])

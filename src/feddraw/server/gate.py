@@ -65,9 +65,8 @@ class Verdict:
     distance: float = math.nan
     note: str = ""  # about an update that counts
     keep: float = 1.0  # share of the move that is left after clipping
-    beside: Mapping[str, float] = field(
-        default_factory=dict
-    )  # lengths of the long vectors beside the model
+    # Lengths of the long vectors beside the model.
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -158,7 +157,11 @@ def _possible_steps(value: Any) -> bool:
 
 
 def _finite_number(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    """Whether it is a number that a float can hold; a whole number may have any length."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _extras_refusal(update: Update, sent: Model, extras: Mapping[str, Extra]) -> str:
@@ -278,9 +281,8 @@ def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int
 
 
 def _median_length(lengths: Sequence[float]) -> float:
-    return (
-        float(np.median(lengths)) or math.inf
-    )  # where most have not moved, there is nothing to compare with
+    # Where most have not moved, there is nothing to compare with.
+    return float(np.median(lengths)) or math.inf
 
 
 def _compared_with_median(

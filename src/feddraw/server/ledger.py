@@ -51,9 +51,8 @@ class LedgerEntry:
     clause: str = ""  # the policy's setting that decided it
     measured: float = math.nan  # images whose gradients were measured, where a rule asks for it
     variance: float = math.nan  # of one image's gradient at the client
-    distance: float = (
-        math.nan
-    )  # squared, of the client's gradient from the others', in the unit of rho
+    # Squared, of the client's gradient from the others', in the unit of rho.
+    distance: float = math.nan
     q: float = math.nan  # Cochran's Q over the clients
     q_expected: float = math.nan  # its expectation where the clients are alike
     rho: float = math.nan  # variance between clients over that of one image

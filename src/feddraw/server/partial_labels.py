@@ -52,9 +52,8 @@ def _pieces_with_row(
             found.append(piece)
     own = _values_among_labelling(source.values, labelling)
     for number, piece in enumerate(found):
-        if piece.name == name and np.array_equal(
-            piece.values, own
-        ):  # the weights and the bias of one row
+        # The weights and the bias of one row.
+        if piece.name == name and np.array_equal(piece.values, own):
             found[number] = replace(piece, spans=[*piece.spans, row])
             return found
     return [*found, Piece(name, [row], own, source.parts, source.limited)]

@@ -26,13 +26,14 @@ from feddraw.system.file_reading import read_toml
 
 Floats = NDArray[np.float64]
 
+# Settings that can decide a weight.
 POLICY_LIMITS = (
     "floor",
     "floor_times",
     "cap",
     "cap_times",
     "fixed",
-)  # settings that can decide a weight
+)
 EASED = " eased"  # behind the setting's name where too few clients were there to keep it
 POLICY_CLAUSES = frozenset(("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS)))
 
@@ -248,10 +249,11 @@ def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats
     if ((lower <= point) & (point <= upper)).all() and abs(point.sum() - 1) <= SUM_ROUNDING:
         return point
     corners = np.unique(np.concatenate([point - upper, point - lower]))
+    # The sum is at least one at the first, at most one at the last.
     first, last = (
         0,
         len(corners) - 1,
-    )  # the sum is at least one at the first, at most one at the last
+    )
     while last - first > 1:
         middle = (first + last) // 2
         above = np.clip(point - corners[middle], lower, upper).sum() >= 1
