@@ -426,9 +426,7 @@ def test_when_clients_are_missing_the_common_control_moves_by_their_share():
     change = [{"control_change": np.array([4.0], np.float32)}]
     cohort = cohort_of([[1.0]], [10], clients=[2], extra=change, population=4)
     method = scaffold()
-    assert aggregate(method, cohort).state["server"][
-        "control"
-    ] == pytest.approx(1.0)
+    assert aggregate(method, cohort).state["server"]["control"] == pytest.approx(1.0)
 
 
 HALVES = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]

@@ -107,8 +107,8 @@ def test_each_half_is_recorded_with_its_own_defaults(first: str, second: str) ->
 
 
 def test_defaults_that_were_swapped_before() -> None:
-    assert weighting_of(made("fedadp+feddyn")).alpha == 5.0  # type: ignore[attr-defined]
-    assert weighting_of(made("fedeba+moon")).temperature == 0.1  # type: ignore[attr-defined]
+    assert weighting_of(made("fedadp+feddyn")).alpha == 5.0
+    assert weighting_of(made("fedeba+moon")).temperature == 0.1
     both: Any = {"name": "fedawa+fedlaw", "fedlaw.shrink": False}
     with pytest.raises(UserError, match="fedlaw is a weighting only"):
         made(both)

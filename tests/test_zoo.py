@@ -39,6 +39,7 @@ from feddraw.training.server_images import choose_server_images
 from quadratics import Bowl, play
 from small import small
 from tiny import (
+    METHODS,
     SIZES,
     Altered,
     aggregate,
@@ -529,7 +530,7 @@ def some(present, round=0):
 
 
 def test_every_rule_that_remembers_is_tried_with_absent_clients():
-    remembering = {name for name in catalog.names("methods") if weighting_of(method(name)).init()}
+    remembering = {name for name in METHODS if method(name).init(initial())["weighting"]}
     assert remembering - OF_THE_FEDERATION == STILL.keys()
 
 
@@ -591,13 +592,13 @@ def test_fedlaw_learns_to_leave_out_a_client_that_harms():
     cohort = Cohort(
         3, 15, initial(), [replace(updates[0], model=bad), *updates[1:]], 4, server_images()
     )
-    weights, _ = weighting_of(rule).weigh(cohort, {})
+    weights = weighting_of(rule).weigh(cohort)
     assert weights.values[0] < 0.5 * SIZES[0] / sum(SIZES)
     (piece,) = weights.pieces
     assert piece.values / piece.values.sum() == pytest.approx(weights.values)
     assert piece.values.sum() != pytest.approx(1, abs=1e-3)
     whole, _ = weighting_of(method("fedlaw", epochs=3, lr=0.1, shrink=False)).weigh(cohort, {})
-    assert whole.pieces[0].values == pytest.approx(whole.values)
+    assert whole.pieces == () or whole.pieces[0].values == pytest.approx(whole.values)
 
 
 def test_images_at_the_server_are_balanced_and_from_validation():
@@ -621,7 +622,7 @@ MOVES = np.array([[0.2, -0.4, 0.0], [0.6, 0.0, 0.0]], np.float32)
 
 def test_fedavgm_accumulates_and_adaptive_servers_follow_their_formulas():
     rule, x, v = method("fedavgm", momentum=0.5, server_lr=2.0), np.zeros(3), np.zeros(3)
-    state = rule.init(cohort_of(MOVES, [1, 1]).model)
+    state = rule.init(cohort_of(MOVES, [1, 1]).sent)
     for _ in range(3):
         found = aggregate(rule, cohort_of(MOVES + x.astype(np.float32), [1, 1], sent=x), state)
         v = 0.5 * v + MOVES.mean(axis=0)
@@ -633,7 +634,7 @@ def test_fedavgm_accumulates_and_adaptive_servers_follow_their_formulas():
 def test_adaptive_servers_follow_their_formulas(name):
     rule, x = method(name, server_lr=0.1, beta1=0.8, tau=0.01), np.zeros(3)
     move, m, v = MOVES.mean(axis=0), np.zeros(3), np.full(3, 0.01**2)
-    state = rule.init(cohort_of(MOVES, [1, 1]).model)
+    state = rule.init(cohort_of(MOVES, [1, 1]).sent)
     for _ in range(4):
         found = aggregate(rule, cohort_of(MOVES + x.astype(np.float32), [1, 1], sent=x), state)
         m = 0.8 * m + 0.2 * move
@@ -738,7 +739,7 @@ def test_a_count_below_zero_is_refused():
         ]
 
     result = train(rule, engine=Altered(bench(rule), negative))[0]
-    assert result.ledger[0].status == "refused: labels with a count below zero"
+    assert result.ledger[0].status == "refused: labels of -1 is not from 0 to 1e+07"
 
 
 def test_label_counts_of_a_large_client_are_not_out_of_proportion():
@@ -841,7 +842,7 @@ def test_controls_of_the_similarity_keep_nothing_of_whose_it_is():
 
 @pytest.mark.parametrize("rounds", [2, 8, 15, 29, 57])
 def test_by_fraction_the_schedule_is_that_of_fifteen_rounds_at_any_number_of_rounds(rounds):
-    assert drawn("feddraw_variant", 0, rounds, clock="fraction").parts["gamma"] == 1
+    assert drawn("feddraw_variant", 0, rounds, clock="fraction").parts["gamma"] == pytest.approx(1)
     assert drawn("feddraw_variant", rounds - 1, rounds, clock="fraction").values == pytest.approx(
         [1 / 3] * 3
     )
@@ -947,10 +948,7 @@ def test_by_class_is_feddraw_where_rows_share_their_cosine_and_growth(moves, t):
     assert np.array_equal(found.values, plain.values)
     for piece in found.pieces:
         assert piece.values == pytest.approx(plain.values, abs=1e-6)
-    one, other = (
-        aggregate(method(n), cohort)
-        for n in ("feddraw", "feddraw_by_class")
-    )
+    one, other = (aggregate(method(n), cohort) for n in ("feddraw", "feddraw_by_class"))
     assert other.model.params == pytest.approx(one.model.params, abs=1e-5)
 
 
