@@ -18,8 +18,8 @@ SOURCE = Path(feddraw.__file__).parent
 # From the ground up: a room may import the rooms below it, and its own modules. Modules are named
 # by their path.
 ROOMS = [
-    {"errors", "naming", "grouping"},
-    {"system"},
+    {"errors"},
+    {"text", "system"},
     {"catalog", "core"},
     {"data", "models"},
     {"training"},
@@ -43,7 +43,7 @@ ROOMS = [
 ]
 # What these may know is less than all that is below them.
 ONLY = {
-    "system": {"errors", "naming"},
+    "system": {"errors"},
     "catalog": {"errors"},
     "secure.sums": {"errors"},
     "core": {"errors", "system"},

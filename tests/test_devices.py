@@ -44,7 +44,7 @@ from feddraw.training.augment import augment
 from feddraw.training.device_memory import GPU_CONTEXT, image_memory, memory_shortage, out_of_memory
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.image_feed import CopiedToDevice, KeptOnDevice
-from feddraw.training.loop import Examples, fit, loss_over_known
+from feddraw.training.loop import Examples, LocalTraining, fit, loss_over_known
 from feddraw.training.network import Network
 from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import compute_exactly, seeded_torch
@@ -84,8 +84,9 @@ def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
     def loss(logits, targets):
         return logits.mean() * (1e38 if next(batch) in overflows else 0.0)
 
-    about = (training, Correction(drift=drift), 0, loss, make_optimizer(network, training))
-    steps, _ = fit(network, tiny.examples(), np.arange(24), *about)
+    how = LocalTraining(training, loss, seed=0, correction=Correction(drift=drift))
+    optimizer = make_optimizer(network, training)
+    steps, _ = fit(network, optimizer, tiny.examples(), np.arange(24), how)
     assert steps == counted  # one at the least, that nothing is divided by zero
     moved = 1e-2 * (3 - len(overflows))
     np.testing.assert_allclose(before - network.read().params, moved, rtol=1e-4)

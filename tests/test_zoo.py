@@ -34,7 +34,7 @@ from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_toml
-from feddraw.training.client import client_group_counts
+from feddraw.training.client import group_counts
 from feddraw.training.server_images import choose_server_images
 from quadratics import Bowl, play
 from small import small
@@ -681,8 +681,8 @@ def test_group_counts_by_hand():
     targets = np.array([[1], [0], [1], [0], [1], [0]], np.float32)
     groups = np.array([0, 0, 1, 1, 1, -1], np.int8)
     # three images have the finding, so the three highest scores are called: rows 0, 1, 2
-    assert client_group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
-    assert client_group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
+    assert group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
+    assert group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
 
 
 def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):

@@ -43,7 +43,7 @@ from feddraw.server.collectors import CohortSums, Streaming, Together, joined, s
 from feddraw.server.gate import Gate, accept, inspect
 from feddraw.server.partial_labels import divided_among_labelling
 from feddraw.server.policy import Policy
-from feddraw.server.round import Round, RoundResult
+from feddraw.server.round import Collector, Round, RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
@@ -127,14 +127,12 @@ def federate(
     gate: Gate | None = None,
     policy: Policy | None = None,
     proxy: Any = None,
-    sizes: Sequence[int] | None = None,
+    collect: Collector | None = None,
     efforts: Callable[[int], Mapping[int, float]] | None = None,
     on_update: OnUpdate | None = None,
 ) -> Iterator[RoundResult]:
-    """A federation whose server has all updates at once, or streams where `sizes` are given."""
-    gate = gate or Gate()
-    policy = policy or Policy()
-    collect = Together(gate, policy, proxy) if sizes is None else Streaming(sizes, gate, policy)
+    """A federation whose server has all updates at once, unless `collect` says otherwise."""
+    collect = collect or Together(gate or Gate(), policy or Policy(), proxy)
     federation = Federation(
         method=method,
         engine=engine,
@@ -288,9 +286,10 @@ def together(
     rounds: int = 15,
     clients: Sequence[str] = NAMES,
     gate: Gate | None = None,
+    policy: Policy | None = None,
 ) -> RoundResult:
     """One round of a server that has all updates at once."""
-    collect = Together(gate or Gate(), proxy=server_images())
+    collect = Together(gate or Gate(), policy or Policy(), server_images())
     sampled = range(len(clients))
     return collect(Round(round, rounds, sent, method, state, clients, sampled), updates)
 

@@ -15,12 +15,11 @@ from torch import nn
 
 from feddraw.bench.timing import Timed, TimingSession, median_interval, ratio_of_times, seconds_of
 from feddraw.bench.workloads import PAPER_TRAINING, Workload, workloads
-from feddraw.core import Correction
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.machine import installed
 from feddraw.training.augment import augment
 from feddraw.training.client import Trainer
-from feddraw.training.loop import Examples, Rows, fit, predict
+from feddraw.training.loop import Examples, LocalTraining, Rows, fit, predict
 from feddraw.training.network import Network
 from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import one_thread
@@ -37,17 +36,12 @@ def measure_paper_step(session: TimingSession, step: Workload = PAPER_STEP) -> d
     trainer = step.trainer(feddraw().local)
     network, rows = trainer.network, np.arange(step.batch)
     training = replace(trainer.training, **PAPER_TRAINING)
-    arguments = (
-        training,
-        Correction(),
-        0,
-        trainer.smoothed_loss,
-        make_optimizer(network, training),
-    )
+    how = LocalTraining(training, trainer.smoothed_loss, seed=0)
+    optimizer = make_optimizer(network, training)
     with one_thread():
         works = {
             "training": lambda: seconds_of(
-                lambda: fit(network, trainer.examples, rows, *arguments)
+                lambda: fit(network, optimizer, trainer.examples, rows, how)
             ),
             "testing": lambda: seconds_of(lambda: predict(network, trainer.examples, rows)),
         }
@@ -99,14 +93,11 @@ def _training_step_ratios(session: TimingSession, workload: Workload) -> dict[st
 def _our_training_step(trainer: Trainer, rows: Rows) -> Timed:
     """Our loop, one step at a time, with the same clipping."""
     network, training = Network(*trainer.build()), replace(trainer.training, clip=5.0)
-    arguments = (
-        training,
-        Correction(),
-        0,
-        trainer.smoothed_loss,
-        make_optimizer(network, trainer.training),
+    how = LocalTraining(training, trainer.smoothed_loss, seed=0)
+    optimizer = make_optimizer(network, trainer.training)
+    return partial(
+        _timed_on_one_thread, lambda: fit(network, optimizer, trainer.examples, rows, how)
     )
-    return partial(_timed_on_one_thread, lambda: fit(network, trainer.examples, rows, *arguments))
 
 
 def _batch_reader(examples: Examples, batch: int, folder: Path) -> Timed:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from feddraw.bench.workloads import PAPER_TRAINING, Workload
-from feddraw.core import Correction, Local, Vector
+from feddraw.core import Local, Vector
 from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.rehearsal import step_time_factors
@@ -30,7 +30,7 @@ from feddraw.system.workers import belong_to_parent, cause_of_death, start_worke
 from feddraw.training.client import Trainer
 from feddraw.training.device_memory import allot_image_memory, memory_shortage_told, step_memory
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import fit, predict
+from feddraw.training.loop import LocalTraining, fit, predict
 from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import compute_exactly, seeded_torch
 from feddraw.training.settings import Training
@@ -129,14 +129,13 @@ class DeviceTrial:
         network, training = trainer.network, trainer.training
         network.load(start)
         with seeded_torch(1, network.device):
-            about = (
-                training,
-                Correction(),
-                1,
-                trainer.smoothed_loss,
+            fit(
+                network,
                 make_optimizer(network, training),
+                trainer.examples,
+                trainer.shards[0],
+                trainer.local_training(seed=1),
             )
-            fit(network, trainer.examples, trainer.shards[0], *about)
         return np.asarray(network.read().params - start.params)
 
     def _trainer(self, task: TrialTask) -> Trainer:
@@ -173,11 +172,10 @@ class DeviceTrial:
         """Seconds of so many steps."""
         training = replace(trainer.training, batch_size=batch, steps=steps)
         optimizer = make_optimizer(trainer.network, training)
-        arguments = (training, Correction(), 0, trainer.smoothed_loss, optimizer)
+        how = LocalTraining(training, trainer.smoothed_loss, seed=0)
         began = self._clock()
-        fit(
-            trainer.network, trainer.examples, trainer.shards[0], *arguments
-        )  # the mean loss waits for the device
+        # the mean loss waits for the device
+        fit(trainer.network, optimizer, trainer.examples, trainer.shards[0], how)
         return self._clock() - began
 
     def _clock(self) -> float:

@@ -28,7 +28,8 @@ def variance_equations(sizes: Floats, products: Floats) -> Floats:
     """Two rows (of sigma², of tau², the sum itself) from the scalar products of the clients' moves
     per step.
     """
-    clients, total = len(sizes), sizes.sum()
+    clients = len(sizes)
+    total = sizes.sum()
     by_size = sizes @ np.diag(products) - sizes @ products @ sizes / total
     plain = np.trace(products) - products.sum() / clients
     first = [clients - 1, total - sizes @ sizes / total, by_size]
@@ -41,10 +42,8 @@ def move_effects_rho(system: Floats) -> float:
     determinant = a * d - b * c
     if abs(determinant) <= SINGULAR * (a * d + b * c):
         return 0.0
-    within, between = (
-        (d * by_size - b * plain) / determinant,
-        (a * plain - c * by_size) / determinant,
-    )
+    within = (d * by_size - b * plain) / determinant
+    between = (a * plain - c * by_size) / determinant
     if between <= 0:
         return 0.0
     return between / within if within > 0 else math.inf

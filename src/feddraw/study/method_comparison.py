@@ -15,9 +15,9 @@ from itertools import product
 from feddraw.errors import UserError
 from feddraw.experiment.run_time_estimate import RunTimeEstimate, estimate_run_times
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.study.plan import PlannedRun, method_of, planned_run
 from feddraw.study.progress import StudyProgress
+from feddraw.text import grouped
 from feddraw.training.devices import WorkerPlace
 
 COMPARED_METHODS = ("feddraw", "fedavg", "uniform", "alone")

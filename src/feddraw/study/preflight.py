@@ -28,12 +28,12 @@ from feddraw.experiment import rehearsal, run_preparation
 from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.run_time_estimate import RunWork
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.study.progress import StudyProgress
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.machine import cores, free_memory
+from feddraw.text import grouped
 from feddraw.training.client import client_memory_extents
 
 PREFLIGHT_SECONDS = 95.0  # for everything, so that it ends within two minutes
