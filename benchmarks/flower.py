@@ -1,7 +1,7 @@
 """What a server does with ten replies of DenseNet121's size, beside Flower's FedAvg, from the same
 real messages.
 
-    python benchmarks/flower.py [--blocks 20]
+    python -m benchmarks.flower [--blocks 20]
 
 Both decode the messages and give the next model's record. Times are ratios from alternating blocks;
 memory is the process's peak beyond what it holds when the replies are there, each measured in a
@@ -27,7 +27,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.timing import TimingSession, ratio_of_times, seconds_of
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower.array_records import model_to_arrays

@@ -1,7 +1,7 @@
 """The numbers of docs/privacy.md.
 
-    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000] python
-    benchmarks/privacy.py lies RUN              (the folder of a run of feddraw without `secure`)
+    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000]
+    python benchmarks/privacy.py lies RUN         (the folder of a run of feddraw without `secure`)
     python benchmarks/privacy.py lengths [--scenario CHM-2]
 
 `distance`: how far a secure round is from the plain one, with the stated bound. `lies`: by what a

@@ -36,7 +36,6 @@ SOURCE = Path(feddraw.__file__).parent
 PRINTED_BY = {
     "analysis/statistics_in_words.py": ("stats",),
     "analysis/tidy_results.py": ("stats",),
-    "bench/document.py": ("bench",),
     "doctor/study_cost.py": ("study", "compare", "run"),
     "doctor/examination.py": ("doctor",),
     "experiment/settings.py": ("run", "study"),

@@ -19,7 +19,6 @@ import typer
 from feddraw import naming
 
 from feddraw.cli import (  # isort: skip
-    bench,
     compare,
     data,
     demo,
@@ -75,7 +74,6 @@ COMMANDS = (  # in the order of --help; a group has an app of its own
     paper.paper,
     verify.verify,
     listing.list_,
-    bench.bench,
     doctor.doctor,
     operator.app,
     site.app,
