@@ -21,10 +21,11 @@ from benchmarks.speed.made_up_model import (
     made_up_updates,
 )
 from benchmarks.speed.timing import Timed, TimingSession, ratio_of_times, seconds_of
-from feddraw.core import Cohort, Method, Model, Update
+from feddraw.core import Cohort, Method, Model, Update, Weighted
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
-from feddraw.server.round import aggregate_round
+from feddraw.server.collectors import CohortSums, Together, stepped
+from feddraw.server.round import Round
 
 
 def measure_server_step(
@@ -85,15 +86,31 @@ def reading_once(updates: Sequence[Update]) -> Timed:
 
 def whole_server_step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """All that a server does in a round: gate, weights, sum and ledger."""
-    names = client_names(CLIENTS)
-    state = method.init(sent)
-    return seconds_of(lambda: aggregate_round(4, 15, sent, method, state, updates, names))
+    round = Round(
+        number=4,
+        rounds=15,
+        sent=sent,
+        method=method,
+        state=method.init(sent),
+        clients=client_names(CLIENTS),
+        sampled=range(CLIENTS),
+    )
+    return seconds_of(lambda: Together()(round, updates))
 
 
 def weights_and_sum(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """Weights and sum, without the gate."""
     state = method.init(sent)
-    return seconds_of(lambda: method.aggregate(Cohort(4, 15, sent, updates, CLIENTS), state))
+    rule = method.aggregation
+    assert isinstance(rule, Weighted)
+    cohort = Cohort(4, 15, sent, updates, CLIENTS)
+
+    def aggregate() -> None:
+        weights, _ = rule.weighting.weigh(cohort, state["weighting"])
+        sums, _ = CohortSums.measured(rule, cohort, weights)
+        stepped(rule, sums, state)
+
+    return seconds_of(aggregate)
 
 
 def state_dict_loop(updates: Sequence[Update]) -> float:

@@ -163,4 +163,4 @@ def looks_at_classifier(method: Method) -> bool:
     whose.
     """
     asked = {"classifier", "findings", "groups"} & set(method.sends.values())
-    return "classifier" in method.weighting.needs or bool(asked)
+    return method.needs.layers == "classifier" or bool(asked)

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ Column = NDArray[np.float64]  # (clients,)
 Segment = tuple[
     slice, Column
 ]  # some consecutive parameters, and the clients' coefficients for them
+Own = TypeVar("Own")  # what holds for a slice of the parameters: coefficients, shares
 Pass = Callable[[Floats, Floats, Floats, Floats | None], Column]
 
 WORTH_COMPILING = 5_000_000  # numbers in all updates together
@@ -122,7 +123,9 @@ def _squares_of_blocks(moves: Floats, blocks: int) -> list[float]:
     return ends
 
 
-def segments_of_sum(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
+def segments_of_sum(
+    length: int, column: Own, segments: Sequence[tuple[slice, Own]]
+) -> Iterator[tuple[slice, Own]]:
     """The whole vector in order: the segments, and the slices between them with the coefficients of
     the rest.
     """

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddraw.core import Asked, Job, Local, Model, Update
+from feddraw.core import Job, Local, Model, Update
 from feddraw.engines import Engine, Rows, Scores
 from feddraw.engines._memory import EngineInbox, EngineWithMemory
 from feddraw.errors import OutOfMemory, RunFailed, UserError
@@ -49,7 +49,7 @@ class WorkerPlan:
     training: Training
     local: Local
     loss: Loss
-    asks: tuple[Asked, ...]
+    asks: tuple[str, ...]
     mean: float
     std: float
     shards: tuple[

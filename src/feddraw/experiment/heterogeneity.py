@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,8 @@ from feddraw.errors import UserError, at_least, not_negative, one_of
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
-from feddraw.federation import client_seed, federate
+from feddraw.federation import Federation, client_seed, federate
+from feddraw.server.collectors import Together
 
 Groups = dict[
     str, NDArray[np.intp]
@@ -60,23 +60,29 @@ def measure_heterogeneity(
 
 
 def _model_after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None) -> Model:
-    experiment, model = prepared.experiment, prepared.initial
-    done, jobs = 0, sum(len(prepared.efforts(round)) for round in range(rounds))
+    experiment = prepared.experiment
+    model = prepared.initial
+    jobs = sum(len(prepared.efforts(round)) for round in range(rounds))
+    done = 0
 
-    def told(*_: object) -> None:
+    def count(*_: object) -> None:
         nonlocal done
         done += 1
         if progress is not None:
             progress("training", done, jobs)
 
     with opened_engine(prepared) as engine:
-        how: dict[str, Any] = {
-            "rounds": rounds,
-            "seed": experiment.seed,
-            "efforts": prepared.efforts,
-        }
-        how |= {"gate": experiment.gate, "policy": experiment.policy, "on_update": told}
-        for result in federate(model, prepared.method, engine, prepared.clients, **how):
+        federation = Federation(
+            method=prepared.method,
+            engine=engine,
+            clients=prepared.clients,
+            rounds=rounds,
+            seed=experiment.seed,
+            collect=Together(experiment.gate, experiment.policy, prepared.proxy),
+            efforts=prepared.efforts,
+            on_update=count,
+        )
+        for result in federate(federation, model):
             model = result.next_model
     return model
 

@@ -136,12 +136,14 @@ def prepare(
     _warn_unlabelled(dataset, task.training_rows)
     build = network_builder(experiment, len(dataset.findings))
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
-    method.weighting.check(initial.layout)
+    method.check(initial.layout)
     trainer = make_trainer(
         on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen
     )
     evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
-    proxy = prepare_server_images(experiment, dataset, trainer) if method.weighting.proxy else None
+    proxy = (
+        prepare_server_images(experiment, dataset, trainer) if method.needs.server_images else None
+    )
     places = tuple(places_for_clients(experiment, len(task.clients)))
     setup = PreparedRun(
         **vars(task),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -23,18 +23,17 @@ from feddraw.experiment.device_placement import devices_record
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
-from feddraw.federation import OnUpdate, federate
+from feddraw.federation import Federation, OnUpdate, federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import check_tensorboard, tensorboard_log
-from feddraw.server.ledger import ledger_pieces_by_finding
-from feddraw.server.round import RoundResult
+from feddraw.server.collectors import Streaming, Together
+from feddraw.server.ledger import pieces_by_finding
+from feddraw.server.policy import Policy
+from feddraw.server.round import Collector, RoundResult
 from feddraw.system.file_reading import read_json
 from feddraw.training.device_memory import memory_shortage_told
-
-if TYPE_CHECKING:
-    from feddraw.secure.rounds.in_process import InProcessSecureRounds
 
 Evaluated = tuple[
     dict[str, Any], dict[str, NDArray[Any]]
@@ -193,24 +192,17 @@ def _carry_out_rounds(
         if checkpoint is not None:
             keeper.resume()
     sizes = [len(rows) for rows in setup.training_rows]
-    rounds = federate(
-        model,
-        method,
-        engine,
-        setup.clients,
+    federation = Federation(
+        method=method,
+        engine=engine,
+        clients=setup.clients,
         rounds=experiment.rounds,
         seed=experiment.seed,
-        start=start,
-        state=state,
-        gate=experiment.gate,
-        policy=None if method.centralised else experiment.policy,
+        collect=_collector(setup, sizes),
         efforts=setup.efforts,
-        proxy=setup.proxy,
-        sizes=sizes if experiment.stream else None,
         on_update=on_update,
-        secure_rounds=_secure_rounds(setup, sizes) if experiment.secure else None,
     )
-    for plain in rounds:
+    for plain in federate(federation, model, start=start, state=state):
         last = plain.round == experiment.rounds - 1
         began = time.perf_counter()
         scored, predictions = evaluate_round(setup, engine, plain.model, final=last)
@@ -221,7 +213,7 @@ def _carry_out_rounds(
             else {}
         )
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
-        pieces = ledger_pieces_by_finding(plain.pieces, setup.dataset.findings)
+        pieces = pieces_by_finding(plain.pieces, setup.dataset.findings)
         result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)
@@ -242,13 +234,25 @@ def _carry_out_rounds(
         folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, kept)
 
 
-def _secure_rounds(setup: PreparedRun, sizes: list[int]) -> InProcessSecureRounds:
-    from feddraw.secure.rounds.in_process import InProcessSecureRounds
+def _collector(setup: PreparedRun, sizes: list[int]) -> Collector:
+    """How the server takes updates in: under masks, one by one, or all together."""
+    experiment = setup.experiment
+    policy = Policy() if setup.method.centralised else experiment.policy
+    if experiment.secure:
+        from feddraw.secure.rounds.in_process import InProcessSecureRounds
 
-    name, settings = setup.experiment.section("method")
-    return InProcessSecureRounds(
-        setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled
-    )
+        name, settings = experiment.section("method")
+        return InProcessSecureRounds(
+            clients=setup.clients,
+            sizes=sizes,
+            section={"name": name} | settings,
+            labelled=setup.trainer.labelled,
+            gate=experiment.gate,
+            policy=policy,
+        )
+    if experiment.stream:
+        return Streaming(sizes=sizes, gate=experiment.gate, policy=policy)
+    return Together(gate=experiment.gate, policy=policy, proxy=setup.proxy)
 
 
 def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:

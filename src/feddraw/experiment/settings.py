@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from feddraw import catalog
-from feddraw.core import Method
+from feddraw.core import Method, why_not_secure, why_not_streaming
 from feddraw.core.participation import Participation
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
@@ -24,9 +24,9 @@ from feddraw.experiment.method_by_name import (
     method_with_defaults,
 )
 from feddraw.results.kept_models import Keep
+from feddraw.server.collectors import check_stream_limits
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.server.streaming import check_stream_limits
 from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
@@ -310,11 +310,9 @@ def complete(experiment: Experiment) -> Experiment:
 
 
 def _check_stream_settings(experiment: Experiment, method: Method) -> None:
-    if not method.streams:
-        raise UserError(
-            f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which"
-            " can)"
-        )
+    if why := why_not_streaming(method):
+        name = experiment.section("method")[0]
+        raise UserError(f"{name} cannot stream: {why} (`feddraw list methods` shows which can)")
     check_stream_limits(experiment.gate, experiment.policy)
 
 
@@ -322,7 +320,7 @@ def _check_secure_settings(experiment: Experiment, method: Method) -> None:
     import feddraw.secure.sums  # noqa: F401 - says so if cryptography is not installed
 
     name = experiment.section("method")[0]
-    if why := method.secure.why_not:
+    if why := why_not_secure(method):
         raise UserError(
             f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)"
         )

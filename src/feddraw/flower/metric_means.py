@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
+from feddraw.core import MOST_IMAGES
 from feddraw.flower.reply_intake import SECONDS, metrics_in_reply
 from feddraw.naming import safe_line
-from feddraw.server.gate import MOST_IMAGES
 
 log = logging.getLogger("flwr")
 

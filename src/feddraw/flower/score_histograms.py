@@ -16,7 +16,7 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from feddraw.analysis.metrics import metrics_table
-from feddraw.server.gate import MOST_IMAGES
+from feddraw.core import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
 EVALUATED_SPLITS = ("validation", "test")

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from feddraw.analysis.evaluation import Evaluator
-from feddraw.core import Model, Proxy
+from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
 from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
@@ -45,7 +45,6 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
-from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord
 from feddraw.system.file_reading import read_jsonl
 
@@ -77,7 +76,7 @@ class ServerEvaluation:
             )
             self._evaluate_on(setup.dataset)
             self._evaluator = setup.evaluator  # with the clients' holdouts
-        self.method.weighting.check(self.initial.layout)
+        self.method.check(self.initial.layout)
 
     def _evaluate_on(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -87,7 +86,7 @@ class ServerEvaluation:
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
         self.proxy = (
             prepare_server_images(self.experiment, dataset, trainer)
-            if self.method.weighting.proxy
+            if self.method.needs.server_images
             else None
         )
 

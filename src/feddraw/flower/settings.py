@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from feddraw.catalog import check_setting_types
+from feddraw.core import why_no_policy
 from feddraw.core.participation import Participation
 from feddraw.data.corruption import Corruption
 from feddraw.data.finding_names import PAPER_FINDINGS, canonical_finding
@@ -24,7 +25,7 @@ from feddraw.experiment.settings import (
     make_method,
     parse_settings,
 )
-from feddraw.server.policy import Policy, why_no_policy
+from feddraw.server.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 other.
 
 Sampling, messages and records follow Flower's FedAvg; replies are aggregated by
-`server.round.aggregate_round`, as in every other engine. Unlike in FedAvg, sampling has its own
+`server.collectors.Together`, as in every other engine. Unlike in FedAvg, sampling has its own
 seed, waiting for nodes has an end, replies are taken in client order, a broken one is left out, and
 integer tensors stay integers.
 """
@@ -46,10 +46,11 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import SiteDirectory, site_directory_from
+from feddraw.server.collectors import Together
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, ledger_pieces_by_finding
+from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, pieces_by_finding
 from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
-from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
+from feddraw.server.round import Round, RoundRecord, RoundResult
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.system.file_reading import read_jsonl
 
@@ -143,7 +144,7 @@ class MethodStrategy(FedAvg):
             train_metrics_aggr_fn or weighted_metric_means,
             evaluate_metrics_aggr_fn or weighted_metric_means,
         )
-        if method.weighting.proxy and proxy is None:
+        if method.needs.server_images and proxy is None:
             raise UserError("this weighting needs labelled images at the server: give proxy=")
         if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
             raise UserError(
@@ -335,7 +336,7 @@ class MethodStrategy(FedAvg):
         """Take over a model that we did not make; with the first one, the state starts."""
         layout = self._model_layout(arrays)
         if self.model is None or self.state is None:
-            self.method.weighting.check(layout)
+            self.method.check(layout)
             log.info("classifier: %s", classifier_in_words(layout.classifier, layout.outputs))
         self.model, self._arrays = arrays_to_model(arrays, layout), arrays
         if self.state is None:
@@ -550,7 +551,7 @@ class MethodStrategy(FedAvg):
             "seconds": seconds,
             "client_seconds": took,
         }
-        pieces = ledger_pieces_by_finding(result.pieces, self.findings)
+        pieces = pieces_by_finding(result.pieces, self.findings)
         self._record_round(
             RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about)
         )
@@ -579,17 +580,17 @@ class MethodStrategy(FedAvg):
         )
         self._warn_of_sizes({self.clients[update.client]: update.size for update in updates})
         asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
-        this = (
-            round,
-            self.rounds,
-            self.model,
-            self.method,
-            self.state,
-            updates,
-            self._all_client_names,
-            self.gate,
+        this_round = Round(
+            number=round,
+            rounds=self.rounds,
+            sent=self.model,
+            method=self.method,
+            state=self.state,
+            clients=self._all_client_names,
+            sampled=asked,
         )
-        result = aggregate_round(*this, asked=asked, proxy=self.proxy, policy=self.policy)
+        collect = Together(gate=self.gate, policy=self.policy, proxy=self.proxy)
+        result = collect(this_round, updates)
         return result, refused, {self.clients[update.client]: update.seconds for update in updates}
 
     def _aggregate_secure_sums(
@@ -670,7 +671,7 @@ class MethodStrategy(FedAvg):
         self.classifier = self.model.layout.classifier if self.model else self.classifier
         shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
         layout = self._model_layout(shared)
-        self.method.weighting.check(layout)
+        self.method.check(layout)
         self.model, self._arrays, self._room = arrays_to_model(shared, layout), shared, None
         self.state = self.method.init(self.model)
 

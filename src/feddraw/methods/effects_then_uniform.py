@@ -8,25 +8,28 @@ FedDRAW's beta_t: 1 in round 0, 0 in the last.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from feddraw.core import (
-    TWO_SUMS,
-    Cohort,
+    AfterFirstSum,
+    ClientView,
+    Column,
     Facts,
-    Local,
+    Layout,
     Measurement,
     Method,
+    Needs,
     Parts,
-    Server,
+    Score,
     State,
     Vector,
-    Weights,
+    Weighted,
 )
-from feddraw.core.schedules import LAM, Floats, beta
+from feddraw.core.schedules import LAM, beta
 from feddraw.errors import at_least, positive
 from feddraw.methods.random_effects import RandomEffects, weights_by_rho
 
@@ -34,11 +37,23 @@ NEVER = 1 << 20  # rounds between measurements: only round 0 is a multiple of it
 
 
 @dataclass(frozen=True)
-class EffectsThenUniform(RandomEffects):
+class EffectsThenUniform(AfterFirstSum):
+    measurement: Measurement = field(default_factory=Measurement)
     until: int = 3
     lam: float = LAM
 
-    secure = TWO_SUMS
+    contributes = "gradients"
+
+    @property
+    def needs(self) -> Needs:
+        return self._effects.needs
+
+    @property
+    def _effects(self) -> RandomEffects:
+        return RandomEffects(self.measurement)
+
+    def check(self, layout: Layout) -> None:
+        self._effects.check(layout)
 
     def init(self) -> State:
         return {"rho": 0.0, "measured": 0}
@@ -47,46 +62,40 @@ class EffectsThenUniform(RandomEffects):
         every = NEVER if state["measured"] >= self.until else 1
         return replace(self.measurement, every=every).as_broadcast()
 
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        found, _ = super().weigh(cohort, {})
-        state, part = (
-            self._with_rho_measured(found.parts["rho"], state),
-            self._effects_share(cohort),
-        )
-        values = part * weights_by_rho(cohort.sizes, state["rho"]) + (1 - part) / len(
-            cohort.updates
-        )
-        return Weights(values, {**found.parts, "rho": state["rho"], "beta": part}), state
+    def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
+        return self._effects.contribute(client, facts, place)
 
-    def inform(
-        self, total: Floats, facts: Facts, places: Sequence[int], state: State
-    ) -> tuple[Floats, Parts, State]:
-        _, parts, _ = super().inform(total, facts, places, {})
-        state = self._with_rho_measured(parts["rho"], state)
-        return (
-            np.array([state["rho"]]),
-            {**parts, "rho": state["rho"], "beta": self._effects_share(facts)},
-            state,
-        )
+    def conclude(
+        self, total: Column, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Column, Parts, State]:
+        _, parts, _ = self._effects.conclude(total, facts, places, {})
+        state = self._with_measured(parts["rho"], state)
+        shown = {**parts, "rho": state["rho"], "beta": self._effects_share(facts)}
+        return np.array([state["rho"]]), shown, state
 
-    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        part = self._effects_share(facts)
-        values = part * weights_by_rho(facts.sizes, float(facts.told[0])) + (1 - part) / len(
-            facts.sizes
-        )
-        return float(values[place] / values.max()), float(values[place] / values.max())
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        return self._log_weight(facts, place), {"prior": float(facts.priors[place])}
 
-    def _effects_share(self, at: Cohort | Facts) -> float:
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        log_weight = self._log_weight(facts, place)
+        return log_weight, log_weight
+
+    def _log_weight(self, facts: Facts, place: int) -> float:
+        share = self._effects_share(facts)
+        by_effects = weights_by_rho(facts.sizes, float(facts.told[0]))
+        return math.log(share * by_effects[place] + (1 - share) / len(facts.sizes))
+
+    def _effects_share(self, facts: Facts) -> float:
         """How much of the weights is that of random effects."""
-        part = beta(at.round, at.rounds, lam=self.lam, beta_max=1.0)
-        return 1.0 if part is None else part
+        share = beta(facts.round, facts.rounds, lam=self.lam, beta_max=1.0)
+        return 1.0 if share is None else share
 
-    def _with_rho_measured(self, now: object, state: State) -> State:
+    def _with_measured(self, rho: object, state: State) -> State:
         """With one more measurement, before round `until`."""
         count = state["measured"]
-        if not (isinstance(now, float) and count < self.until):
+        if not (isinstance(rho, float) and count < self.until):
             return state
-        return {"rho": (state["rho"] * count + now) / (count + 1), "measured": count + 1}
+        return {"rho": (state["rho"] * count + rho) / (count + 1), "measured": count + 1}
 
 
 def effects_then_uniform(
@@ -96,7 +105,5 @@ def effects_then_uniform(
     measurement = Measurement(
         at_least("batches", batches, 2), at_least("batch_size", batch_size, 2)
     )
-    rule = EffectsThenUniform(
-        measurement, until=at_least("until", until, 1), lam=positive("lam", lam)
-    )
-    return Method(Local(), rule, Server())
+    rule = EffectsThenUniform(measurement, at_least("until", until, 1), positive("lam", lam))
+    return Method(Weighted(rule))

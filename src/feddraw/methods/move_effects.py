@@ -16,18 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import (
-    Cohort,
-    Layout,
-    Local,
-    Method,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    gram,
-    not_secure,
-)
+from feddraw.core import Cohort, Layout, Method, Needs, State, Weighted, Weighting, Weights, gram
 from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import at_least
 from feddraw.methods.random_effects import LARGEST_RHO, weights_by_rho
@@ -65,11 +54,7 @@ def move_effects_rho(system: Floats) -> float:
 class EffectsOfMoves(Weighting):
     until: int = 3
 
-    needs = "sizes, classifier, steps"
-    cost = "O(K² d) of one layer"
-    secure = not_secure(
-        "sums of moves beside the weighted one can leave a single client's as their difference"
-    )
+    needs = Needs(sizes=True, layers="classifier", steps=True, cost="O(K² d) of one layer")
 
     def check(self, layout: Layout) -> None:
         layout.find("classifier")
@@ -80,9 +65,9 @@ class EffectsOfMoves(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sizes = cohort.sizes
         if state["rounds"] < self.until and len(sizes) > 1:
-            sent = cohort.model.params[cohort.model.layout.find("classifier")].astype(np.float64)
+            sent = cohort.sent.params[cohort.sent.layout.find("classifier")].astype(np.float64)
             moves = np.asarray(
-                (cohort.piece("classifier") - sent) / cohort.steps[:, None]
+                (cohort.layer("classifier") - sent) / cohort.steps[:, None]
             )  # of one step
             now = variance_equations(sizes, gram(moves, np.zeros(moves.shape[1])))
             state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
@@ -94,4 +79,4 @@ class EffectsOfMoves(Weighting):
 
 def move_effects(until: int = 3) -> Method:
     """Between size and equal weights: the more the clients' moves differ, the more equal."""
-    return Method(Local(), EffectsOfMoves(at_least("until", until, 1)), Server())
+    return Method(Weighted(EffectsOfMoves(at_least("until", until, 1))))

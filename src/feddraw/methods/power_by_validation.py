@@ -14,31 +14,36 @@ import numpy as np
 
 from feddraw.core import (
     Cohort,
-    Local,
     Method,
     Model,
-    Server,
+    Needs,
     State,
+    Weighted,
     Weighting,
     Weights,
-    not_secure,
     weighted_sum,
 )
-from feddraw.core.schedules import size_prior
+from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import at_least
-from feddraw.methods.size_power import shares_by_power
 
 POWERS = (1.0, 0.5, 0.0)  # of equal losses the first is taken
+
+
+def shares_by_power(sizes: Floats, power: float) -> Floats:
+    """n to a power, normalised; the largest size is 1 before, so that no power overflows."""
+    return size_prior((sizes / sizes.max()) ** power)
 
 
 @dataclass(frozen=True)
 class ChosenPower(Weighting):
     phase: int = 4
 
-    needs = "sizes, models"
-    proxy = True
-    secure = not_secure("the server tests averages under several weights, and a sum has one")
-    cost = "three passes over the server's images in the last round of a phase"
+    needs = Needs(
+        sizes=True,
+        layers="all",
+        server_images=True,
+        cost="three passes over the server's images in the last round of a phase",
+    )
 
     def init(self) -> State:
         return {"power": 1.0}
@@ -57,9 +62,9 @@ def _validation_loss(cohort: Cohort, power: float) -> float:
     values = shares_by_power(cohort.sizes, power)
     counters = np.max([update.model.counters for update in cohort.updates], axis=0)
     buffers = weighted_sum(values, cohort.buffers)
-    return cohort.proxy.loss(Model(cohort.combine(values), buffers, counters, cohort.model.layout))
+    return cohort.proxy.loss(Model(cohort.averaged(values), buffers, counters, cohort.sent.layout))
 
 
 def power_by_validation(phase: int = 4) -> Method:
     """Size to a power that the server's images choose, phase by phase."""
-    return Method(Local(), ChosenPower(at_least("phase", phase, 1)), Server())
+    return Method(Weighted(ChosenPower(at_least("phase", phase, 1))))

@@ -7,75 +7,63 @@ round to the next. The first time they do not, all clients count the same from t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from feddraw.core import (
-    TWO_SUMS,
-    Cohort,
+    LOSS,
+    AfterFirstSum,
+    ClientView,
+    Column,
     Facts,
-    Local,
     Method,
+    Needs,
     Parts,
-    Server,
+    Score,
     State,
-    Weighting,
-    Weights,
-    normalize,
+    Weighted,
 )
-from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import below_one
 
 
 @dataclass(frozen=True)
-class SizeUntilSlow(Weighting):
+class SizeUntilSlow(AfterFirstSum):
     least: float = 0.05
 
-    asks = ("loss",)
-    secure = TWO_SUMS
+    needs = Needs(sizes=True, asks=(LOSS,))
 
     def init(self) -> State:
         return {"loss": -1.0, "slow": 0}  # no loss yet
 
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior = size_prior(cohort.sizes)
-        state = self._state_after(float(prior @ cohort.number("loss")), state)
-        weights = (
-            normalize(np.ones(len(prior)), prior=prior)
-            if state["slow"]
-            else Weights(prior, {"prior": prior})
-        )
-        return weights, state
+    def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
+        return np.array([facts.priors[place] * client.number("loss")])
 
-    def _state_after(self, loss: float, state: State) -> State:
+    def conclude(
+        self, total: Column, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Column, Parts, State]:
+        loss = float(total[0] / facts.priors[list(places)].sum())
         before = state["loss"]
-        return {
-            "loss": loss,
-            "slow": int(state["slow"] or (before >= 0 and not loss <= (1 - self.least) * before)),
-        }
+        fell = before < 0 or loss <= (1 - self.least) * before
+        slow = int(state["slow"] or not fell)
+        return np.array([float(slow)]), {}, {"loss": loss, "slow": slow}
 
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
-        return np.asarray(facts.priors[place] * cohort.number("loss"))
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        return self._log_weight(facts, place), {"prior": float(facts.priors[place])}
 
-    def inform(
-        self, total: Floats, facts: Facts, places: Sequence[int], state: State
-    ) -> tuple[Floats, Parts, State]:
-        state = self._state_after(float(total[0] / facts.priors[list(places)].sum()), state)
-        return np.array([float(state["slow"])]), {}, state
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        log_weight = self._log_weight(facts, place)
+        return log_weight, log_weight
 
-    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        return self.own_limits(facts, place)[0]
+    def _log_weight(self, facts: Facts, place: int) -> float:
+        return 0.0 if facts.told[0] else math.log(facts.sizes[place])
 
-    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        own = 1.0 if facts.told[0] else float(facts.sizes[place] / facts.sizes.max())
-        return own, own
-
-    def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)]}
 
 
 def size_until_slow(least: float = 0.05) -> Method:
     """By size until the loss falls slowly, then equal weights."""
-    return Method(Local(), SizeUntilSlow(below_one("least", least)), Server())
+    return Method(Weighted(SizeUntilSlow(below_one("least", least))))

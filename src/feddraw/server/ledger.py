@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Piece, Update, class_row_name
-from feddraw.server.gate import GateVerdict
-from feddraw.server.policy import policy_remark
+from feddraw.core import Piece, Update, output_name
+from feddraw.server.aggregate import Aggregate
+from feddraw.server.gate import Verdict
+from feddraw.server.policy import remark_on_limit
 
 # the columns of numbers that every version's ledger has
 LEDGER_NUMBERS = (
@@ -78,13 +79,13 @@ class PieceEntry:
     clause: str = ""
 
 
-def ledger_remarks(
-    verdicts: Mapping[int, GateVerdict],
+def remarks(
+    verdicts: Mapping[int, Verdict],
     sizes: Mapping[int, float],
     limited_sizes: Mapping[int, tuple[float, str]],
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
-) -> dict[int, GateVerdict]:
+) -> dict[int, Verdict]:
     """The verdicts; the gate's notes are followed by what the policy changed about a client's size
     and its weight.
     """
@@ -96,7 +97,7 @@ def ledger_remarks(
             size, setting = limited_sizes[client]
             notes.append(f"says {sizes[client]} images, {size} count (policy.{setting})")
         if limited is not None:
-            notes.append(policy_remark(limited, index))
+            notes.append(remark_on_limit(limited, index))
         found[client] = replace(verdicts[client], note="; ".join(filter(None, notes)))
     return found
 
@@ -106,12 +107,12 @@ def ledger_of(
     clients: Sequence[str],
     asked: Collection[int],
     updates: Sequence[Update],
-    verdicts: Mapping[int, GateVerdict],
+    verdicts: Mapping[int, Verdict],
     aggregate: Aggregate | None,
 ) -> tuple[LedgerEntry, ...]:
     """One line per client of the federation, counted or not, and per stranger that answered."""
     received = {update.client: update for update in updates}
-    shares = _ledger_weight_columns(
+    shares = _weight_columns(
         [client for client in received if not verdicts[client].reason], verdicts, aggregate
     )
     names = dict(enumerate(clients))
@@ -132,8 +133,8 @@ def ledger_of(
     return tuple(lines)
 
 
-def _ledger_weight_columns(
-    counted: Sequence[int], verdicts: Mapping[int, GateVerdict], aggregate: Aggregate | None
+def _weight_columns(
+    counted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
 ) -> dict[int, dict[str, Any]]:
     """Weight, influence and the parts of the weight, by client."""
     if aggregate is None:
@@ -157,6 +158,18 @@ def _ledger_weight_columns(
     }
 
 
+def with_refusals(
+    ledger: tuple[LedgerEntry, ...], reasons: Mapping[str, str]
+) -> tuple[LedgerEntry, ...]:
+    """The ledger with clients, by name, whose updates could not even be read."""
+    return tuple(
+        replace(entry, status=f"refused: {reasons[entry.client]}")
+        if entry.client in reasons
+        else entry
+        for entry in ledger
+    )
+
+
 def piece_entries(
     round: int, counted: Sequence[str], aggregate: Aggregate | None
 ) -> tuple[PieceEntry, ...]:
@@ -169,11 +182,11 @@ def piece_entries(
     )
 
 
-def ledger_pieces_by_finding(
+def pieces_by_finding(
     pieces: tuple[PieceEntry, ...], findings: Sequence[str]
 ) -> tuple[PieceEntry, ...]:
     """The classifier's rows under the names of their findings, where these are known."""
-    names = {class_row_name(number): name for number, name in enumerate(findings)}
+    names = {output_name(number): name for number, name in enumerate(findings)}
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Bound, Cohort, LimitedWeights, Method, Piece, Server, Update, Weights
+from feddraw.core import Cohort, LimitedWeights, Method, Piece, Update, Weights, why_no_policy
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.system.file_reading import read_toml
 
@@ -169,21 +169,14 @@ class Policy:
             np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high
         )
 
-    def bound(self, clients: Sequence[str], server: Server) -> Bound | None:
-        """The function that limits the weights of a cohort; None where nothing is limited."""
+    def bounded(self, weights: Weights, cohort: Cohort, clients: Sequence[str]) -> Weights:
+        """The nearest weights that keep the limits; the same ones where nothing is limited."""
         if not self.limits_weights:
-            return None
-
-        def bounded(cohort: Cohort, weights: Weights) -> Weights:
-            limits = self.limits([clients[client] for client in cohort.clients])
-            values, limited = limits.apply(weights.values)
-            pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
-            found = replace(weights, values=values, pieces=pieces, limited=limited)
-            if server.proportional:
-                _check_proportional_server(server, cohort, found)
-            return found
-
-        return bounded
+            return weights
+        limits = self.limits([clients[client] for client in cohort.clients])
+        values, limited = limits.apply(weights.values)
+        pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
+        return replace(weights, values=values, pieces=pieces, limited=limited)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,25 +263,7 @@ def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats
     return np.asarray(np.clip(point - shift, lower, upper))
 
 
-def why_no_policy(method: Method) -> str:
-    """Why limits on the weights would not limit a client's influence under a method; empty where
-    they do.
-    """
-    if not method.server.takes_weights:
-        return "its server rule takes no weights"
-    if not method.weighting.sums_to_one:
-        return "its coefficients also scale the model, they are not shares"
-    if method.weighting.selects:
-        return "it selects clients, and limits would bring in those that it left out"
-    if not (method.server.proportional or method.server.limitable):
-        return (
-            "its server rule turns weights into coefficients by numbers that the clients report"
-            " themselves"
-        )
-    return ""
-
-
-def policy_remark(limited: LimitedWeights, index: int) -> str:
+def remark_on_limit(limited: LimitedWeights, index: int) -> str:
     """For the ledger's status: how a client's weight met a limit; empty where none decided it, or
     it is fixed.
     """
@@ -304,19 +279,6 @@ def policy_remark(limited: LimitedWeights, index: int) -> str:
 def _limited_piece(limits: WeightLimits, piece: Piece) -> Piece:
     values, limited = limits.apply(piece.values)
     return replace(piece, values=values, limited=limited)
-
-
-def _check_proportional_server(server: Server, cohort: Cohort, weights: Weights) -> None:
-    """Refuse a rule that is declared proportional and is not: it would exceed the limits."""
-    given = server.coefficients(cohort, replace(weights, pieces=()))
-    total = given.sum()
-    if np.isfinite(given).all() and not np.allclose(
-        given, total * weights.values, atol=1e-9 * abs(total)
-    ):
-        raise UserError(
-            f"a policy cannot limit {type(server).__name__}: its coefficients are not proportional"
-            " to its weights"
-        )
 
 
 def size_as_int_if_whole(size: float) -> float:

@@ -89,7 +89,7 @@ class StudySurvey:
         task = run_preparation.prepare_task(planned.complete, data)
         self.work[planned.name] = RunWork.of_task(task)
         if initial is not None:
-            task.method.weighting.check(initial.layout)
+            task.method.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
         sizes = [len(rows) for rows in data.training_rows]
         self.clients.setdefault(planned.label["scenario"], sizes)

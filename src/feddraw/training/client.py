@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from feddraw import core
 from feddraw.core import (
-    Asked,
     Correction,
     Extent,
     Job,
@@ -49,11 +48,12 @@ class Trainer:
     training: Training
     local: Local
     loss: Loss = nn.functional.binary_cross_entropy_with_logits
-    asks: tuple[Asked, ...] = ()  # what the weighting or the server wants to know of every client
+    asks: tuple[str, ...] = ()  # what the weighting or the server wants to know of every client
 
     @property
     def sends(self) -> dict[str, Extent]:
-        return core.extras_of(self.local, self.asks)
+        extras = core.extras_of(self.local, self.asks)
+        return {name: extra.extent for name, extra in extras.items()}
 
     def __post_init__(self) -> None:
         keep_freed_memory()
@@ -189,7 +189,7 @@ class _Client:
         loop.fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
         return network.read()
 
-    def answer(self, question: Asked, trained: Model) -> Vector:
+    def answer(self, question: str, trained: Model) -> Vector:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
         return (
             self._measured[question]
@@ -197,7 +197,7 @@ class _Client:
             else self._answer(question, trained)
         )
 
-    def _answer(self, question: Asked, trained: Model) -> Vector:
+    def _answer(self, question: str, trained: Model) -> Vector:
         rows, examples = self._trainer.shards[self._job.client], self._trainer.examples
         targets = examples.targets[rows]
         if question == "gradient":
@@ -222,14 +222,14 @@ class _Client:
         )
 
     @cached_property
-    def _measured(self) -> dict[Asked, Vector]:
+    def _measured(self) -> dict[str, Vector]:
         """The mean of some batch gradients, and their spread; zeros in a round without a
         measurement.
         """
         job, how, found = (
             self._job,
             Measurement.from_broadcast(self._job.broadcast),
-            dict[Asked, Vector](),
+            dict[str, Vector](),
         )
         for question in [name for name in core.GRADIENT_MEANS if name in self._trainer.asks]:
             layer = "all" if question == "gradient mean" else "classifier"
