@@ -151,7 +151,9 @@ def decode_safetensors(path: Path) -> Document:
 def decode_table(path: Path) -> Document:
     """A CSV file's rows, by round, client and piece where it has such columns."""
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [{key: decode_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+        rows = [
+            {key: decode_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)
+        ]
     return rows_by_client(rows)
 
 
@@ -186,7 +188,9 @@ def decode_report(markdown: str) -> Document:
     for heading, lines in _report_sections(markdown):
         tables = list(_markdown_tables(lines))
         prose = " ".join(line for line in lines if not line.startswith(("|", "!")))
-        numbers = [decode_cell(one.replace("−", "-").replace(",", "")) for one in NUMBER.findall(prose)]
+        numbers = [
+            decode_cell(one.replace("−", "-").replace(",", "")) for one in NUMBER.findall(prose)
+        ]
         found[heading] = {"tables": tables, "numbers": numbers}
     return found
 
@@ -203,7 +207,11 @@ def _markdown_tables(lines: list[str]) -> Iterator[Document]:
     """Rows by their first cell, or by their number where that does not tell them apart."""
     blocks = re.split(r"\n(?!\|)", "\n" + "\n".join(lines))
     for block in blocks:
-        rows = [line.strip().strip("|").split("|") for line in block.splitlines() if line.startswith("|")]
+        rows = [
+            line.strip().strip("|").split("|")
+            for line in block.splitlines()
+            if line.startswith("|")
+        ]
         if len(rows) < 3:
             continue
         columns = [cell.strip() or f"column {number}" for number, cell in enumerate(rows[0])]

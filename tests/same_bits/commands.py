@@ -82,7 +82,18 @@ def every_answer(bench: Workbench) -> Cases:
 
 # ------------------------------------------------------------------------------------ the command line
 
-TYPED = ("--scenario", "quantity", "--model", "plain", "--size", "28", "--rounds", "2", "--epochs", "1")
+TYPED = (
+    "--scenario",
+    "quantity",
+    "--model",
+    "plain",
+    "--size",
+    "28",
+    "--rounds",
+    "2",
+    "--epochs",
+    "1",
+)
 TYPED += ("--batch-size", "16", "--set", "scenario.clients=4", "--set", "model.width=4")
 TYPED += ("--set", "data.train=160", "--set", "data.validation=48", "--set", "data.test=48")
 

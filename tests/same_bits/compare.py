@@ -35,8 +35,24 @@ from renames import Renames
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "35e9a6b"
 SHOWN_DIFFERENCES, SHOWN_CASES = 12, 8
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-COLUMNS = ("part", "cases", "refused", "models", "values", "differ", "explained", "only base", "only here", "errors")
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
+COLUMNS = (
+    "part",
+    "cases",
+    "refused",
+    "models",
+    "values",
+    "differ",
+    "explained",
+    "only base",
+    "only here",
+    "errors",
+)
 
 
 def chosen_parts(only: str, without: str, quick: bool = False) -> list[str]:
@@ -58,7 +74,9 @@ def _parts_named(words: str) -> list[str]:
 
 def check_out(commit: str, folder: Path) -> None:
     """The code of a commit, in a folder; the repository itself is left as it is."""
-    packed = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
+    packed = subprocess.run(
+        ["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False
+    )
     if packed.returncode:
         sys.exit(f"git archive {commit}: {packed.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
@@ -68,7 +86,16 @@ def check_out(commit: str, folder: Path) -> None:
 def produce(name: str, tree: Path, out: Path, parts: Sequence[str], quick: bool) -> int:
     """Carry out all cases with one tree's code; its lines are shown under its name."""
     script = Path(__file__).with_name("produce.py")
-    words = [sys.executable, str(script), "--tree", str(tree), "--out", str(out), "--parts", ",".join(parts)]
+    words = [
+        sys.executable,
+        str(script),
+        "--tree",
+        str(tree),
+        "--out",
+        str(out),
+        "--parts",
+        ",".join(parts),
+    ]
     environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(tree / "src")}
     process = subprocess.Popen(
         [*words, *(["--quick"] if quick else [])],
@@ -80,7 +107,9 @@ def produce(name: str, tree: Path, out: Path, parts: Sequence[str], quick: bool)
     return process.wait()
 
 
-def produce_side_by_side(trees: dict[str, Path], out: Path, parts: Sequence[str], quick: bool) -> None:
+def produce_side_by_side(
+    trees: dict[str, Path], out: Path, parts: Sequence[str], quick: bool
+) -> None:
     """Both trees at once, one core each; stops if either cannot."""
     codes: dict[str, int] = {}
 
@@ -133,8 +162,13 @@ def details_of(found: Comparison, names: Renames) -> list[str]:
     lines += _listed("only here", [case for part in parts for case in part.here_only])
     if moved:
         gone = ", ".join(f"{name} ({where})" for name, where in names.methods_moved_out.items())
-        lines.append(f"{len(moved)} cases only in base are of methods that left the catalogue: {gone}")
-    lines += [f"former name still in use here: {name}, {n} cases" for name, n in found.former_names.items()]
+        lines.append(
+            f"{len(moved)} cases only in base are of methods that left the catalogue: {gone}"
+        )
+    lines += [
+        f"former name still in use here: {name}, {n} cases"
+        for name, n in found.former_names.items()
+    ]
     return lines
 
 
@@ -172,7 +206,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", default=BASE, help=f"the former commit (default: {BASE})")
-    parser.add_argument("--only", default="", metavar="PARTS", help="these parts, or kinds of parts")
+    parser.add_argument(
+        "--only", default="", metavar="PARTS", help="these parts, or kinds of parts"
+    )
     parser.add_argument("--without", default="", metavar="PARTS", help="all parts but these")
     parser.add_argument("--quick", action="store_true", help="fewer methods: some 90 seconds")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what both trees produced")
@@ -188,14 +224,18 @@ def main() -> None:
         out = (given.keep or Path(temporary) / "artefacts").resolve()
         if not given.again:
             if given.keep and given.keep.exists() and any(given.keep.iterdir()):
-                sys.exit(f"{given.keep} is not empty: choose another folder, or compare it with --again")
+                sys.exit(
+                    f"{given.keep} is not empty: choose another folder, or compare it with --again"
+                )
             check_out(given.base, Path(temporary) / "base")
             trees = {"base": Path(temporary) / "base", "here": ROOT}
             produce_side_by_side(trees, out, parts, given.quick)
         found = compare_folders(out / "base", out / "here", names)
     print("\n".join(["", *table_of(found), "", *details_of(found, names)]))
     seconds = time.perf_counter() - began
-    verdict = "differs" if found.failed else "the same bits" if found.parts else "nothing was compared"
+    verdict = (
+        "differs" if found.failed else "the same bits" if found.parts else "nothing was compared"
+    )
     print(f"{verdict}: this tree against {given.base}, {seconds:.0f} s")
     sys.exit(1 if found.failed or not found.parts else 0)
 

@@ -45,7 +45,9 @@ class PartResult:
     errors: list[str] = field(default_factory=list)  # cases that ended in an error in either tree
     base_only: list[str] = field(default_factory=list)
     here_only: list[str] = field(default_factory=list)
-    moved_out: list[str] = field(default_factory=list)  # of those only in base, those that the table names
+    moved_out: list[str] = field(
+        default_factory=list
+    )  # of those only in base, those that the table names
 
     @property
     def unexplained(self) -> list[Difference]:
@@ -184,7 +186,9 @@ def _leaf_difference(one: Any, other: Any, arrays: Arrays | None) -> tuple[float
         if one == other or (one != one and other != other):  # not a number twice is the same
             return None
         amount = abs(other - one)
-        return (math.inf if math.isnan(amount) else amount), f"{one!r} became {other!r} ({other - one:+.3g})"
+        return (
+            math.inf if math.isnan(amount) else amount
+        ), f"{one!r} became {other!r} ({other - one:+.3g})"
     same = type(one) is type(other) and one == other
     return None if same else (math.inf, f"{_shown(one)} became {_shown(other)}")
 
@@ -203,7 +207,10 @@ def array_difference(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, str
         relative = gaps / np.where(scale > 0, scale, np.nan)
     amount = math.inf if np.isnan(gaps).any() else float(gaps.max())
     part = np.nanmax(relative) if np.isfinite(relative).any() else math.nan
-    return amount, f"{count} of {one.size} elements differ, by at most {amount:.3g} (relative {part:.3g})"
+    return (
+        amount,
+        f"{count} of {one.size} elements differ, by at most {amount:.3g} (relative {part:.3g})",
+    )
 
 
 def _is_number(value: Any) -> bool:

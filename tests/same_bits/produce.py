@@ -53,9 +53,13 @@ PARTS: Mapping[str, Callable[[Workbench], Cases]] = {
     "training": partial(every_method, changes=OTHER_TRAINING, mixed=False),
     "folds": partial(every_method, changes=BY_HALVES, mixed=False),
     "stream": partial(every_method, changes={"stream": True}),
-    "stream-labels": partial(every_method, changes={"stream": True, **SOME_TAKE_PART}, labels="some"),
+    "stream-labels": partial(
+        every_method, changes={"stream": True, **SOME_TAKE_PART}, labels="some"
+    ),
     "secure": partial(every_method, changes={"secure": True}),
-    "secure-labels": partial(every_method, changes={"secure": True, **MOST_TAKE_PART}, labels="some"),
+    "secure-labels": partial(
+        every_method, changes={"secure": True, **MOST_TAKE_PART}, labels="some"
+    ),
     "secure-policy": partial(every_method, changes=SECURE_CAPS, labels="some"),
     "secure-stream": partial(every_method, changes={"secure": True, "stream": True}),
     "resume": every_resume,

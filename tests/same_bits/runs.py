@@ -18,16 +18,41 @@ GATE = {"gate.norm": "refuse", "gate.factor": 1.8, "gate.clip": 1.1}
 SOME_TAKE_PART = {"participation.sampler": "uniform", "participation.fraction": 0.6}
 SOME_TAKE_PART |= {"participation.stragglers": 0.4, "participation.joins": "West=1"}
 OTHER_TRAINING = {"training.optimizer": "sgd", "training.momentum": 0.9, "training.lr": 0.05}
-OTHER_TRAINING |= {"training.weight_decay": 1e-3, "training.label_smoothing": 0.05, "training.clip": 1.0}
-OTHER_TRAINING |= {"training.augment": True, "keep.best": True, "keep.tail": 2, "test_every_round": True}
+OTHER_TRAINING |= {
+    "training.weight_decay": 1e-3,
+    "training.label_smoothing": 0.05,
+    "training.clip": 1.0,
+}
+OTHER_TRAINING |= {
+    "training.augment": True,
+    "keep.best": True,
+    "keep.tail": 2,
+    "test_every_round": True,
+}
 OTHER_TRAINING |= {"corruption.flip": "East=0.3", "corruption.noise": "West=0.1", "seed": 3}
-BY_HALVES = {"training.steps": 2, "training.persist_optimizer": True, "folds": 3, "scenario": "dirichlet"}
-BY_HALVES |= {"scenario.clients": 4, "model": "compact", "model.growth": 4, "policy.max_size_times": 1.2}
-MOST_TAKE_PART = {"participation.sampler": "by_size", "participation.fraction": 0.8, "participation.stragglers": 0.4}
+BY_HALVES = {
+    "training.steps": 2,
+    "training.persist_optimizer": True,
+    "folds": 3,
+    "scenario": "dirichlet",
+}
+BY_HALVES |= {
+    "scenario.clients": 4,
+    "model": "compact",
+    "model.growth": 4,
+    "policy.max_size_times": 1.2,
+}
+MOST_TAKE_PART = {
+    "participation.sampler": "by_size",
+    "participation.fraction": 0.8,
+    "participation.stragglers": 0.4,
+}
 SECURE_CAPS = {"secure": True, "policy.cap_times": 1.3}
 
 
-def every_method(bench: Workbench, changes: Settings, *, labels: str = "all", mixed: bool = True) -> Cases:
+def every_method(
+    bench: Workbench, changes: Settings, *, labels: str = "all", mixed: bool = True
+) -> Cases:
     """Each method, and mixtures that have each half, with these settings; with --quick no mixtures."""
     dataset = bench.dataset if labels == "all" else bench.partly_labelled
     for name, method in bench.several(changes).items():

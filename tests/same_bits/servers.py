@@ -35,7 +35,9 @@ def drawn(*seeds: int | str) -> np.random.Generator:
 def first_state_dict() -> Arrays:
     """A small network with batch norm, as numpy arrays."""
     rng = drawn("first")
-    made: Arrays = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    made: Arrays = {
+        name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in SHAPES.items()
+    }
     made["norm.running_mean"] = rng.normal(0, 0.1, WIDTH).astype(np.float32)
     made["norm.running_var"] = rng.uniform(0.5, 1.5, WIDTH).astype(np.float32)
     made["norm.num_batches_tracked"] = np.array(7, np.int64)
@@ -99,7 +101,11 @@ def aggregated(bench: Workbench, name: str, kind: str) -> Document:
         result.state.save(file)
         state, sent = feddraw.AggregationState.load(file), result.next_model
         ledger += result.ledger
-        found = {"model": result.model, "next_model": result.next_model, "broadcast": result.broadcast}
+        found = {
+            "model": result.model,
+            "next_model": result.next_model,
+            "broadcast": result.broadcast,
+        }
     return found | {"ledger": as_ledger(ledger), "checkpoint": decode_safetensors(file)}
 
 
@@ -107,7 +113,9 @@ def _with_settings(bench: Workbench, name: str) -> Any:
     return bench.experiment({"method": name}).method
 
 
-def _updates_of_round(kind: str, sends: Mapping[str, str], sent: Mapping[str, Any], round: int) -> Any:
+def _updates_of_round(
+    kind: str, sends: Mapping[str, str], sent: Mapping[str, Any], round: int
+) -> Any:
     import feddraw
 
     for client, (site, size) in enumerate(SITES.items()):
@@ -183,10 +191,16 @@ def flower_document(result: Any) -> Document:
     """What Flower's `start` gives: the arrays, and the metrics of every round."""
     told = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
     metrics = {
-        kind: {str(round): {k: v for k, v in record.items() if "seconds" not in k} for round, record in one.items()}
+        kind: {
+            str(round): {k: v for k, v in record.items() if "seconds" not in k}
+            for round, record in one.items()
+        }
         for kind, one in told.items()
     }
-    return {"next_model": {name: array.numpy() for name, array in result.arrays.items()}, "metrics": metrics}
+    return {
+        "next_model": {name: array.numpy() for name, array in result.arrays.items()},
+        "metrics": metrics,
+    }
 
 
 def plain_numpy_app(mods: Any) -> Any:
@@ -202,7 +216,9 @@ def plain_numpy_app(mods: Any) -> Any:
         round = int(message.content["config"]["server-round"])
         sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
         arrays: ArrayRecord = as_record(moved_state_dict(sent, round, number, 1.0))
-        metrics = MetricRecord({"num-examples": list(SITES.values())[number], "train_loss": 0.5 / (number + 1)})
+        metrics = MetricRecord(
+            {"num-examples": list(SITES.values())[number], "train_loss": 0.5 / (number + 1)}
+        )
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
@@ -241,7 +257,10 @@ def flower_secure(bench: Workbench) -> Cases:
     for name, changes in bench.several(secure).items():
         if not bench.refusal({**changes, **secure}):
             yield name, partial(over_flower, bench, changes, secure)
-            yield f"{name} labels", partial(over_flower, bench, changes, secure, bench.partly_labelled)
+            yield (
+                f"{name} labels",
+                partial(over_flower, bench, changes, secure, bench.partly_labelled),
+            )
     yield "feddraw own app", partial(one_line_swap, bench, True)
     limits, policy = {"method": "feddraw", "policy.cap_times": 1.3}, {"policy": {"cap_times": 1.3}}
     yield "feddraw policy", partial(over_flower, bench, limits, policy | {"secure": True})
@@ -281,20 +300,29 @@ def by_flare(bench: Workbench, name: str) -> Document:
     pack = bench.find("feddraw.nvflare.model_meta:pack_meta")
     folder: Path = bench.new_folder()
     settings = {key: value for key, value in _with_settings(bench, name).items() if key != "name"}
-    aggregator = MethodAggregator(name, ROUNDS, settings=settings, folder=str(folder), outputs=FINDINGS)
+    aggregator = MethodAggregator(
+        name, ROUNDS, settings=settings, folder=str(folder), outputs=FINDINGS
+    )
     sent: Any = first_state_dict()
     for round in range(ROUNDS):
         aggregator.reset_stats()
         for client, (site, size) in enumerate(SITES.items()):
             params = moved_state_dict(sent, round, client, 1.0)
-            about = {"client_name": site, "num_examples": size, "NUM_STEPS_CURRENT_ROUND": 2 + client}
+            about = {
+                "client_name": site,
+                "num_examples": size,
+                "NUM_STEPS_CURRENT_ROUND": 2 + client,
+            }
             extra = beside_the_model(sends, round, client)
             meta = about | (pack({"extra": extra}) if extra else {})
             aggregator.accept_model(FLModel(params_type=ParamsType.FULL, params=params, meta=meta))
         aggregator.fl_ctx = FlareContext(round, sent)
         sent = aggregator.aggregate_model().params
     entries = [entry for done in aggregator.history for entry in done]
-    return decode_run(folder, bench.names) | {"next_model": dict(sent), "ledger": as_ledger(entries)}
+    return decode_run(folder, bench.names) | {
+        "next_model": dict(sent),
+        "ledger": as_ledger(entries),
+    }
 
 
 def every_flare_aggregator(bench: Workbench) -> Cases:

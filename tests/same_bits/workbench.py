@@ -31,7 +31,16 @@ METHOD_SETTINGS = {
 }
 SCAFFOLD_BY_GRADIENTS = {"method.option": "I", "method.space": "gradient"}
 # for --quick: every kind of local, weighting and server rule that differs in its way through the code
-QUICK_METHODS = ("alone", "centralised", "ditto", "fairfed", "fedavg", "fedbn", "feddraw", "feddraw_by_class")
+QUICK_METHODS = (
+    "alone",
+    "centralised",
+    "ditto",
+    "fairfed",
+    "fedavg",
+    "fedbn",
+    "feddraw",
+    "feddraw_by_class",
+)
 QUICK_METHODS += ("feddyn", "fedlaw", "feddisco", "krum", "qfedavg", "random_effects", "scaffold")
 
 
@@ -71,7 +80,9 @@ class Workbench:
     def some_mixtures(self, changes: Settings | None = None) -> list[str]:
         """So many that each half that can be there is; which ones does not depend on methods that are not in them."""
         chosen: dict[str, str] = {}
-        fit = [one for one in self.all_mixtures if not self.refusal({**(changes or {}), "method": one})]
+        fit = [
+            one for one in self.all_mixtures if not self.refusal({**(changes or {}), "method": one})
+        ]
         for pair in sorted(fit, key=_shuffled):
             first, _, second = pair.partition("+")
             chosen.setdefault(f"{first}+", pair)
@@ -80,7 +91,10 @@ class Workbench:
 
     def several(self, changes: Settings | None = None) -> dict[str, Settings]:
         """Cases by name: each method, mixtures that have each half, and a form of SCAFFOLD that can be secure."""
-        names = [*self.methods, *self.some_mixtures(changes)]  # of mixtures, those that are not refused
+        names = [
+            *self.methods,
+            *self.some_mixtures(changes),
+        ]  # of mixtures, those that are not refused
         found: dict[str, Settings] = {name: {"method": name} for name in names}
         found["scaffold option I"] = {"method": "scaffold", **SCAFFOLD_BY_GRADIENTS}
         return found
@@ -91,7 +105,9 @@ class Workbench:
     def dataset(self) -> Any:
         """Phantoms of five sites of unequal size, with patients and two groups of them."""
         kept = {"validation": FEWER_IMAGES, "test": FEWER_IMAGES}
-        made = self.find("feddraw.datasets.phantom:phantom")(size=28, train=sum(SITES.values()), **kept)
+        made = self.find("feddraw.datasets.phantom:phantom")(
+            size=28, train=sum(SITES.values()), **kept
+        )
         count = len(made.labels)
         sites = np.array([list(SITES)[number % len(SITES)] for number in range(count)])
         sites[made.rows["train"]] = np.repeat(list(SITES), list(SITES.values()))
@@ -106,7 +122,9 @@ class Workbench:
         labels = self.dataset.labels
         known = np.random.default_rng(1).random(labels.values.shape) > 0.05
         for number, site in enumerate(SITES):
-            at_site = np.isin(np.arange(len(labels)), self.dataset.rows["train"]) & (labels.sites == site)
+            at_site = np.isin(np.arange(len(labels)), self.dataset.rows["train"]) & (
+                labels.sites == site
+            )
             known[at_site, number % len(labels.findings)] &= site == FIRST_SITE
         values = np.where(known, labels.values, 0).astype(np.uint8)
         return replace(self.dataset, labels=replace(labels, values=values, known=known))
@@ -118,7 +136,13 @@ class Workbench:
         import feddraw
 
         usual: dict[str, Any] = {"scenario": "by_site", "model": "plain", "model.width": 4}
-        usual |= {"engine": "serial", "rounds": ROUNDS, "holdout": 0.2, "proxy": 16, "data.size": 28}
+        usual |= {
+            "engine": "serial",
+            "rounds": ROUNDS,
+            "holdout": 0.2,
+            "proxy": 16,
+            "data.size": 28,
+        }
         usual |= {"training.batch_size": 8, "training.epochs": 1, "method": "feddraw"}
         if "model" in changes:
             del usual["model.width"]
@@ -153,7 +177,12 @@ class Workbench:
     def command(self, *words: str) -> str:
         """What `python -m feddraw …` prints."""
         environment = os.environ | {"COLUMNS": "200", "PYTHONWARNINGS": "ignore"}
-        given: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "cwd": self.scratch}
+        given: dict[str, Any] = {
+            "capture_output": True,
+            "text": True,
+            "check": False,
+            "cwd": self.scratch,
+        }
         done = subprocess.run([sys.executable, "-m", "feddraw", *words], env=environment, **given)
         if done.returncode:
             raise RuntimeError(f"feddraw {' '.join(words)}: {done.stderr.strip()[-400:]}")

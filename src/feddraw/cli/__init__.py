@@ -19,6 +19,7 @@ import typer
 from feddraw import naming
 
 from feddraw.cli import (  # isort: skip
+    check_method,
     compare,
     data,
     demo,
@@ -74,6 +75,7 @@ COMMANDS = (  # in the order of --help; a group has an app of its own
     paper.paper,
     verify.verify,
     listing.list_,
+    check_method.check_method,
     doctor.doctor,
     operator.app,
     site.app,
@@ -82,7 +84,7 @@ for command in COMMANDS:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=command.info.name)
     else:
-        app.command(command.__name__.removesuffix("_"))(command)
+        app.command(command.__name__.removesuffix("_").replace("_", "-"))(command)
 
 
 def _print_version(wanted: bool) -> None:

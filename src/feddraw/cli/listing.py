@@ -43,7 +43,7 @@ def _listed_cell(value: Any) -> str:
     return str(value)
 
 
-def _secure_in_words(method: Method) -> str:
+def secure_in_words(method: Method) -> str:
     from feddraw.core import secure_sums, why_not_secure
 
     reason = why_not_secure(method)
@@ -73,7 +73,7 @@ def listed_methods() -> list[dict[str, Any]]:
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.sends]),
                 "streams": not why_not_streaming(method),
-                "secure": _secure_in_words(method),
+                "secure": secure_in_words(method),
                 "in A+B": place_in_mixture(method),
                 "settings": without_required(method_defaults(function)),
             }
