@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,24 +64,30 @@ def run_of_size(
     from benchmarks.speed import peer_task
     from feddraw.engines.serial import Serial
     from feddraw.experiment.run_preparation import initial_model
-    from feddraw.federation import federate
+    from feddraw.federation import Federation, federate
     from feddraw.methods.feddraw import feddraw
+    from feddraw.server.collectors import Streaming, Together
     from feddraw.training.client import Trainer
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    examples = Examples(*peer_task.random_pictures(20 * clients, pixels))
+    images, targets = peer_task.random_pictures(20 * clients, pixels)
+    examples = Examples(images, targets)
     build = partial(peer_task.build_net, hidden, pixels)
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
     model = initial_model(build, 0)
     names = client_names(clients)
-    sizes = [20] * clients if stream else None
-    engine = Serial(trainer)
-    # torch is slow at first
-    next(federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes))
-    loop = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
-    seconds = seconds_of(lambda: [None for _ in loop])
+    federation = Federation(
+        feddraw(),
+        Serial(trainer),
+        names,
+        rounds,
+        seed=0,
+        collect=Streaming([20] * clients) if stream else Together(),
+    )
+    next(federate(replace(federation, clients=names[:2]), model))  # torch is slow at first
+    seconds = seconds_of(lambda: [None for _ in federate(federation, model)])
     return {"seconds": seconds, "megabytes": peak_memory() / 2**20, "parameters": len(model.params)}
 
 

@@ -92,7 +92,8 @@ def tensors(task: PeerTask) -> list[tuple[Tensor, Tensor]]:
     pixels, targets = random_pictures(task.clients * task.images)
     x = torch.from_numpy(pixels).unsqueeze(1).float().div_(255).sub_(0.5).div_(0.25)
     y = torch.from_numpy(targets)
-    return list(zip(x.split(task.images), y.split(task.images), strict=True))
+    starts = range(0, len(x), task.images)
+    return [(x[start : start + task.images], y[start : start + task.images]) for start in starts]
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -24,7 +24,7 @@ from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.client import Trainer
@@ -68,8 +68,8 @@ def _round_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
 
 def timed_round(engine: Engine, model: Model, method: Method, clients: int) -> float:
     """Seconds of a federated round."""
-    names = client_names(clients)
-    return seconds_of(lambda: next(federate(model, method, engine, names, rounds=15, seed=0)))
+    federation = Federation(method, engine, client_names(clients), rounds=15, seed=0)
+    return seconds_of(lambda: next(federate(federation, model)))
 
 
 def bare_loop(trainer: Trainer, model: Model) -> float:

@@ -22,8 +22,9 @@ from benchmarks.speed.made_up_model import client_names, made_up_model
 from benchmarks.speed.timing import TimingSession, measured_in_own_process, seconds_of
 from feddraw.core import Job, Memory, Model, Update
 from feddraw.engines import Rows, Scores
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.methods.feddraw import feddraw
+from feddraw.server.collectors import Streaming
 from feddraw.system.machine import peak_memory
 
 CLIENT_COUNTS = (10, 100, 1000)
@@ -80,9 +81,9 @@ def server_memory_of_round(clients: int, rows: int, model: Model) -> dict[str, f
     """Seconds and peak megabytes of one round of FedDRAW over so many clients."""
     engine = InstantClients(rows)
     names = client_names(clients)
-    sizes = [100] * clients
-    rounds = federate(model, feddraw(), engine, names, rounds=15, seed=0, sizes=sizes)
-    seconds = seconds_of(lambda: next(rounds))
+    collect = Streaming([100] * clients)
+    federation = Federation(feddraw(), engine, names, rounds=15, seed=0, collect=collect)
+    seconds = seconds_of(lambda: next(federate(federation, model)))
     return {"megabytes": peak_memory() / 2**20, "seconds": seconds}
 
 

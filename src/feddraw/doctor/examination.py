@@ -21,6 +21,7 @@ from feddraw.doctor.device_trial import (
     TrialTraining,
 )
 from feddraw.doctor.machine_checks import (
+    CheckState,
     MachineCheck,
     check_machine,
     check_or_broken,
@@ -50,7 +51,7 @@ from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
 HANGING_SECONDS = 60.0  # after which a GPU is not expected to answer a question about a few sums
-TIMED_SECONDS = 3.0  # for timing a network with some workers
+TIMED_SECONDS = 6.0  # for timing a network with some workers
 SHARE_FOR_SEVERAL = 0.45  # share of a device's time that is kept for several workers at once
 WORKER_IN_TRIAL = 2.5e9  # bytes: the largest network at small batches, or the small one at large
 
@@ -241,7 +242,7 @@ class _Examiner:
                     yield from self._time_networks(device, team, end)
         except TrialTooSlow as late:
             # a processor is busy with other things, a GPU hangs
-            state = "note" if self._surveyed[device]["type"] == "cpu" else "broken"
+            state: CheckState = "note" if self._surveyed[device]["type"] == "cpu" else "broken"
             yield MachineCheck(f"{device} at work", state, f"{late}: increase --seconds")
         except RunFailed as failure:
             yield MachineCheck(f"{device} at work", "broken", str(failure))

@@ -135,12 +135,11 @@ class RunWork:
         data, data_settings = experiment.section("data")
         scenario, scenario_settings = experiment.section("scenario")
         from_paper = paper_scenario(scenario, scenario_settings.pop("scale", 1.0))
+        trained: int | None = None
+        evaluated = EVALUATED_IMAGES.get(data)
         if data == "phantom":
             trained = data_settings.get("train")
             evaluated = (data_settings["validation"], data_settings["test"])
-        else:
-            trained = None
-            evaluated = EVALUATED_IMAGES.get(data)
         if from_paper is not None and from_paper.total:
             trained = from_paper.total
         if trained is None or evaluated is None or experiment.training.steps:
