@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import aggregate_stream
 
 from bad_updates import BAD
 from feddraw import catalog
@@ -19,6 +18,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import federate as federate_without
 from feddraw.server.gate import Gate
+from feddraw.server.streaming import aggregate_stream
 from tiny import (
     NAMES,
     Altered,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from feddraw.server.streaming import aggregate_stream
 from numpy.typing import NDArray
 
 from feddraw import catalog
@@ -56,6 +55,7 @@ from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import Session
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.streaming import aggregate_stream
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, same, train
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import RunningSum, aggregate_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
 from feddraw.server.round import aggregate_round
+from feddraw.server.streaming import RunningSum, aggregate_stream
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, train
 

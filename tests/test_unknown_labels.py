@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddraw.server.streaming import aggregate_stream
 from numpy.typing import NDArray
 
 import tiny
@@ -38,6 +37,7 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.streaming import aggregate_stream
 from feddraw.training.client import Trainer, client_group_counts
 from feddraw.training.loop import Examples, loss_over_known
 from feddraw.training.network_by_name import build_network
