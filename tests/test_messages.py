@@ -36,8 +36,7 @@ SOURCE = Path(feddraw.__file__).parent
 PRINTED_BY = {
     "analysis/statistics_in_words.py": ("stats",),
     "analysis/tidy_results.py": ("stats",),
-    "bench/document.py": ("bench",),
-    "doctor/study_cost.py": ("study", "compare", "run"),
+    "doctor/study_start.py": ("study", "compare"),
     "doctor/examination.py": ("doctor",),
     "experiment/settings.py": ("run", "study"),
     "study/preflight.py": ("study",),

@@ -47,10 +47,6 @@ KINDS = {
         "fedlbw",
         "fedawa",
         "random_effects",
-        "effects_then_uniform",
-        "move_effects",
-        "power_by_validation",
-        "size_until_slow",
     ),
     "Fairness between clients, or between groups of patients": (
         "fedeba",

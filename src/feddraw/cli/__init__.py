@@ -19,7 +19,6 @@ import typer
 from feddraw.text import safe_text
 
 from feddraw.cli import (  # isort: skip
-    bench,
     check_method,
     compare,
     data,
@@ -77,7 +76,6 @@ COMMANDS = (  # in the order of --help; a group has an app of its own
     verify.verify,
     listing.list_,
     check_method.check_method,
-    bench.bench,
     doctor.doctor,
     operator.app,
     site.app,

@@ -178,73 +178,86 @@ def study_dry_run(
 
 
 def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Before images are prepared for hours: open the archives, deal every scenario, build the
+    """Before images are prepared for hours: open the archives, partition every scenario, build the
     network.
     """
     from feddraw.study.plan import is_file_data
     from feddraw.study.preflight import survey_study
 
-    there = [planned for planned in runs if is_file_data(planned)]
+    from_files = [planned for planned in runs if is_file_data(planned)]
     with status_line("looking", stderr=True) as say:
-        found = survey_study(there, folder, say)
-    if found.obstacles:
-        raise UserError(_study_obstacles(found.said()))
+        survey = survey_study(from_files, folder, say)
+    if survey.obstacles:
+        raise UserError(_study_obstacles(survey.obstacle_lines()))
 
 
-def _study_obstacles(found: Sequence[str]) -> str:
-    if len(found) == 1:
-        return f"cannot start: {found[0]}"
-    return "\n".join(
-        [f"cannot start, {len(found)} problems:", *(f"- {safe_line(one)}" for one in found)]
-    )
+def _study_obstacles(obstacles: Sequence[str]) -> str:
+    if len(obstacles) == 1:
+        return f"cannot start: {obstacles[0]}"
+    lines = [f"- {safe_line(obstacle)}" for obstacle in obstacles]
+    return "\n".join([f"cannot start, {len(obstacles)} problems:", *lines])
 
 
-def show_study_preflight(heading: str, found: Preflight) -> None:
+def show_study_preflight(heading: str, preflight: Preflight) -> None:
     """Data, scenarios, times, disk and memory, each in a line or two."""
-    from feddraw.system.machine import free_memory
-
-    out, survey = console(), found.survey
+    out = console()
+    survey = preflight.survey
     finished = f", {len(survey.finished)} finished before" if survey.finished else ""
     out.print(f"{heading}{finished}")
-    sets = []
-    for dataset, look in survey.looks.values():
+    data = []
+    for dataset, preparation in survey.opened.values():
         splits = [f"{len(rows):,}" for rows in dataset.rows.values()]
-        sets.append(
-            [dataset.name, *splits, f"{look.images:,}", f"{sum(look.bytes.values()) / 1e9:.1f} GB"]
-        )
-    if sets:
-        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
-    sizes = [
-        [name, str(len(of)), f"{sum(of):,}", _client_sizes_in_words(of)]
-        for name, of in survey.clients.items()
+        on_disk = f"{sum(preparation.bytes.values()) / 1e9:.1f} GB"
+        data.append([dataset.name, *splits, f"{preparation.images:,}", on_disk])
+    if data:
+        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], data))
+    scenarios = [
+        [name, str(len(sizes)), f"{sum(sizes):,}", _client_sizes_in_words(sizes)]
+        for name, sizes in survey.clients.items()
     ]
-    if sizes:
-        out.print(table(["scenario", "clients", "images", "by client"], sizes))
+    if scenarios:
+        out.print(table(["scenario", "clients", "images", "by client"], scenarios))
     times = [
         [
-            name,
-            f"{one.step:.2f} s",
-            f"{one.batch}" if one.batch else "estimate",
-            f"{1000 * one.evaluated_image:.1f} ms",
+            method,
+            f"{cost.step:.2f} s",
+            f"{cost.batch}" if cost.batch else "estimate",
+            f"{1000 * cost.evaluated_image:.1f} ms",
         ]
-        for name, one in found.timed.items()
+        for method, cost in preflight.timed.items()
     ]
     if times:
         out.print(table(["timed here", "training step", "images timed", "evaluated image"], times))
-    kinds = dict.fromkeys(found.devices)
-    at_once = f"{len(found.devices)} worker{'s' * (len(found.devices) > 1)} on {', '.join(kinds)}"
-    if found.seconds:
-        needed, preparing = duration_in_words(found.seconds), duration_in_words(found.preparing)
-        before = f", after about {preparing} of preparing images" if found.preparing > 1 else ""
-        out.print(f"time: about {needed} with {at_once}{before}")
-        free = f"{free_memory() / 1e9:.1f} GB are free"
-        out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
+    if preflight.seconds:
+        out.print(_preflight_time(preflight))
+        out.print(_preflight_memory(preflight))
     out.print(
-        f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f}"
-        " GB of runs"
+        f"disk: {preflight.cache_bytes / 1e9:.1f} GB of prepared images,"
+        f" {preflight.folder_bytes / 1e9:.1f} GB of runs"
     )
-    if not found.obstacles:
+    if not preflight.obstacles:
         out.print("no problems found")
+
+
+def _preflight_time(preflight: Preflight) -> str:
+    workers = len(preflight.devices)
+    devices = ", ".join(dict.fromkeys(preflight.devices))
+    line = (
+        f"time: about {duration_in_words(preflight.seconds)} with {workers}"
+        f" worker{'s' * (workers > 1)} on {devices}"
+    )
+    if preflight.preparing > 1:
+        line += f", after about {duration_in_words(preflight.preparing)} of preparing images"
+    return line
+
+
+def _preflight_memory(preflight: Preflight) -> str:
+    from feddraw.system.machine import free_memory
+
+    return (
+        f"memory: about {preflight.memory / 1e9:.1f} GB for each worker;"
+        f" {free_memory() / 1e9:.1f} GB are free"
+    )
 
 
 def _client_sizes_in_words(sizes: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """What a server holds at its peak while updates stream in, each number of clients in a process of
 its own.
 
-    python -m feddraw.bench.server_memory CLIENTS [ROWS]
+    python -m benchmarks.speed.server_memory CLIENTS [ROWS]
 
 ROWS are those of the engine's inbox: one, as for the serial engine, or three for two workers. The
 clients are made of nothing but their answers, so that the process is a server's alone; it does not
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.bench.made_up_model import client_names, made_up_model
-from feddraw.bench.timing import TimingSession, measured_in_own_process, seconds_of
+from benchmarks.speed.made_up_model import client_names, made_up_model
+from benchmarks.speed.timing import TimingSession, measured_in_own_process, seconds_of
 from feddraw.core import Job, Memory, Model, Update
 from feddraw.engines import Rows, Scores
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.methods.feddraw import feddraw
+from feddraw.server.collectors import Streaming
 from feddraw.system.machine import peak_memory
 
 CLIENT_COUNTS = (10, 100, 1000)
@@ -36,16 +37,18 @@ def measure_server_memory(
     """Peak megabytes and seconds of the server's part of a round, by engine and number of
     clients.
     """
-    found: dict[str, Any] = {}
+    by_engine: dict[str, Any] = {}
     for engine, rows in INBOXES.items():
-        what, peaks = f"memory: a server of 7 million parameters, streaming, {engine}", {}
+        peaks = {}
+        what = f"memory: a server of 7 million parameters, streaming, {engine}"
         for clients in session.each(what, counts):
             peaks[str(clients)] = measured_in_own_process(
-                "feddraw.bench.server_memory", str(clients), str(rows)
+                "benchmarks.speed.server_memory", str(clients), str(rows)
             )
-        most, fewest = (peaks[str(clients)]["megabytes"] for clients in (counts[-1], counts[0]))
-        found[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
-    return found
+        most = peaks[str(counts[-1])]["megabytes"]
+        fewest = peaks[str(counts[0])]["megabytes"]
+        by_engine[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
+    return by_engine
 
 
 class InstantClients:
@@ -75,12 +78,12 @@ class InstantClients:
 
 
 def server_memory_of_round(clients: int, rows: int, model: Model) -> dict[str, float]:
-    """One round of FedDRAW over so many clients."""
-    engine, sizes = InstantClients(rows), [100] * clients
-    rounds = federate(
-        model, feddraw(), engine, client_names(clients), rounds=15, seed=0, sizes=sizes
-    )
-    seconds = seconds_of(lambda: next(rounds))
+    """Seconds and peak megabytes of one round of FedDRAW over so many clients."""
+    engine = InstantClients(rows)
+    names = client_names(clients)
+    collect = Streaming([100] * clients)
+    federation = Federation(feddraw(), engine, names, rounds=15, seed=0, collect=collect)
+    seconds = seconds_of(lambda: next(federate(federation, model)))
     return {"megabytes": peak_memory() / 2**20, "seconds": seconds}
 
 

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddraw.bench.made_up_model import client_names
-from feddraw.bench.timing import Timed, TimingSession, ratio_of_times, seconds_of
-from feddraw.bench.workloads import CORES, Workload, workloads
+from benchmarks.speed.made_up_model import client_names
+from benchmarks.speed.timing import Timed, TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.workloads import CORES, Workload, workloads
 from feddraw.core import Local, Method, Model
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.client import Trainer
@@ -45,7 +45,8 @@ def measure_round_overhead(session: TimingSession) -> dict[str, Any]:
 def _round_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
     method = feddraw()
     trainer = workload.trainer(method.local)
-    model, clients = initial_model(trainer.build, 0), workload.clients
+    model = initial_model(trainer.build, 0)
+    clients = workload.clients
     engine = Processes(trainer, CORES, client_names(clients))
     with closing(engine) as workers, closing(BareProcesses(workload)) as script:
         works: dict[str, Timed] = {
@@ -67,9 +68,8 @@ def _round_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
 
 def timed_round(engine: Engine, model: Model, method: Method, clients: int) -> float:
     """Seconds of a federated round."""
-    return seconds_of(
-        lambda: next(federate(model, method, engine, client_names(clients), rounds=15, seed=0))
-    )
+    federation = Federation(method, engine, client_names(clients), rounds=15, seed=0)
+    return seconds_of(lambda: next(federate(federation, model)))
 
 
 def bare_loop(trainer: Trainer, model: Model) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.bench.made_up_model import (
+from benchmarks.speed.made_up_model import (
     CLIENTS,
     LAYERS,
     WIDE_PARAMETERS,
@@ -20,7 +20,7 @@ from feddraw.bench.made_up_model import (
     made_up_model,
     made_up_updates,
 )
-from feddraw.bench.timing import Timed, TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.timing import Timed, TimingSession, ratio_of_times, seconds_of
 from feddraw.core import Cohort, Method, Model, Update, Weighted
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
@@ -43,38 +43,32 @@ def measure_server_step(
         "sum": partial(weights_and_sum, fedavg(), sent, updates),
         "naive": partial(state_dict_loop, updates),
     }
-    missing = {}
+    missing: dict[str, str] = {}
     try:
         works["flower"] = flower_sum(updates)
     except ImportError as error:
-        missing = {"missing": {"flower": str(error)}}
+        missing["flower"] = str(error)
     samples = session.interleave(
         f"server: {CLIENTS} updates of {len(sent.params):,} parameters", works
     )
-    beside = (
-        {"flower_sum_over_ours": ratio_of_times(samples["flower"], samples["sum"])}
-        if "flower" in works
-        else {}
-    )
-    return {
-        "title": (
-            f"{CLIENTS} updates of {len(sent.params) / 1e6:.1f} million parameters in {LAYERS + 2}"
-            " tensors"
-        ),
+    medians = {name: float(np.median(seconds)) for name, seconds in samples.items()}
+    million = len(sent.params) / 1e6
+    gigabytes = len(updates) * sent.params.nbytes / 1e9
+    figures: dict[str, Any] = {
+        "title": f"{CLIENTS} updates of {million:.1f} million parameters in {LAYERS + 2} tensors",
         "over_floor": {
             name: ratio_of_times(samples[name], samples["floor"])
             for name in ("fedavg", "feddraw", "sum")
         },
-        **beside,
-        **missing,
         "naive_sum_over_ours": ratio_of_times(samples["naive"], samples["sum"]),
-        "gigabytes_per_second": (
-            len(updates) * sent.params.nbytes / 1e9 / float(np.median(samples["floor"]))
-        ),
-        "milliseconds": {
-            name: 1e3 * float(np.median(seconds)) for name, seconds in samples.items()
-        },
+        "gigabytes_per_second": gigabytes / medians["floor"],
+        "milliseconds": {name: 1e3 * seconds for name, seconds in medians.items()},
     }
+    if missing:
+        figures["missing"] = missing
+    else:
+        figures["flower_sum_over_ours"] = ratio_of_times(samples["flower"], samples["sum"])
+    return figures
 
 
 def reading_once(updates: Sequence[Update]) -> Timed:
@@ -85,23 +79,20 @@ def reading_once(updates: Sequence[Update]) -> Timed:
     """
     count = min(8, os.cpu_count() or 1)
     rows = [update.model.params.view(np.int32) for update in updates]
-    pieces, threads = (
-        [piece for row in rows for piece in np.array_split(row, count)],
-        ThreadPoolExecutor(count),
-    )
+    pieces = [piece for row in rows for piece in np.array_split(row, count)]
+    threads = ThreadPoolExecutor(count)
     return lambda: seconds_of(lambda: list(threads.map(np.bitwise_or.reduce, pieces)))
 
 
 def whole_server_step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """All that a server does in a round: gate, weights, sum and ledger."""
-    names, state = client_names(CLIENTS), method.init(sent)
     round = Round(
         number=4,
         rounds=15,
         sent=sent,
         method=method,
-        state=state,
-        clients=names,
+        state=method.init(sent),
+        clients=client_names(CLIENTS),
         sampled=range(CLIENTS),
     )
     return seconds_of(lambda: Together()(round, updates))

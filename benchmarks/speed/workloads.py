@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from feddraw.bench import peer_task
+from benchmarks.speed import peer_task
 from feddraw.core import Local
 from feddraw.experiment.settings import PRESETS
 from feddraw.system.machine import installed
@@ -32,24 +32,43 @@ class Workload:
     settings: tuple[tuple[str, str], ...] = ()
 
     def trainer(self, local: Local) -> Trainer:
+        """A trainer of random images, an equal share for each client."""
         total = self.clients * self.steps * self.batch
-        examples = Examples(*peer_task.random_pictures(total, self.pixels, labels=5))
-        make = partial(build, self.model, 5, dict(self.settings))
-        how = Training(epochs=1, batch_size=self.batch)
-        return Trainer(make, examples, np.split(np.arange(total), self.clients), how, local)
+        images, targets = peer_task.random_pictures(total, self.pixels, labels=5)
+        return Trainer(
+            partial(build, self.model, 5, dict(self.settings)),
+            Examples(images, targets),
+            np.split(np.arange(total), self.clients),
+            Training(epochs=1, batch_size=self.batch),
+            local,
+        )
 
 
 WORKLOADS = {
-    "small": Workload("compact, 32 px, 10 clients × 3 steps of 64", "compact", 32, 10, 3, 64),
-    "medium": Workload("compact, 64 px, 10 clients × 2 steps of 64", "compact", 64, 10, 2, 64),
+    "small": Workload(
+        "compact, 32 px, 10 clients × 3 steps of 64",
+        model="compact",
+        pixels=32,
+        clients=10,
+        steps=3,
+        batch=64,
+    ),
+    "medium": Workload(
+        "compact, 64 px, 10 clients × 2 steps of 64",
+        model="compact",
+        pixels=64,
+        clients=10,
+        steps=2,
+        batch=64,
+    ),
     "densenet121": Workload(
         "DenseNet121, 64 px, 4 clients × 1 step of 32",
-        "densenet121",
-        64,
-        4,
-        1,
-        32,
-        (("weights", "none"),),
+        model="densenet121",
+        pixels=64,
+        clients=4,
+        steps=1,
+        batch=32,
+        settings=(("weights", "none"),),
     ),
 }
 # How the paper trains, whatever the network.

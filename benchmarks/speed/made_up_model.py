@@ -12,12 +12,11 @@ import numpy as np
 from feddraw.core import Entry, Layout, Model, Update
 
 CLIENTS = 10
-WIDE_PARAMETERS, LAYERS, FEATURES, MADE_UP_CLASSES = (
-    6_900_000,
-    364,
-    1024,
-    5,
-)  # about DenseNet121: seven million numbers
+# About DenseNet121: seven million numbers.
+WIDE_PARAMETERS = 6_900_000
+LAYERS = 364
+FEATURES = 1024
+CLASSES = 5
 
 
 def client_names(clients: int) -> list[str]:
@@ -30,20 +29,15 @@ def made_up_model(parameters: int = WIDE_PARAMETERS) -> Model:
     """
     length = parameters // LAYERS
     entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
-    entries.append(
-        Entry("classifier.weight", "param", (MADE_UP_CLASSES, FEATURES), LAYERS * length)
-    )
-    entries.append(
-        Entry(
-            "classifier.bias",
-            "param",
-            (MADE_UP_CLASSES,),
-            LAYERS * length + MADE_UP_CLASSES * FEATURES,
-        )
-    )
-    params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
+    weight = LAYERS * length
+    bias = weight + CLASSES * FEATURES
+    entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), weight))
+    entries.append(Entry("classifier.bias", "param", (CLASSES,), bias))
     return Model(
-        params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier")
+        params=np.random.default_rng(0).standard_normal(bias + CLASSES, dtype=np.float32),
+        buffers=np.zeros(0, np.float32),
+        counters=np.zeros(0, np.int64),
+        layout=Layout(tuple(entries), "classifier"),
     )
 
 

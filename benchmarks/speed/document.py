@@ -1,4 +1,4 @@
-"""The parts that `feddraw bench` measures, and the one document that they make: bench.json."""
+"""The parts that `python -m benchmarks` measures, and the document that they make: bench.json."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from feddraw.bench import growth, rivals, training_step
-from feddraw.bench.image_preparation import measure_image_preparation
-from feddraw.bench.printed_table import bench_markdown
-from feddraw.bench.round_overhead import measure_round_overhead
-from feddraw.bench.server_memory import measure_server_memory
-from feddraw.bench.server_step import measure_server_step
-from feddraw.bench.short_runs import measure_short_runs
-from feddraw.bench.timing import TimingSession
+from benchmarks.speed import growth, rivals, training_step
+from benchmarks.speed.image_preparation import measure_image_preparation
+from benchmarks.speed.printed_table import bench_markdown
+from benchmarks.speed.round_overhead import measure_round_overhead
+from benchmarks.speed.server_memory import measure_server_memory
+from benchmarks.speed.server_step import measure_server_step
+from benchmarks.speed.short_runs import measure_short_runs
+from benchmarks.speed.timing import TimingSession
 from feddraw.errors import UserError, unknown
 from feddraw.results.environment import environment
 from feddraw.system.file_writing import make_folder, write_whole
@@ -30,7 +30,7 @@ MeasuredPart = Callable[[TimingSession], dict[str, Any]]
 def _measure_secure_if_installed(session: TimingSession) -> dict[str, Any]:
     """cryptography is an extra."""
     try:
-        from feddraw.bench import secure_costs
+        from benchmarks.speed import secure_costs
     except (ImportError, UserError) as error:
         return {"missing": str(error)}
     return secure_costs.measure_secure_costs(session)
@@ -71,10 +71,15 @@ def measure_parts(
     parts = read_measured_parts(folder) if folder else {}
     torch.set_num_threads(1)
     for name in names:
-        load, start = os.getloadavg()[0], time.perf_counter()
-        found = PARTS[name](session)
-        about = {"blocks": session.blocks, "load_at_start": round(load, 2)}
-        parts[name] = about | {"seconds": round(time.perf_counter() - start, 1)} | found
+        load = os.getloadavg()[0]
+        start = time.perf_counter()
+        figures = PARTS[name](session)
+        conditions = {
+            "blocks": session.blocks,
+            "load_at_start": round(load, 2),
+            "seconds": round(time.perf_counter() - start, 1),
+        }
+        parts[name] = conditions | figures
         if folder:
             write_bench_files(bench_document(parts), folder)
     return bench_document(parts)
@@ -110,22 +115,20 @@ def read_measured_parts(folder: Path) -> dict[str, Any]:
         parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"{path} is not a document of feddraw bench: remove it, or choose another --out"
+            f"{path} is not a document of this bench: remove it, or choose another --out"
         ) from None
     return dict(parts)
 
 
-def write_bench_files(found: Mapping[str, Any], folder: Path) -> list[Path]:
-    """bench.json, bench.md and the figure."""
+def write_bench_files(measured: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write bench.json, bench.md and the figure of what was seen to grow; returns their paths."""
     make_folder(folder)
-    write_whole(
-        folder / BENCH_FILE, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
-    )
-    write_whole(folder / "bench.md", bench_markdown(found).encode())
-    part = found["parts"].get("growth", {})
+    text = json.dumps(measured, indent=1, ensure_ascii=False) + "\n"
+    write_whole(folder / BENCH_FILE, text.encode())
+    write_whole(folder / "bench.md", bench_markdown(measured).encode())
+    written = [folder / BENCH_FILE, folder / "bench.md"]
+    part = measured["parts"].get("growth", {})
     drawn = {name: part[name] for name in growth.GROWING if name in part}
-    return [
-        folder / BENCH_FILE,
-        folder / "bench.md",
-        *(growth.draw_growth(drawn, folder) if drawn else []),
-    ]
+    if drawn:
+        written += growth.draw_growth(drawn, folder)
+    return written

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
 from feddraw.errors import RunFailed
 
+CHECKOUT = Path(__file__).parents[2]
 Item = TypeVar("Item")
 TimingProgress = Callable[[str, int, int], None]
 Timed = Callable[[], float]  # does its work and says how many seconds it took
@@ -42,16 +44,16 @@ class TimingSession:
     blocks: int = 20
     quick: bool = False
     progress: TimingProgress = _say_nothing
-    pythons: Mapping[str, str] = field(
-        default_factory=dict
-    )  # a peer's own interpreter, by its name
+    # a peer's own interpreter, by its name
+    pythons: Mapping[str, str] = field(default_factory=dict)
 
     def interleave(self, what: str, works: Mapping[str, Timed], blocks: int = 0) -> Samples:
         """Seconds of each work in every block, after one of each to warm up; the order rotates."""
-        blocks, names = blocks or self.blocks, list(works)
+        names = list(works)
         samples: Samples = {name: [] for name in names}
-        for block in self.each(what, range(blocks + 1)):
-            for name in names[block % len(names) :] + names[: block % len(names)]:
+        for block in self.each(what, range((blocks or self.blocks) + 1)):
+            first = block % len(names)
+            for name in names[first:] + names[:first]:
                 samples[name].append(works[name]())
         return {name: seconds[1:] for name, seconds in samples.items()}
 
@@ -98,12 +100,15 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def measured_in_own_process(module: str, *arguments: str) -> Any:
-    """What a module of ours prints as JSON when it is run by itself."""
+    """What a module of this folder prints as JSON when it is run by itself."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        raise RunFailed(
-            f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}"
-        )
+        lines = done.stderr.strip().splitlines() or ["without a word"]
+        raise RunFailed(f"{module} failed: {lines[-1]}")
     return json.loads(done.stdout)

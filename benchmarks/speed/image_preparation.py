@@ -14,12 +14,13 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.timing import TimingSession, ratio_of_times, seconds_of
 from feddraw.data.datasets.phantom import phantom
 from feddraw.data.image_cache import FilesToCache, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
 
-PIXELS, PHANTOMS = 224, 48
+PIXELS = 224
+PHANTOMS = 48  # different images among the files
 
 
 def measure_image_preparation(session: TimingSession) -> dict[str, Any]:
@@ -49,9 +50,8 @@ def _save_jpegs(folder: Path, images: int) -> FilesToCache:
     names = tuple(f"{number}.jpg" for number in range(images))
     for number, name in enumerate(names):
         Image.fromarray(drawn[number % PHANTOMS]).resize((390, 320)).save(folder / name, quality=90)
-    return FilesToCache(
-        folder, names, tuple(found for name in names if (found := file_stamp(folder / name)))
-    )
+    stamps = [file_stamp(folder / name) for name in names]
+    return FilesToCache(folder, names, tuple(stamp for stamp in stamps if stamp))
 
 
 def _seconds_of_preparation(files: FilesToCache, workers: int) -> float:

@@ -1,8 +1,8 @@
 """Time and memory as clients, rounds, images and models grow, each point in a process of its own;
 and the figure.
 
-python -m feddraw.bench.growth '{"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32, "stream":
-true}'
+    python -m benchmarks.speed.growth \
+        '{"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32, "stream": true}'
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddraw.bench.made_up_model import client_names
-from feddraw.bench.timing import TimingSession, measured_in_own_process, seconds_of
+from benchmarks.speed.made_up_model import client_names
+from benchmarks.speed.timing import TimingSession, measured_in_own_process, seconds_of
 from feddraw.system.machine import peak_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-USUAL_SIZES = {
-    "clients": 10,
-    "rounds": 2,
-    "pixels": 28,
-    "hidden": 32,
-}  # a point that all lines go through, or nearly
+# A point that all lines go through, or nearly.
+USUAL_SIZES = {"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32}
 GROWING = {
     "clients": (10, 100, 1000),
     "rounds": (1, 4, 16),
@@ -46,49 +43,56 @@ SUMMED = {"all at once": False, "streaming": True}
 
 def measure_growth(session: TimingSession) -> dict[str, Any]:
     """Seconds of the run and peak megabytes, by what grows and how updates are summed."""
-    kinds = {name: values[:2] if session.quick else values for name, values in GROWING.items()}
+    growing = {name: values[:2] if session.quick else values for name, values in GROWING.items()}
     points = [
-        (name, way, value) for name, values in kinds.items() for way in SUMMED for value in values
+        (name, way, value) for name, values in growing.items() for way in SUMMED for value in values
     ]
-    found: dict[str, Any] = {name: {way: [] for way in SUMMED} for name in kinds}
+    curves: dict[str, Any] = {name: {way: [] for way in SUMMED} for name in growing}
     for name, way, value in session.each("growth: time and memory of the serial engine", points):
-        wanted = USUAL_SIZES | {name: value, "stream": SUMMED[way]}
-        found[name][way].append(
-            {"value": value} | measured_in_own_process("feddraw.bench.growth", json.dumps(wanted))
-        )
-    return found
+        sizes = USUAL_SIZES | {name: value, "stream": SUMMED[way]}
+        measured = measured_in_own_process("benchmarks.speed.growth", json.dumps(sizes))
+        curves[name][way].append({"value": value} | measured)
+    return curves
 
 
 def run_of_size(
     clients: int, rounds: int, pixels: int, hidden: int, stream: bool
 ) -> dict[str, float]:
-    """A run of the serial engine, one step of twenty images per client and round."""
-    from feddraw.bench import peer_task
+    """Seconds and peak megabytes of a run of the serial engine, one step of twenty images per
+    client and round.
+    """
+    from benchmarks.speed import peer_task
     from feddraw.engines.serial import Serial
     from feddraw.experiment.run_preparation import initial_model
-    from feddraw.federation import federate
+    from feddraw.federation import Federation, federate
     from feddraw.methods.feddraw import feddraw
+    from feddraw.server.collectors import Streaming, Together
     from feddraw.training.client import Trainer
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    examples = Examples(*peer_task.random_pictures(20 * clients, pixels))
+    images, targets = peer_task.random_pictures(20 * clients, pixels)
+    examples = Examples(images, targets)
     build = partial(peer_task.build_net, hidden, pixels)
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
-    model, names = initial_model(build, 0), client_names(clients)
-    sizes = [20] * clients if stream else None
-    engine = Serial(trainer)
-    next(
-        federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes)
-    )  # torch is slow at first
-    loop = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
-    seconds = seconds_of(lambda: [None for _ in loop])
+    model = initial_model(build, 0)
+    names = client_names(clients)
+    federation = Federation(
+        feddraw(),
+        Serial(trainer),
+        names,
+        rounds,
+        seed=0,
+        collect=Streaming([20] * clients) if stream else Together(),
+    )
+    next(federate(replace(federation, clients=names[:2]), model))  # torch is slow at first
+    seconds = seconds_of(lambda: [None for _ in federate(federation, model)])
     return {"seconds": seconds, "megabytes": peak_memory() / 2**20, "parameters": len(model.params)}
 
 
-def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
-    """growth.svg and growth.png: time above, memory below."""
+def draw_growth(curves: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw growth.svg and growth.png, time above and memory below; returns their paths."""
     from matplotlib.figure import Figure
 
     from feddraw.analysis.plots import draw_legend, figure_style, save_figure
@@ -96,19 +100,19 @@ def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
     paths = [folder / "growth.svg", folder / "growth.png"]
     with figure_style():
         figure = Figure(figsize=(11, 5.2), layout="constrained")
-        grid = figure.subplots(2, len(found), squeeze=False)
-        for column, (name, ways) in enumerate(found.items()):
-            for row, (key, label) in enumerate(
-                {"seconds": "seconds", "megabytes": "peak MB"}.items()
-            ):
-                _growth_panel(grid[row][column], name, ways, key, label if column == 0 else "")
+        grid = figure.subplots(2, len(curves), squeeze=False)
+        for column, (name, ways) in enumerate(curves.items()):
+            _draw_panel(grid[0][column], name, ways, "seconds")
+            _draw_panel(grid[1][column], name, ways, "megabytes")
+        grid[0][0].set_ylabel("seconds")
+        grid[1][0].set_ylabel("peak MB")
         draw_legend(grid[0][0])
         for path in paths:
             save_figure(figure, path)
     return paths
 
 
-def _growth_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
+def _draw_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
 
     from feddraw.analysis.plots import line_look
@@ -127,13 +131,10 @@ def _growth_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, labe
     else:
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.set_xlabel(AXIS_LABELS[name])
-    for axis, form in (
-        (axes.xaxis, "{x:.2g}" if name == "hidden" else "{x:g}"),
-        (axes.yaxis, "{x:g}"),
-    ):
+    x_format = "{x:.2g}" if name == "hidden" else "{x:g}"
+    for axis, form in ((axes.xaxis, x_format), (axes.yaxis, "{x:g}")):
         axis.set_major_formatter(StrMethodFormatter(form))  # powers of ten would be markup
         axis.set_minor_formatter(NullFormatter())
-    axes.set_ylabel(label)
 
 
 if __name__ == "__main__":

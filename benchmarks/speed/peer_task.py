@@ -1,8 +1,8 @@
 """What every peer does in a round: the same data, the same network, the same number of SGD steps,
 one thread a process.
 
-Peers' scripts (`benchmarks/peers` of a source checkout) find a copy of this file beside them, as
-their environment need not have feddraw. They talk to the bench through a socket: it says when to
+Peers' scripts (`benchmarks/peers`) find a copy of this file beside them, as their environment need
+not have feddraw. They talk to the bench through a socket: it says when to
 begin a round, they say how many seconds it took.
 """
 
@@ -19,8 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-PIXELS, LABELS, BATCH, LR = 28, 14, 20, 0.01
-SOCKET, TASK = "FEDDRAW_BENCH_SOCKET", "FEDDRAW_BENCH_TASK"
+PIXELS = 28
+LABELS = 14
+BATCH = 20
+LR = 0.01
+SOCKET = "FEDDRAW_BENCH_SOCKET"
+TASK = "FEDDRAW_BENCH_TASK"
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def tensors(task: PeerTask) -> list[tuple[Tensor, Tensor]]:
     pixels, targets = random_pictures(task.clients * task.images)
     x = torch.from_numpy(pixels).unsqueeze(1).float().div_(255).sub_(0.5).div_(0.25)
     y = torch.from_numpy(targets)
-    return [(x[i : i + task.images], y[i : i + task.images]) for i in range(0, len(x), task.images)]
+    starts = range(0, len(x), task.images)
+    return [(x[start : start + task.images], y[start : start + task.images]) for start in starts]
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor) -> float:

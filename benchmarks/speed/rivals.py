@@ -22,15 +22,14 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
 from typing import Any, TextIO
 
 import numpy as np
 
-from feddraw.bench import peer_task
-from feddraw.bench.made_up_model import client_names
-from feddraw.bench.round_overhead import timed_round
-from feddraw.bench.timing import Ratio, Timed, TimingSession, ratio_of_times
+from benchmarks.speed import peer_task
+from benchmarks.speed.made_up_model import client_names
+from benchmarks.speed.round_overhead import timed_round
+from benchmarks.speed.timing import Ratio, Timed, TimingSession, ratio_of_times
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
@@ -41,9 +40,7 @@ from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.settings import Training
 
-RIVAL_SCRIPTS = (
-    Path(__file__).parents[3] / "benchmarks" / "peers"
-)  # only a source checkout has them
+RIVAL_SCRIPTS = Path(__file__).parents[1] / "peers"
 RIVAL_PATIENCE = 240.0  # seconds for a peer to start, or to do a round
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -57,7 +54,7 @@ class Rival:
     script: str
     package: str
     cores: int
-    settings: tuple[str, ...] = tuple(peer_task.TASKS)
+    tasks: tuple[str, ...] = tuple(peer_task.TASKS)
     arguments: tuple[str, ...] = ()
     note: str = ""
 
@@ -75,7 +72,7 @@ RIVALS = {
         "with_nvflare.py",
         "nvflare",
         2,
-        settings=("tiny 10 × 10", "wide 10 × 1"),
+        tasks=("tiny 10 × 10", "wide 10 × 1"),
         note="one process per client: a hundred do not fit",
     ),
 }
@@ -83,19 +80,25 @@ RIVALS = {
 
 def trainer_beside_rivals(task: peer_task.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
-    examples = Examples(*peer_task.random_pictures(task.clients * task.images))
-    shards = np.split(np.arange(len(examples.images)), task.clients)
-    how = Training(epochs=1, batch_size=peer_task.BATCH, lr=peer_task.LR, optimizer="sgd")
-    return Trainer(partial(peer_task.build_net, task.hidden), examples, shards, how, fedavg().local)
+    images, targets = peer_task.random_pictures(task.clients * task.images)
+    return Trainer(
+        partial(peer_task.build_net, task.hidden),
+        Examples(images, targets),
+        np.split(np.arange(len(images)), task.clients),
+        Training(epochs=1, batch_size=peer_task.BATCH, lr=peer_task.LR, optimizer="sgd"),
+        fedavg().local,
+    )
 
 
 @contextmanager
 def our_round_beside_rivals(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
     trainer = trainer_beside_rivals(task)
-    engine: Engine = (
-        Serial(trainer) if cores == 1 else Processes(trainer, cores, client_names(task.clients))
-    )
+    engine: Engine
+    if cores == 1:
+        engine = Serial(trainer)
+    else:
+        engine = Processes(trainer, cores, client_names(task.clients))
     with closing(engine):
         yield partial(timed_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
 
@@ -108,28 +111,22 @@ class RivalProcess:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "socket"))
         listening.listen()
-        variables = {
-            peer_task.SOCKET: str(folder / "socket"),
-            peer_task.TASK: json.dumps(asdict(task)),
-        }
         scripts = folder / "scripts"
         shutil.copytree(RIVAL_SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(peer_task.__file__, scripts)
-        command = [python, str(scripts / rival.script), *rival.arguments]
-        inherited = {
-            key: value
-            for key, value in os.environ.items()
-            if key not in ("PYTHONPATH", "PYTHONSAFEPATH")
-        }
-        environment = inherited | ONE_THREAD | variables
+        environment = os.environ | ONE_THREAD
+        environment[peer_task.SOCKET] = str(folder / "socket")
+        environment[peer_task.TASK] = json.dumps(asdict(task))
+        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):  # they are ours, not the peer's
+            environment.pop(name, None)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                command,
+                [python, str(scripts / rival.script), *rival.arguments],
                 env=environment,
                 cwd=folder,
-                stdin=DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=STDOUT,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         try:
@@ -175,13 +172,12 @@ class RivalProcess:
 
     def _last_output(self) -> str:
         """What went wrong, from what it printed: the last line that names an error."""
-        lines = [
-            line.strip()
-            for line in self._log.read_text(errors="replace").splitlines()
-            if line.strip()
-        ]
+        printed = self._log.read_text(errors="replace").splitlines()
+        lines = [line.strip() for line in printed if line.strip()]
         errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
-        return (errors or lines or ["it ended without a message"])[-1][:200]
+        if not lines:
+            return "it ended without a message"
+        return (errors or lines)[-1][:200]
 
     def close(self) -> None:
         """It has nothing to save: end it and all that it has started."""
@@ -216,33 +212,30 @@ def measure_rival(session: TimingSession, name: str) -> dict[str, Any]:
     """Theirs ÷ ours for every setting; where a system cannot be run here, why."""
     rival = RIVALS[name]
     python = session.pythons.get(rival.environment, sys.executable)
-    found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
+    figures: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
     try:
-        if not RIVAL_SCRIPTS.is_dir():
-            where = "run feddraw bench from a checkout (benchmarks/peers)"
-            raise RunFailed(f"its script comes with the source only: {where}")
-        found["version"] = _rival_version(python, rival.package)
-        settings = rival.settings[:1] if session.quick else rival.settings
-        found["left_out"] = {
-            key: rival.note for key in peer_task.TASKS if key not in rival.settings
+        figures["version"] = _rival_version(python, rival.package)
+        figures["left_out"] = {
+            task: rival.note for task in peer_task.TASKS if task not in rival.tasks
         }
-        return found | {
-            "theirs_over_ours": {
-                key: _rival_over_ours(session, rival, python, key) for key in settings
-            }
+        tasks = rival.tasks[:1] if session.quick else rival.tasks
+        figures["theirs_over_ours"] = {
+            task: _rival_over_ours(session, rival, python, task) for task in tasks
         }
     except RunFailed as failure:
-        return found | {"missing": str(failure)}
+        figures["missing"] = str(failure)
+    return figures
 
 
-def _rival_over_ours(session: TimingSession, rival: Rival, python: str, key: str) -> Ratio:
-    task = peer_task.TASKS[key]
-    session.progress(f"{rival.title}: starting for {key}", 0, 1)
+def _rival_over_ours(session: TimingSession, rival: Rival, python: str, name: str) -> Ratio:
+    task = peer_task.TASKS[name]
+    session.progress(f"{rival.title}: starting for {name}", 0, 1)
     with (
         running_rival(rival, python, task) as peer,
-        our_round_beside_rivals(task, rival.cores) as own,
+        our_round_beside_rivals(task, rival.cores) as our_round,
     ):
-        samples = session.interleave(f"{rival.title}, {key}", {"theirs": peer.round, "ours": own})
+        works = {"theirs": peer.round, "ours": our_round}
+        samples = session.interleave(f"{rival.title}, {name}", works)
     return ratio_of_times(samples["theirs"], samples["ours"])
 
 

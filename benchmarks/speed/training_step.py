@@ -13,8 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddraw.bench.timing import Timed, TimingSession, median_interval, ratio_of_times, seconds_of
-from feddraw.bench.workloads import PAPER_TRAINING, Workload, workloads
+from benchmarks.speed.timing import (
+    Timed,
+    TimingSession,
+    median_interval,
+    ratio_of_times,
+    seconds_of,
+)
+from benchmarks.speed.workloads import PAPER_TRAINING, Workload, workloads
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.machine import installed
 from feddraw.training.augment import augment
@@ -24,7 +30,15 @@ from feddraw.training.network import Network
 from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import one_thread
 
-PAPER_STEP = Workload("DenseNet121, 224 px", "densenet121", 224, 1, 1, 16, (("weights", "none"),))
+PAPER_STEP = Workload(
+    "DenseNet121, 224 px",
+    model="densenet121",
+    pixels=224,
+    clients=1,
+    steps=1,
+    batch=16,
+    settings=(("weights", "none"),),
+)
 
 
 def measure_paper_step(session: TimingSession, step: Workload = PAPER_STEP) -> dict[str, Any]:
@@ -34,20 +48,18 @@ def measure_paper_step(session: TimingSession, step: Workload = PAPER_STEP) -> d
     if step.model == "densenet121" and not installed("monai"):
         return {"missing": "MONAI is not installed"}
     trainer = step.trainer(feddraw().local)
-    network, rows = trainer.network, np.arange(step.batch)
-    training = replace(trainer.training, **PAPER_TRAINING)
-    how = LocalTraining(training, trainer.smoothed_loss, seed=0)
-    optimizer = make_optimizer(network, training)
-    with one_thread():
-        works = {
-            "training": lambda: seconds_of(
-                lambda: fit(network, optimizer, trainer.examples, rows, how)
-            ),
-            "testing": lambda: seconds_of(lambda: predict(network, trainer.examples, rows)),
-        }
-        samples = session.interleave(
-            f"the paper's step: {step.title}", works, max(1, session.blocks // 3)
-        )
+    trainer.training = replace(trainer.training, **PAPER_TRAINING)
+    rows = np.arange(step.batch)
+    train = our_training_step(trainer, trainer.network, rows)
+    works: dict[str, Timed] = {
+        "training": partial(_timed_on_one_thread, train),
+        "testing": partial(
+            _timed_on_one_thread, lambda: predict(trainer.network, trainer.examples, rows)
+        ),
+    }
+    samples = session.interleave(
+        f"the paper's step: {step.title}", works, max(1, session.blocks // 3)
+    )
     speeds = {
         name: median_interval(step.batch / np.array(seconds)) for name, seconds in samples.items()
     }
@@ -69,13 +81,17 @@ def measure_training_steps(session: TimingSession) -> dict[str, Any]:
 
 def _training_step_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
     trainer = workload.trainer(feddraw().local)
+    trainer.training = replace(trainer.training, clip=5.0)  # as in the usual step
     rows = np.arange(workload.batch)
     images, _ = trainer.examples.batch(rows)
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         works: dict[str, Timed] = {
             "plain": partial(_timed_on_one_thread, usual_training_step(trainer, rows)),
-            "ours": _our_training_step(trainer, rows),
+            "ours": partial(
+                _timed_on_one_thread,
+                our_training_step(trainer, Network(*trainer.build()), rows),
+            ),
             "augment": partial(_timed_on_one_thread, lambda: augment(images, generator)),
             "read": _batch_reader(trainer.examples, workload.batch, Path(folder)),
         }
@@ -90,23 +106,19 @@ def _training_step_ratios(session: TimingSession, workload: Workload) -> dict[st
     }
 
 
-def _our_training_step(trainer: Trainer, rows: Rows) -> Timed:
-    """Our loop, one step at a time, with the same clipping."""
-    network, training = Network(*trainer.build()), replace(trainer.training, clip=5.0)
-    how = LocalTraining(training, trainer.smoothed_loss, seed=0)
+def our_training_step(trainer: Trainer, network: Network, rows: Rows) -> Callable[[], object]:
+    """Our loop over one batch, with the trainer's settings."""
+    how = LocalTraining(trainer.training, trainer.smoothed_loss, seed=0)
     optimizer = make_optimizer(network, trainer.training)
-    return partial(
-        _timed_on_one_thread, lambda: fit(network, optimizer, trainer.examples, rows, how)
-    )
+    return partial(fit, network, optimizer, trainer.examples, rows, how)
 
 
 def _batch_reader(examples: Examples, batch: int, folder: Path) -> Timed:
     """A batch of random rows from a file that is mapped to memory, as prepared images are."""
-    np.save(folder / "images.npy", np.resize(examples.images, (5000, *examples.images.shape[1:])))
-    images, rng = (
-        np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False),
-        np.random.default_rng(0),
-    )
+    path = folder / "images.npy"
+    np.save(path, np.resize(examples.images, (5000, *examples.images.shape[1:])))
+    images = np.load(path, mmap_mode="r", allow_pickle=False)
+    rng = np.random.default_rng(0)
 
     def read() -> float:
         rows = rng.choice(len(images), batch, replace=False)

@@ -1,8 +1,9 @@
 """What secure sums cost: masks beside their bare key streams, a round beside a plain one, bytes,
 and server memory.
 
-python -m feddraw.bench.secure_costs CLIENTS [PARAMETERS]     peak memory of a server that adds
-masked updates up
+    python -m benchmarks.speed.secure_costs CLIENTS [PARAMETERS]
+
+prints the peak memory of a server that adds masked updates up.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from feddraw.bench.made_up_model import CLIENTS, WIDE_PARAMETERS, client_names
-from feddraw.bench.timing import (
+from benchmarks.speed.made_up_model import CLIENTS, WIDE_PARAMETERS, client_names
+from benchmarks.speed.timing import (
+    CHECKOUT,
     TimingSession,
     measured_in_own_process,
     median_interval,
@@ -45,7 +49,7 @@ from feddraw.system.machine import installed, peak_memory
 if TYPE_CHECKING:
     from flwr.app import Message
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"  # only a source checkout has them
+EXAMPLES = CHECKOUT / "examples" / "flower"
 MEMORY_CLIENTS = (10, 30)  # clients, for the server's memory
 SUPERLINK_ROUNDS = 3  # over a SuperLink
 
@@ -56,22 +60,23 @@ def measure_secure_costs(
     counts: Sequence[int] = MEMORY_CLIENTS,
 ) -> dict[str, Any]:
     """Masks, a round in this process, a round over a SuperLink, and the server's memory."""
-    found: dict[str, Any] = {
-        "title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters"
-    }
-    found["masking"] = measure_masking(session, parameters)
-    found["memory"] = {
-        str(clients): measured_in_own_process(
-            "feddraw.bench.secure_costs", str(clients), str(parameters)
-        )
-        for clients in counts
+    figures: dict[str, Any] = {
+        "title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters",
+        "masking": measure_masking(session, parameters),
+        "memory": {
+            str(clients): measured_in_own_process(
+                "benchmarks.speed.secure_costs", str(clients), str(parameters)
+            )
+            for clients in counts
+        },
     }
     if not installed("flwr"):
-        return found | {"missing": "Flower is not installed: pip install 'feddraw[flower]'"}
-    found["in_process"] = measure_in_process_rounds(session, parameters)
+        figures["missing"] = "Flower is not installed: pip install 'feddraw[flower]'"
+        return figures
+    figures["in_process"] = measure_in_process_rounds(session, parameters)
     if not session.quick:
-        found["superlink"] = _superlink_rounds_if_possible(session, parameters)
-    return found
+        figures["superlink"] = _superlink_rounds_if_possible(session, parameters)
+    return figures
 
 
 # -------------------------------------------------------------------------------------------- masks
@@ -82,24 +87,25 @@ def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
     adding them.
     """
     moves = np.random.default_rng(0).normal(0, 1e-3, parameters).astype(np.float32)
-    words, added = np.empty(parameters, np.uint64), np.zeros(parameters, np.uint64)
+    words = np.empty(parameters, np.uint64)
+    added = np.zeros(parameters, np.uint64)
     ready = iter(_members_ready_to_mask())
+    sealer, sealers_shares = next(ready)
+    sealer.mask(sealers_shares, words, in_place=True)
 
-    def client() -> float:
+    def mask() -> float:
         """In the words' own memory: new memory is slow at its first use, and is no part of
         masking.
         """
         member, shares = next(ready)
-        return _seconds_of_mask_thread(lambda: member.mask(shares, words, in_place=True))
+        return _seconds_of_thread(lambda: member.mask(shares, words, in_place=True))
 
     works = {
-        "bare": lambda: _seconds_of_mask_thread(lambda: add_bare_streams(added)),
-        "masks": client,
-        "words": lambda: _seconds_of_mask_thread(lambda: to_fixed_point(moves, CLIENTS, words)),
-        "seal": lambda: _seconds_of_mask_thread(lambda: sealer.seal(words)),
+        "bare": lambda: _seconds_of_thread(lambda: add_bare_streams(added)),
+        "masks": mask,
+        "words": lambda: _seconds_of_thread(lambda: to_fixed_point(moves, CLIENTS, words)),
+        "seal": lambda: _seconds_of_thread(lambda: sealer.seal(words)),
     }
-    sealer, shares = next(ready)
-    sealer.mask(shares, words, in_place=True)
     samples = session.interleave(f"secure: masks of {parameters:,} words", works)
     seconds = {name: np.array(taken) for name, taken in samples.items()}
     whole = seconds["masks"] + seconds["words"]
@@ -112,7 +118,7 @@ def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
     }
 
 
-def _seconds_of_mask_thread(work: Callable[[], object]) -> float:
+def _seconds_of_thread(work: Callable[[], object]) -> float:
     """Seconds of this thread's own work, whatever else the machine does."""
     start = time.thread_time()
     work()
@@ -175,21 +181,20 @@ def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
     """Peak megabytes of a process that adds so many masked updates up, and of it before the
     first.
     """
-    made, before = ReadySum.of(clients), peak_memory()
+    made = ReadySum.of(clients)
+    before = peak_memory()
     words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
+    server = made.collector
     for name, member in made.members.items():
         words[:] = 1
-        made.collector.take_masked(
-            name, member.mask(made.collector.shares_for(name), words, in_place=True)
-        )
-    for name in made.collector.survivors:
-        made.collector.take_signature(name, made.members[name].sign(made.collector.survivors))
-    signatures = made.collector.signatures
+        masked = member.mask(server.shares_for(name), words, in_place=True)
+        server.take_masked(name, masked)
+    for name in server.survivors:
+        server.take_signature(name, made.members[name].sign(server.survivors))
+    signatures = server.signatures
     for name in signatures:
-        made.collector.take_revealed(
-            name, made.members[name].reveal(made.collector.survivors, signatures)
-        )
-    if not (made.collector.total() == clients).all():
+        server.take_revealed(name, made.members[name].reveal(server.survivors, signatures))
+    if not (server.total() == clients).all():
         raise RunFailed("the sum is wrong")
     return {"megabytes": peak_memory() / 2**20, "megabytes_before": before / 2**20}
 
@@ -209,18 +214,19 @@ def _log_secure_errors_only(log: logging.Logger) -> Iterator[None]:
 
 def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[str, Any]:
     """A round on the in-process grid, and the bytes that go up and down."""
-    from feddraw.bench.secure_app import seconds_of_secure_rounds
+    from benchmarks.speed.secure_app import seconds_of_secure_rounds
 
     with (
         tempfile.TemporaryDirectory() as folder,
         _log_secure_errors_only(logging.getLogger("flwr")),
     ):
-        grids = {"plain": _byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)])}
-        grids["secure"] = _byte_counting_grid(nodes_with_keys(Path(folder)))
-
+        grids = {
+            "plain": _byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)]),
+            "secure": _byte_counting_grid(nodes_with_keys(Path(folder))),
+        }
         processor: dict[str, list[float]] = {name: [] for name in grids}
 
-        def one(name: str) -> float:
+        def timed_round(name: str) -> float:
             start = time.process_time()
             (seconds,) = seconds_of_secure_rounds(
                 grids[name], 1, parameters, secure=name == "secure"
@@ -228,7 +234,7 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
             processor[name].append(time.process_time() - start)
             return seconds
 
-        works = {name: lambda name=name: one(name) for name in grids}
+        works = {name: partial(timed_round, name) for name in grids}
         samples = session.interleave(
             "secure: a round on the in-process grid", works, min(5, session.blocks)
         )
@@ -251,7 +257,7 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
 
 
 def _byte_counting_grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
-    from feddraw.bench.secure_app import app, bytes_in_message
+    from benchmarks.speed.secure_app import app, bytes_in_message
     from feddraw.flower.in_process_grid import InProcessGrid
 
     class Counting(InProcessGrid):
@@ -298,8 +304,8 @@ dependencies = []
 [tool.flwr.app]
 publisher = "feddraw"
 [tool.flwr.app.components]
-serverapp = "feddraw.bench.secure_app:server"
-clientapp = "feddraw.bench.secure_app:app"
+serverapp = "benchmarks.speed.secure_app:server"
+clientapp = "benchmarks.speed.secure_app:app"
 [tool.flwr.app.config]
 rounds = 1
 secure = false
@@ -321,15 +327,17 @@ def _superlink_rounds_if_possible(session: TimingSession, parameters: int) -> di
 def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[str, Any]:
     """The same over a SuperLink with a node for each client, all on this machine."""
     script = EXAMPLES / "local_federation.py"
-    if not script.is_file():
-        return {"missing": "it needs a source checkout (examples/flower)"}
     spec = importlib.util.spec_from_file_location("local_federation", script)
     assert spec is not None
     assert spec.loader is not None
     local = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(local)
     seconds: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as name:
+    python_path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+    with (
+        tempfile.TemporaryDirectory() as name,
+        patch.dict(os.environ, PYTHONPATH=python_path),  # where nodes find the app
+    ):
         folder = Path(name)
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(FLOWER_PROJECT)
@@ -341,15 +349,13 @@ def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[st
                     made.supernode(
                         f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept)
                     )
-                said = (
+                settings = (
                     f"rounds={SUPERLINK_ROUNDS} secure={json.dumps(way == 'secure')}"
-                    f" parameters={parameters}"
+                    f' parameters={parameters} out="{folder / way}.json"'
                 )
-                made.run(f'{said} out="{folder / way}.json"', timeout=3600, app=folder / "app")
-            seconds[way] = json.loads((folder / f"{way}.json").read_text())[
-                1:
-            ]  # the first waits for nodes
-
+                made.run(settings, timeout=3600, app=folder / "app")
+            rounds = json.loads((folder / f"{way}.json").read_text())
+            seconds[way] = rounds[1:]  # the first waits for nodes
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
     ratio = medians["secure"] / medians["plain"]
     return {"seconds": medians, "secure_over_plain": ratio, "rounds": SUPERLINK_ROUNDS - 1}

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from feddraw.bench.made_up_model import CLIENTS, made_up_model
+from benchmarks.speed.made_up_model import CLIENTS, made_up_model
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
@@ -29,7 +29,8 @@ app = ClientApp(mods=[secure_where_keyed])
 @app.train()
 def answer_untrained(message: Message, context: Context) -> Message:
     """The model that came, moved a little."""
-    number, sent = int(context.node_config["partition-id"]), message.content.array_records["arrays"]
+    number = int(context.node_config["partition-id"])
+    sent = message.content.array_records["arrays"]
     times = np.float32(1 + 1e-4 * (number + 1))
     arrays = ArrayRecord({name: Array(array.numpy() * times) for name, array in sent.items()})
     metrics = MetricRecord(
@@ -77,6 +78,10 @@ server = ServerApp()
 @server.main()
 def secure_bench_main(grid: Grid, context: Context) -> None:
     settings = context.run_config
-    secure, rounds = settings["secure"] is True, int(settings["rounds"])
-    found = seconds_of_secure_rounds(grid, rounds, int(settings["parameters"]), secure=secure)
-    write_whole(Path(str(settings["out"])), json.dumps(found).encode())
+    seconds = seconds_of_secure_rounds(
+        grid,
+        rounds=int(settings["rounds"]),
+        parameters=int(settings["parameters"]),
+        secure=settings["secure"] is True,
+    )
+    write_whole(Path(str(settings["out"])), json.dumps(seconds).encode())

@@ -5,7 +5,7 @@ on both sides.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
-from feddraw.bench.workloads import CORES
+from benchmarks.speed.timing import TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.workloads import CORES
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
@@ -32,10 +32,11 @@ def measure_short_runs(session: TimingSession) -> dict[str, Any]:
     ways = {"scripts": _short_runs_as_scripts, "study": _short_runs_as_study}
     works = {name: partial(_seconds_of_short_runs, way, runs) for name, way in ways.items()}
     samples = session.interleave("a study of short runs", works, max(1, session.blocks // 2))
+    seconds_per_study = sum(samples["study"]) / len(samples["study"])
     return {
         "title": f"{runs} runs of two rounds, 240 phantoms at 28 px",
         "two_scripts_over_study": ratio_of_times(samples["scripts"], samples["study"]),
-        "seconds_per_run": sum(samples["study"]) / len(samples["study"]) / runs * CORES,
+        "seconds_per_run": seconds_per_study / runs * CORES,
     }
 
 
@@ -49,19 +50,24 @@ def short_experiments(runs: int) -> list[Experiment]:
     return [short.with_settings({"seed": seed, "training.batch_size": 32}) for seed in range(runs)]
 
 
-def _seconds_of_short_runs(work: Any, runs: int) -> float:
+def _seconds_of_short_runs(
+    carry_out: Callable[[Sequence[Experiment], Path], None], runs: int
+) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return seconds_of(lambda: work(short_experiments(runs), Path(folder)))
+        return seconds_of(lambda: carry_out(short_experiments(runs), Path(folder)))
 
 
-def _short_runs_as_study(given: Sequence[Experiment], folder: Path) -> None:
-    planned = [planned_run(experiment, {"seed": str(experiment.seed)}) for experiment in given]
+def _short_runs_as_study(experiments: Sequence[Experiment], folder: Path) -> None:
+    planned = [
+        planned_run(experiment, {"seed": str(experiment.seed)}) for experiment in experiments
+    ]
     for _ in run_study(planned, folder, CORES, [ResultTable(folder / "runs.csv")]):
         pass
 
 
-def _short_runs_as_scripts(given: Sequence[Experiment], folder: Path) -> None:
-    halves = [[experiment.table() for experiment in given[half::CORES]] for half in range(CORES)]
+def _short_runs_as_scripts(experiments: Sequence[Experiment], folder: Path) -> None:
+    tables = [experiment.table() for experiment in experiments]
+    halves = [tables[half::CORES] for half in range(CORES)]
     started = [start_worker(_script_of_short_runs, half, str(folder)) for half in halves]
     for pipe, process in started:
         pipe.recv()
