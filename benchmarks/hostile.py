@@ -123,7 +123,7 @@ def final_auc(
     scored, _ = evaluate_round(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
     acted = any(entry.status != "counted" for result in results for entry in result.ledger)
-    return scored["test"]["auc"]["macro"], weight, acted
+    return scored.test.auc.macro, weight, acted
 
 
 def both(method: str, seed: int, rounds: int, attack: str) -> tuple[float, float, float]:

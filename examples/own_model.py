@@ -41,7 +41,7 @@ def main() -> None:
     for result in iterate(experiment.with_settings(small)):
         print(
             f"round {result.round}: validation AUC"
-            f" {result.metrics['validation']['auc']['macro']:.3f}"
+            f" {result.metrics.validation.auc.macro:.3f}"
         )
 
 

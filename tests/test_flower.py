@@ -611,7 +611,7 @@ def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None
     assert [row[-1] for row in told["client_seconds"]] == list(
         strategy.history[-1].client_seconds.values()
     )
-    assert told["loss"] == [done.metrics["loss"] for done in strategy.history]
+    assert told["loss"] == [done.reported["loss"] for done in strategy.history]
     assert all(set(seconds) == {"training", "aggregation"} for seconds in told["seconds"])
 
 

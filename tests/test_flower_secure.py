@@ -262,7 +262,7 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
         assert set(content.config_records.get("client", {})) <= {"name", "number"}
         written = b"".join(record.get("contents", []))  # type: ignore[arg-type]
         assert not any(model in written for model in known)
-    assert strategy.history[0].metrics["loss"] == pytest.approx(0.5)
+    assert strategy.history[0].reported["loss"] == pytest.approx(0.5)
     words = [
         unpack_array(content.array_records["words"]["words"])
         for _, _, content in grid.arrived

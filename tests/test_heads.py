@@ -268,7 +268,7 @@ def test_rows_that_a_client_does_not_label_are_left_out_in_the_right_layer() -> 
 
 def test_a_run_with_one_layer_per_finding_names_each_finding_once(tmp_path: Path) -> None:
     result = run(small_with("backwards", method="feddraw_by_class"), tmp_path / "run")
-    findings = list(result.metrics["test"]["auc"]["per_class"])
+    findings = list(result.metrics.test.auc.per_class)
     assert {piece.piece for piece in result.rounds[-1].pieces} == set(findings)
     (found,) = collect_runs([tmp_path]).runs
     heads = ", ".join(f"heads.{number}" for number in reversed(range(len(findings))))
@@ -294,7 +294,7 @@ def test_a_network_without_batch_norm_trains(tmp_path: Path) -> None:
     result = run(experiment, tmp_path / "run")
     assert math.isfinite(result.last.loss)
     assert len(result.last.model.buffers) == 0
-    assert run(experiment, tmp_path / "run", resume=True).metrics["test"]
+    assert run(experiment, tmp_path / "run", resume=True).metrics.test.evaluated
 
 
 @pytest.mark.parametrize("wrapped", ["plain", "state_dict", "module.", "safetensors"])

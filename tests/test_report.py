@@ -151,7 +151,7 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     assert found is not None
     draws = bootstrap_methods([run], 10)
     assert not draws.why_none
-    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3)["gm"]["macro"]
+    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
     assert draws.methods["gm"][""][0] == pytest.approx(expected)
 
 

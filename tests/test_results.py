@@ -247,7 +247,7 @@ STOPPED_BEFORE_ITS_LOCK = """
 import os, signal, sys
 from contextlib import contextmanager
 from feddraw.cli import main
-from feddraw.results import RunFolder
+from feddraw.results.run_folder import RunFolder
 
 locked = RunFolder.locked
 

@@ -241,8 +241,8 @@ def test_metrics_leave_unknown_labels_out() -> None:
         ("a", "b"),
         [0.5, math.nan],
     )
-    assert table["auc"]["macro"] == 0.75
-    assert table["undefined"] == ["b"]
+    assert table.auc.macro == 0.75
+    assert table.undefined == ("b",)
     weights = np.ones((1, 5))
     both = np.stack([truth, np.full(5, UNKNOWN, np.int8)], 1)
     macro = bootstrap._macro_of_replicates(

@@ -32,7 +32,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from feddraw import catalog
-from feddraw.results.run_folder import CLOCK_FIELDS
+from feddraw.results.round_log import CLOCK_FIELDS
 
 ROUNDS = 6
 SMALL = (

@@ -360,11 +360,6 @@ def _scenario_defaults(experiment: Experiment) -> Section:
     return {"name": name, "scale": scale} | complete_scenario_options(name, settings)
 
 
-def unnamed_defaults() -> dict[str, Any]:
-    """The defaults of all settings that do not depend on a name."""
-    return {key: value for key, value in Experiment().table().items() if key not in NAMED_SECTIONS}
-
-
 def parse_settings(assignments: list[str]) -> dict[str, Any]:
     """KEY=VALUE, where a value that is no number, truth value or list is taken as a word."""
     settings = {}

@@ -17,19 +17,6 @@ from feddraw.server.policy import remark_on_limit
 # What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
 HIDDEN = float("nan")
 
-# the columns of numbers that every version's ledger has
-LEDGER_NUMBERS = (
-    "size",
-    "steps",
-    "prior",
-    "similarity",
-    "gamma",
-    "beta",
-    "reputation",
-    "weight",
-    "influence",
-)
-
 
 @dataclass(frozen=True)
 class LedgerEntry:
