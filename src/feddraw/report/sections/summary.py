@@ -283,8 +283,8 @@ def _undefined(runs: Sequence[RecordedRun]) -> list[str]:
 def _diverged(runs: Sequence[RecordedRun]) -> Iterator[str]:
     for run in runs:
         if run.diverged:
-            round, why = run.diverged
-            yield f"{_named(run)}, diverged in round {round}: {why}."
+            divergence = run.diverged
+            yield f"{_named(run)}, diverged in round {divergence.round}: {divergence.why}."
 
 
 def _not_finite(runs: Sequence[RecordedRun]) -> Iterator[str]:
