@@ -203,11 +203,11 @@ def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]
 
 def histogram_metrics_for_log(metrics: dict[str, Any]) -> MetricRecord:
     """The numbers for Flower's own log."""
-    numbers: dict[str, float] = {}
+    numbers = MetricRecord()
     for split, table in metrics.items():
         numbers[f"{split}-auc"] = float(table["auc"]["macro"])
         numbers[f"{split}-gm"] = float(table["gm"]["macro"])
     for split, table in metrics.items():
         for finding, auc in table["auc"]["per_class"].items():
             numbers[f"{split}-auc.{finding}"] = float(auc)
-    return MetricRecord(numbers)
+    return numbers

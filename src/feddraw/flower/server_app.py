@@ -220,12 +220,11 @@ class ServerRun:
                 self.folder.finish(
                     shown, {"round": round} | scores, predictions, self.evaluation.dataset, kept
                 )
-        areas = {
-            f"{split}-auc": float(table["auc"]["macro"])
-            for split, table in scores.items()
-            if "auc" in table
-        }
-        return MetricRecord(areas)
+        areas = MetricRecord()
+        for split, table in scores.items():
+            if "auc" in table:
+                areas[f"{split}-auc"] = float(table["auc"]["macro"])
+        return areas
 
     def _write_line(
         self, folder: RunFolder, round: int, scores: dict[str, Any], seconds: float
