@@ -453,9 +453,6 @@ def test_of_two_records_with_a_size_the_first_counts() -> None:
         strategy.result.evaluate_metrics_clientapp[1],
     ):
         assert (means["acc"], means["auc"]) == (0.25, 0.5)
-    contents = [answer(RecordDict({"metrics": MetricRecord()}), number) for number in range(3)]
-    sizes = [reply_intake.size_and_labels_in_reply(content, "num-examples") for content in contents]
-    assert sizes == [(1, None), (2, None), (3, None)]
 
 
 # ----------------------------------------------------------------------- replies that are too large
