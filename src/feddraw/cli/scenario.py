@@ -255,11 +255,12 @@ def scenario_options(settings: list[str] | None) -> dict[str, Any]:
 def _deal_scenario_labels(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
-    from feddraw.data.scenarios.scenario_by_name import deal
+    from feddraw.data.scenarios.scenario_by_name import make_partition
     from feddraw.experiment.dataset_by_name import read_training_labels
 
     labels = read_training_labels(path)
-    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
+    options = scenario_options(set_)
+    return labels, make_partition(name, labels, seed=seed, scale=scale, options=options)
 
 
 def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
