@@ -359,7 +359,7 @@ def index_seeds() -> list[bytes]:
         "scenario": "CHX-1",
         "seed": 0,
         "scale": 1.0,
-        "sha256": index_list.index_list_sha256(names),
+        "sha256": index_list.sha256_of_names(names),
         "clients": clients,
     }
     text = json.dumps(document).encode()
@@ -383,7 +383,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
     document = {
         "scenario": "s",
         "scale": rng.choice((1.0, 2.0)),
-        "sha256": index_list.index_list_sha256(names),
+        "sha256": index_list.sha256_of_names(names),
         "clients": clients,
     }
     return (
@@ -1131,10 +1131,10 @@ def targets(room: Path) -> list[Target]:
             read_index,
             ONE_LINE,
             index_seeds(),
-            named(index_list, "read_index_list _parse_index_list"),
+            [index_list.read_index_list, index_list.IndexList.read],
             [b"[]", b"null"],
             reshape_index,
-            [huge("x.json", index_list._parse_index_list), *no_file(index_list._parse_index_list)],
+            [huge("x.json", index_list.IndexList.read), *no_file(index_list.IndexList.read)],
         ),
         Target(
             "run folders",

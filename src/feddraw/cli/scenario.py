@@ -258,11 +258,12 @@ def _partition(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
     """The labels of a table, and how the scenario splits its images between clients."""
-    from feddraw.data.scenarios.scenario_by_name import deal
+    from feddraw.data.scenarios.scenario_by_name import make_partition
     from feddraw.experiment.dataset_by_name import read_training_labels
 
     labels = read_training_labels(path)
-    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
+    options = scenario_options(set_)
+    return labels, make_partition(name, labels, seed=seed, scale=scale, options=options)
 
 
 def _show_sizes(name: str, scale: float, json: bool) -> None:

@@ -17,7 +17,7 @@ UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What is known of each image without looking at it: enough to deal images to clients."""
+    """What is known of each image without looking at it: enough to split images among clients."""
 
     values: NDArray[np.uint8]  # (n, findings), 1 = finding present
     findings: tuple[str, ...]
@@ -128,5 +128,5 @@ class Dataset:
         return int(self.images.shape[1])
 
     def training_labels(self) -> Labels:
-        """Labels of the training split, the only one that is dealt to clients."""
+        """Labels of the training split, the only one that is split among clients."""
         return self.labels.take(self.rows["train"])
