@@ -52,27 +52,30 @@ class WorkerPool:
 
     def _start(self, place: WorkerPlace) -> None:
         pipe, process = start_worker(serve_runs, place)
-        self._processes[pipe], self._places[pipe] = process, place
+        self._processes[pipe] = process
+        self._places[pipe] = place
 
     def run(
         self, runs: Sequence[PlannedRun], admit: Callable[[PlannedRun], bool]
     ) -> Iterator[StudyEvent]:
+        """Carry out all runs that `admit` lets begin; tells of all that happens."""
         self._waiting = list(reversed(runs))
         while self._waiting or self._busy:
-            for pipe in [p for p in self._processes if p not in self._busy]:
+            idle = [pipe for pipe in self._processes if pipe not in self._busy]
+            for pipe in idle:
                 yield from self._next(pipe, admit)
-            for heard in wait(list(self._busy)) if self._busy else ():
-                assert isinstance(heard, Connection)
-                yield from self._receive(heard, admit)
+            if self._busy:
+                for ready in wait(list(self._busy)):
+                    assert isinstance(ready, Connection)
+                    yield from self._receive(ready, admit)
 
     def _next(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
         while self._waiting and pipe in self._processes and pipe not in self._busy:
             planned = self._waiting.pop()
-            yield (
-                self._begin(pipe, planned)
-                if admit(planned)
-                else StudyEvent("left out", planned.name)
-            )
+            if admit(planned):
+                yield self._begin(pipe, planned)
+            else:
+                yield StudyEvent("left out", planned.name)
 
     def _begin(self, pipe: Connection, planned: PlannedRun) -> StudyEvent:
         self._busy[pipe] = planned
@@ -90,23 +93,24 @@ class WorkerPool:
     ) -> Iterator[StudyEvent]:
         planned = self._busy[pipe]
         try:
-            said = json.loads(pipe.recv_bytes())
+            answer = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
             yield self._replace(pipe)
             return
-        if "progress" in said:
-            yield StudyEvent("progress", planned.name, *said["progress"])
+        if "progress" in answer:
+            what, share = answer["progress"]
+            yield StudyEvent("progress", planned.name, what, share)
             return
         del self._busy[pipe]
-        if "finished" in said:
-            begun = list(self._next(pipe, admit))  # the worker goes on while we read what it wrote
+        if "finished" in answer:
+            begun = list(self._next(pipe, admit))  # the worker trains while we read what it wrote
             yield self._finished(planned)
             yield from begun
-        elif "full" in said:
-            yield self._let_go(pipe, planned, said["full"])
+        elif "full" in answer:
+            yield self._let_go(pipe, planned, answer["full"])
         else:
-            where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
-            yield StudyEvent("failed", planned.name, said["failed"] + where)
+            where = self._logged(planned, answer["traceback"]) if "traceback" in answer else ""
+            yield StudyEvent("failed", planned.name, answer["failed"] + where)
 
     def _finished(self, planned: PlannedRun) -> StudyEvent:
         try:
@@ -130,30 +134,25 @@ class WorkerPool:
         """End a worker that had no memory, if there are others on its device, and keep its run for
         them.
         """
-        place = self._places[pipe]
-        left = sum(other.device == place.device for other in self._places.values()) - 1
-        if not left:
+        device = self._places[pipe].device
+        workers = sum(place.device == device for place in self._places.values())
+        if workers == 1:
             return StudyEvent("failed", planned.name, shortage)
         del self._places[pipe]
         stop_workers([(pipe, self._processes.pop(pipe))])
         self._waiting.append(planned)
-        return StudyEvent(
-            "progress",
-            planned.name,
-            f"waits: {place.device} has no memory for {left + 1} runs at once",
-        )
+        waits = f"waits: {device} has no memory for {workers} runs at once"
+        return StudyEvent("progress", planned.name, waits)
 
     def _replace(self, pipe: Connection) -> StudyEvent:
-        planned, process, place = (
-            self._busy.pop(pipe),
-            self._processes.pop(pipe),
-            self._places.pop(pipe),
-        )
-        how, advice = cause_of_death(process)
-        self._start(place)
+        """Start another worker where one has died."""
+        planned = self._busy.pop(pipe)
+        how, advice = cause_of_death(self._processes.pop(pipe))
+        self._start(self._places.pop(pipe))
         return StudyEvent("failed", planned.name, f"its worker {how}{advice}")
 
     def stop(self) -> None:
+        """End all workers."""
         stop_workers(self._processes.items())
 
 
@@ -184,12 +183,13 @@ def _carry_out_run(
             pipe.send_bytes(json.dumps({"progress": [what, ready / max(total, 1)]}).encode())
 
     try:
-        asked = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
-        experiment = complete(on_device(asked, place.device))
+        planned = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
+        experiment = complete(on_device(planned, place.device))
         dataset = _worker_data(experiment, opened, progress)
-        for _ in iterate(
+        rounds = iterate(
             experiment, request["folder"], resume=True, dataset=dataset, progress=progress
-        ):
+        )
+        for _ in rounds:
             pass
     except OutOfMemory as shortage:
         return {"full": str(shortage)}
