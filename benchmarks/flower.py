@@ -81,10 +81,10 @@ def fresh(replies: list[Message]) -> list[Message]:
 
 def whole(strategy: Any, replies: list[Message]) -> float:
     """Seconds of `aggregate_train`: for ours with the gate and the ledger."""
-    model, state = getattr(strategy, "model", None), getattr(strategy, "state", None)
+    before = getattr(strategy, "_global", None)
     messages = fresh(replies)
     seconds = seconds_of(partial(strategy.aggregate_train, 1, messages))
-    strategy.model, strategy.state = model, state
+    strategy._global = before
     return seconds
 
 
@@ -100,10 +100,10 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         return found
 
     def decode() -> Any:
-        answers, _ = reply_intake.read_replies(messages, strategy._asked, "1")
+        answers, _ = reply_intake.read_replies(messages, strategy._training.nodes, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
         return reply_intake.decode_replies(
-            answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room
+            answers, places, sent, reply_intake.ReplyFormat({}), reuse=strategy._matrices
         )[0]
 
     sent, method = strategy.model, strategy.method

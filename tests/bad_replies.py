@@ -7,6 +7,7 @@ the wire.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -228,11 +229,9 @@ def answered(node: int, content: RecordDict, group: str = "1") -> Message:
 def server(method: Method, sent: Model, state: State, proxy: Proxy | None = None) -> MethodStrategy:
     """A strategy that has asked four nodes in its second round."""
     strategy = MethodStrategy(method, round_offset=1, rounds=3, proxy=proxy)
-    strategy._adopt_model(model_to_arrays(sent))
-    strategy.model, strategy.state, strategy._asked, strategy._population = (
-        sent,
-        state,
-        list(NODES),
-        len(NODES),
+    strategy._global = replace(
+        strategy._adopt_model(model_to_arrays(sent)), model=sent, state=state
     )
+    strategy._training = replace(strategy._training, nodes=NODES)
+    strategy._population = len(NODES)
     return strategy

@@ -22,6 +22,7 @@ from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ScaffoldServer
 from feddraw.system.file_reading import read_json
 from small import small
+from tiny import server_of, weighting_of
 
 
 def test_the_laptop_preset_is_the_default() -> None:
@@ -103,17 +104,17 @@ def test_settings_of_a_name_may_come_before_it() -> None:
 
 def test_a_mixture_takes_the_weighting_of_one_and_the_training_of_the_other() -> None:
     method = make_method(Experiment(method={"name": "feddraw+fedprox", "beta_max": 2.0, "mu": 0.5}))
-    assert isinstance(method.weighting, DualReputationAnnealing)
-    assert method.weighting.beta_max == 2.0
+    assert isinstance(weighting_of(method), DualReputationAnnealing)
+    assert weighting_of(method).beta_max == 2.0
     assert method.local == Proximal(0.5)
-    assert isinstance(make_method(Experiment(method="feddraw+scaffold")).server, ScaffoldServer)
+    assert isinstance(server_of(make_method(Experiment(method="feddraw+scaffold"))), ScaffoldServer)
 
 
 def test_a_setting_that_both_halves_of_a_mixture_have_may_be_given_apart() -> None:
     both: Any = {"name": "fedadp+feddyn", "fedadp.alpha": 4.0, "feddyn.alpha": 0.1}
     method = make_method(Experiment(method=both))
-    assert method.weighting.alpha == 4.0  # type: ignore[attr-defined]
-    assert method.server.alpha == 0.1  # type: ignore[attr-defined]
+    assert weighting_of(method).alpha == 4.0  # type: ignore[attr-defined]
+    assert server_of(method).alpha == 0.1  # type: ignore[attr-defined]
     assert complete(Experiment(method=both)).method == both | {"show": "sent"}
 
 

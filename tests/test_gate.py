@@ -12,36 +12,33 @@ import numpy as np
 import pytest
 
 from bad_updates import BAD
-from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
-from feddraw.experiment.settings import Experiment, make_method
+from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate as federate_without
 from feddraw.server.gate import Gate
-from feddraw.server.streaming import aggregate_stream
 from tiny import (
+    METHODS,
     NAMES,
+    SIZES,
     Altered,
     Canned,
     bench,
     cohort_of,
     copied,
     initial,
+    method_of,
     same,
     server_images,
+    streamed,
+    streaming_methods,
     through_gate,
-    train,
+    together,
+    trained,
 )
 
 federate = partial(federate_without, proxy=server_images())
-METHODS = catalog.names("methods")
-TRIED = (
-    METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]
-)  # all in the long version
-
-
-def method_of(name):
-    return make_method(Experiment(method=name))
+LONG = "FEDDRAW_LONG" in os.environ  # every method also where that takes seconds each
 
 
 def longer(update, times, sent):
@@ -146,16 +143,12 @@ def test_vectors_beside_the_model_are_compared_too():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_scaled_update_is_refused_under_every_method(name):
-    method = method_of(name)
-    first = train(method)[0]
-    sent, state = first.next_model, first.state
-    kept = []
-    engine = Altered(bench(method), lambda updates: kept.extend(map(copied, updates)) or updates)
-    next(federate(sent, method, engine, NAMES, rounds=3, seed=0, start=1, state=state))
-    options = {"rounds": 3, "seed": 0, "start": 1, "state": state, "gate": Gate(norm="refuse")}
-    scaled = [*kept[:3], longer(kept[3], 1000, sent)]
-    result = next(federate(sent, method, Canned(scaled), NAMES, **options))
-    without = next(federate(sent, method, Canned(kept[:3]), NAMES, **options))
+    run = trained(name)
+    sent, state = run.before(1)
+    *others, last = run.updates[1]
+    gate = Gate(norm="refuse")
+    result = together(run.method, sent, state, [*others, longer(last, 1000, sent)], gate=gate)
+    without = together(run.method, sent, state, others, gate=gate)
     assert result.ledger[3].status.startswith("refused: moved")
     assert same(result.model, without.model)
 
@@ -171,12 +164,7 @@ def one_round(updates, clients=NAMES):
 
 @pytest.fixture(scope="module")
 def good():
-    kept = []
-    train(
-        method_of("fedavg"),
-        engine=Altered(bench(method_of("fedavg")), lambda u: kept.extend(map(copied, u)) or u),
-    )
-    return kept
+    return trained("fedavg").updates[0]
 
 
 def test_a_client_that_answers_twice_does_not_count_twice(good):
@@ -202,7 +190,7 @@ def test_fewer_updates_than_clients_are_missing(good):
     ]
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", METHODS if LONG else ["scaffold"])
 def test_no_bad_update_from_a_worker_process_is_averaged(name):
     """The serial engine's are tried in the battery."""
     method = method_of(name)
@@ -229,28 +217,17 @@ def test_no_bad_update_from_a_worker_process_is_averaged(name):
         assert same(result.model, without.model), how
 
 
-def second_round(method):
-    """What four clients send in their second round, the model that they got, and the server's
-    state.
-    """
-    kept = []
-    engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
-    first, _ = train(method, rounds=2, engine=engine)
-    return kept[1], first.next_model, first.state
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if method_of(name).streams])
+@pytest.mark.parametrize("name", streaming_methods())
 def test_no_bad_update_enters_a_running_sum(name):
-    method = method_of(name)
-    (bad, *others), sent, state = second_round(method)
-    sizes = {update.client: update.size for update in (bad, *others)}
-    streamed = partial(aggregate_stream, 1, 3, sent, method, state)
-    without = streamed(others, NAMES, sizes)
+    run = trained(name)
+    bad, *others = run.updates[1]
+    stream = partial(streamed, run.method, *run.before(1), sizes=dict(enumerate(SIZES)))
+    without = stream(others)
     for how, (spoilt, reason) in BAD.items():
-        result = streamed([spoilt(bad), *others], NAMES, sizes)
+        result = stream([spoilt(bad), *others])
         assert result.ledger[0].status.startswith(f"refused: {reason}"), how
         assert same(result.model, without.model), how
-    again = streamed([*others, others[0], replace(bad, client=7)], NAMES, sizes)
+    again = stream([*others, others[0], replace(bad, client=7)])
     assert [
         entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")
     ] == ["stranger 7"]
@@ -258,13 +235,13 @@ def test_no_bad_update_enters_a_running_sum(name):
     assert same(again.model, without.model)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", METHODS if LONG else ["feddraw", "scaffold"])
 def test_no_bad_reply_over_flower_is_averaged(name):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, answered, reply, server, spoilt
 
-    method = method_of(name)
-    updates, sent, state = second_round(method)
+    method, updates = method_of(name), trained(name).updates[1]
+    sent, state = trained(name).before(1)
     contents = [reply(update, NAMES[update.client]) for update in updates]
     kinds = BAD_REPLIES | (BAD_BESIDE if method.sends else {})
 

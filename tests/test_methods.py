@@ -4,16 +4,15 @@ coincidences.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from feddraw import catalog
-from feddraw.core import Job, Method, Model, Server
+from feddraw.core import Job, Model, Server
 from feddraw.core.schedules import cosine, size_prior
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import why_no_weighting
@@ -34,6 +33,7 @@ from feddraw.training.network import layout_of_module
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
 from small import small
 from tiny import (
+    METHODS,
     NAMES,
     SIZES,
     TRAINING,
@@ -42,10 +42,14 @@ from tiny import (
     cohort_of,
     copied,
     initial,
+    made_of,
+    method_of,
+    mixed,
     same,
     server_images,
     shards,
     train,
+    weighting_of,
 )
 
 TWO = [Bowl(1.0, 0.0), Bowl(4.0, 1.0)]  # the unweighted optimum is 0.8
@@ -384,7 +388,9 @@ def test_with_equal_hessians_and_option_i_every_client_follows_the_central_path(
     bowls = [random_bowl(images, hessian) for images in (2, 5, 3)]
     centre = Bowl(hessian, np.mean([bowl.c for bowl in bowls], axis=0))
     played = play(scaffold(option="I", space="gradient"), bowls, START, rounds=4, steps=6)
-    for before, after in pairwise(played):  # from the second round on: controls start at zero
+    for before, after in itertools.pairwise(
+        played
+    ):  # from the second round on: controls start at zero
         assert after.clients == pytest.approx(
             np.tile(descend(centre, before.x, 0.1, 6), (3, 1)), abs=1e-5
         )
@@ -432,15 +438,12 @@ COHORTS = {
 }
 
 
-def weightings():
-    methods = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
-    return {
-        name: method.weighting for name, method in methods.items() if not why_no_weighting(method)
-    }
-
-
-def mixed(weighting, training):
-    return Method(training.local, weighting, training.server)
+WEIGHTINGS = {
+    name: weighting_of(method_of(name)) for name in METHODS if not why_no_weighting(method_of(name))
+}
+CORRECTED = {"scaffold": scaffold(), "feddyn": feddyn(0.5)}
+# every weighting under both corrections; cohorts take turns
+TRIED = zip(itertools.product(WEIGHTINGS, CORRECTED), itertools.cycle(COHORTS), strict=False)
 
 
 def shares_of(state, population=4):
@@ -450,19 +453,17 @@ def shares_of(state, population=4):
     )
 
 
-@pytest.mark.parametrize("name", weightings())
 @pytest.mark.parametrize(
-    ("training", "kept", "mean"),
-    [(scaffold(), "control", "control"), (feddyn(0.5), "gradient", "h")],
+    ("name", "training", "who"), [(name, training, who) for (name, training), who in TRIED]
 )
-@pytest.mark.parametrize("who", COHORTS)
 def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shares(
-    name, training, kept, mean, who
+    name, training, who
 ):
     """SCAFFOLD's c and FedDyn's h are zero at rest, so rest is at the optimum of the losses by
     these shares.
     """
-    method = mixed(weightings()[name], training)
+    kept, mean = {"scaffold": ("control", "control"), "feddyn": ("gradient", "h")}[training]
+    method = mixed(WEIGHTINGS[name], CORRECTED[training])
     engine = bench(method, training=replace(TRAINING, optimizer="sgd", lr=0.05, steps=2))
     options = {
         "proxy": server_images(),
@@ -493,19 +494,29 @@ def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shar
 FOUR = [random_bowl(images) for images in (2, 5, 3, 12)]
 
 
+WEIGHTED = {
+    "samples": scaffold(weights="samples"),
+    "option I": scaffold(weights="samples", option="I", space="gradient"),
+    "feddraw+scaffold": mixed(weighting_of(feddraw()), scaffold(server_lr=0.8)),
+    "feddraw+feddyn": mixed(weighting_of(feddraw()), feddyn(alpha=1.0)),
+    "fedadp+scaffold": mixed(weighting_of(fedadp()), scaffold()),
+}
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("name", "who"),
     [
-        scaffold(weights="samples"),
-        scaffold(weights="samples", option="I", space="gradient"),
-        mixed(feddraw().weighting, scaffold(server_lr=0.8)),
-        mixed(feddraw().weighting, feddyn(alpha=1.0)),
-        mixed(fedadp().weighting, scaffold()),
+        ("samples", "changing"),
+        ("option I", "half"),
+        ("feddraw+scaffold", "changing"),
+        ("feddraw+scaffold", "all"),
+        ("feddraw+feddyn", "changing"),
+        ("feddraw+feddyn", "all"),
+        ("fedadp+scaffold", "half"),
     ],
-    ids=["samples", "option I", "feddraw", "feddraw+feddyn", "fedadp"],
 )
-@pytest.mark.parametrize("who", COHORTS)
-def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(method, who):
+def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(name, who):
+    method = WEIGHTED[name]
     steps = (
         {"steps": 8, "lr": 0.2}
         if isinstance(method.local, DynamicallyRegularized)
@@ -514,7 +525,7 @@ def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(metho
     last = play(method, FOUR, START, rounds=80, present=COHORTS[who], **steps)[-1]
     shares = shares_of(last.state)
     assert last.x == pytest.approx(optimum(FOUR, shares), abs=1e-2)
-    if isinstance(method.weighting, BySize):
+    if isinstance(weighting_of(method), BySize):
         assert shares == pytest.approx(np.array([2, 5, 3, 12]) / 22, abs=1e-3)
     elif who == "all":
         assert shares == pytest.approx(last.weights / last.weights.sum(), abs=1e-3)
@@ -908,7 +919,7 @@ def test_with_equal_sizes_feddraw_differs_only_through_similarity():
     cohorts = [np.array([[s, math.sqrt(1 - s * s)] for s in similarity])] * 15
     for t, rows in enumerate(cohorts):
         cohort = cohort_of(rows, [100] * 4, sent=[1, 0], round=t)
-        assert feddraw().weighting.weigh(cohort, {})[0].values == pytest.approx(
+        assert weighting_of(feddraw()).weigh(cohort, {})[0].values == pytest.approx(
             np.full(4, 0.25), abs=1e-3
         )
 
@@ -964,5 +975,5 @@ def test_a_wrong_hyperparameter_is_refused_in_one_line(wrong):
 
 
 def test_any_weighting_goes_with_any_local_and_server_rule():
-    mixture = Method(fedprox(mu=0.7).local, BySize(), Server())
+    mixture = made_of(fedprox(mu=0.7).local, BySize(), Server())
     assert play(mixture, [Bowl(2.0, 1.0)], -0.5, steps=6)[0].x == pytest.approx(0.442962, abs=1e-6)

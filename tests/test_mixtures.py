@@ -24,26 +24,32 @@ from feddraw.methods.fedlaw import fedlaw
 from feddraw.methods.median import median
 from feddraw.study.plan import read_study
 from small import small
+from tiny import covering, made_of, server_of, weighting_of
 
 NAMES = catalog.names("methods")
-PAIRS = list(itertools.permutations(NAMES, 2))
 HALF = {row["name"]: row["in A+B"] for row in listed_methods()}
-ACCEPTED = [(first, second) for first, second in PAIRS if (HALF[first], HALF[second]) == ("A", "B")]
+FIRST = [name for name in NAMES if HALF[name] == "A"]
+SECOND = [name for name in NAMES if HALF[name] == "B"]
 
 
 def made(method: Any) -> Method:
     return make_method(Experiment(method=method))
 
 
-def test_every_pair_is_accepted_or_refused_as_the_list_of_methods_says() -> None:
-    for first, second in PAIRS:
-        if (first, second) in ACCEPTED:
-            made(f"{first}+{second}")
+def test_every_pair_is_made_of_its_halves_or_refused_as_the_list_of_methods_says() -> None:
+    alone = {name: made(name) for name in NAMES}
+    for first, second in itertools.permutations(NAMES, 2):
+        pair = f"{first}+{second}"
+        if first in FIRST and second in SECOND:
+            mixture = made(pair)
+            assert weighting_of(mixture) == weighting_of(alone[first]), pair
+            assert mixture.local == alone[second].local, pair
+            assert server_of(mixture) == server_of(alone[second]), pair
         else:
             with pytest.raises(
                 UserError, match=rf"^{first}\+{second}: ({first}|{second}) (has|is|never|trains) "
             ):
-                made(f"{first}+{second}")
+                made(pair)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +78,9 @@ def test_a_pair_that_cannot_mean_what_its_name_says_is_refused_with_the_reason(
 
 def test_a_setting_can_make_a_pair_meaningful() -> None:
     shares = made({"name": "fedlaw+fedprox", "shrink": False})
-    assert shares.weighting.sums_to_one
-    assert (
-        made({"name": "feddraw+afl", "show": "mean"}).server
-        == made({"name": "afl", "show": "mean"}).server
-    )
+    assert weighting_of(shares).sums_to_one
+    mixture = made({"name": "feddraw+afl", "show": "mean"})
+    assert server_of(mixture) == server_of(made({"name": "afl", "show": "mean"}))
 
 
 def test_rules_that_do_not_fit_cannot_be_put_together_in_python_either() -> None:
@@ -84,27 +88,27 @@ def test_rules_that_do_not_fit_cannot_be_put_together_in_python_either() -> None
         UserError,
         match="the weights of FedLawWeighting need the server rule LdawaServer, not Server",
     ):
-        Method(Local(), fedlaw().weighting, Server())
+        made_of(Local(), weighting_of(fedlaw()), Server())
     with pytest.raises(UserError, match="the server rule TrimmedMean takes no weights"):
-        Method(Local(), feddraw().weighting, median().server)
+        made_of(Local(), weighting_of(feddraw()), server_of(median()))
 
 
 # ----------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(("first", "second"), ACCEPTED)
-def test_each_half_has_its_own_defaults(first: str, second: str) -> None:
+@pytest.mark.parametrize(("first", "second"), covering(FIRST, SECOND))
+def test_each_half_is_recorded_with_its_own_defaults(first: str, second: str) -> None:
     recorded = complete(Experiment(method=f"{first}+{second}"))
-    for mixture in (made(f"{first}+{second}"), make_method(recorded)):
-        assert mixture.weighting == made(first).weighting
-        assert (mixture.local, mixture.server) == (made(second).local, made(second).server)
+    mixture = make_method(recorded)
+    assert weighting_of(mixture) == weighting_of(made(first))
+    assert (mixture.local, server_of(mixture)) == (made(second).local, server_of(made(second)))
     assert complete(recorded) == recorded
     assert Experiment.of(recorded.table()) == recorded
 
 
 def test_defaults_that_were_swapped_before() -> None:
-    assert made("fedadp+feddyn").weighting.alpha == 5.0  # type: ignore[attr-defined]
-    assert made("fedeba+moon").weighting.temperature == 0.1  # type: ignore[attr-defined]
+    assert weighting_of(made("fedadp+feddyn")).alpha == 5.0  # type: ignore[attr-defined]
+    assert weighting_of(made("fedeba+moon")).temperature == 0.1  # type: ignore[attr-defined]
     both: Any = {"name": "fedawa+fedlaw", "fedlaw.shrink": False}
     with pytest.raises(UserError, match="fedlaw is a weighting only"):
         made(both)

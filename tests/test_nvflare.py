@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from feddraw import catalog
-from feddraw.core import Job
+from feddraw.core import Job, OnItsOwn
 from feddraw.errors import RunFailed, UserError
 from feddraw.federation import client_seed
 from feddraw.methods.feddraw import feddraw
@@ -243,7 +243,8 @@ def averaging() -> list[str]:
     return [
         name
         for name, method in made.items()
-        if not (method.centralised or method.weighting.proxy) and method.local.starts_from_sent
+        if not (method.centralised or method.needs.server_images)
+        and not isinstance(method.local, OnItsOwn)
     ]
 
 

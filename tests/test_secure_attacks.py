@@ -12,13 +12,14 @@ from random import Random
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.secure.sums import masks
-from feddraw.secure.sums.client import SecureSumClient
+from feddraw.secure.sums.client import SecureSumClient, Shares
 from feddraw.secure.sums.masks import pair_mask, self_mask
 from feddraw.secure.sums.message_fields import SecureSumRefused
-from feddraw.secure.sums.one_time_keys import OneTimePublicKeys, public_half
+from feddraw.secure.sums.one_time_keys import known_keys, public_half
 from feddraw.secure.sums.server import SERVER_STAGES, SecureSumServer
 from feddraw.secure.sums.session import SecureSumFailed, Session
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
@@ -26,7 +27,7 @@ from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 STAGES = len(SERVER_STAGES)
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))
-SESSION = Session("run", 3, "moves", 0, NAMES)
+SESSION = Session(bytes([3]) * 32, "moves", 0, NAMES)
 Words = NDArray[np.uint64]
 
 
@@ -117,10 +118,11 @@ def opened_afterwards(fresh: bool) -> bool:
     after.total()
     seeds, learnt = before.collector._joined(), after.collector._joined()[victim]
     context = before.collector._context
-    keys = {name: OneTimePublicKeys.of(context.advertised[name]) for name in rest}
+    keys = {name: known_keys(context.advertised[name]) for name in rest}
+    private = X25519PrivateKey.from_private_bytes(learnt)
     found = [self_mask(seeds[victim], context.digest, victim)]
     found += [
-        pair_mask(learnt, key.masking, context.digest, victim, name) for name, key in keys.items()
+        pair_mask(private, key.masking, context.digest, victim, name) for name, key in keys.items()
     ]
     words = before.masked[victim].copy()
     masks.apply_masks([mask.opposite for mask in found], words)
@@ -142,7 +144,7 @@ def test_nothing_of_one_sum_is_used_in_another() -> None:
         made.total()
     for name in NAMES[:3]:
         mine, theirs = (
-            OneTimePublicKeys.of(made.collector._context.advertised[name]) for made in (one, other)
+            known_keys(made.collector._context.advertised[name]) for made in (one, other)
         )
         assert mine.signer == theirs.signer
         assert (
@@ -169,7 +171,7 @@ class Sum:
         sources: Mapping[str, Callable[[int], bytes]] | None = None,
     ) -> None:
         self.names, self.words = names, words
-        session = Session("run", round, "moves", attempt, names)
+        session = Session(bytes([round]) * 32, "moves", attempt, names)
         self.collector = SecureSumServer(session, DIRECTORY)
         rng = sources or dict.fromkeys(names, os.urandom)
         self.members = {
@@ -178,7 +180,7 @@ class Sum:
         }
         self.masked: dict[str, Words] = {}
 
-    def go_to_shares(self) -> dict[str, dict[str, bytes]]:
+    def go_to_shares(self) -> dict[str, Shares]:
         for name, member in self.members.items():
             self.collector.take_advertised(name, member.advertise())
         advertised = self.collector.advertised
@@ -245,16 +247,23 @@ def test_shares_that_are_broken_or_of_another_sum_are_refused_at_the_server() ->
     made, other = Sum(THREE, WORDS), Sum(THREE, WORDS)
     good, theirs = made.go_to_shares(), other.go_to_shares()
     name, peer = THREE[0], THREE[1]
+    closed, signature = dict(good[name].closed), good[name].signature
     for content in (
-        *broken(good[name][peer]),
-        theirs[name][peer],
-        good[name][THREE[2]],
-        good[peer][name],
+        *broken(closed[peer]),
+        theirs[name].closed[peer],
+        closed[THREE[2]],
+        good[peer].closed[name],
     ):
-        with pytest.raises(SecureSumRefused):
-            made.collector.take_shares(name, good[name] | {peer: content})
+        with pytest.raises(SecureSumRefused, match="wrong signature"):
+            made.collector.take_shares(name, Shares(closed | {peer: content}, signature))
+    for other_signature in (*broken(signature), theirs[name].signature, good[peer].signature):
+        with pytest.raises(SecureSumRefused, match="wrong signature"):
+            made.collector.take_shares(name, Shares(closed, other_signature))
+    swapped = {peer: closed[THREE[2]], THREE[2]: closed[peer]}
+    with pytest.raises(SecureSumRefused, match="wrong signature"):
+        made.collector.take_shares(name, Shares(swapped, signature))
     with pytest.raises(SecureSumRefused, match="other clients than those that sent keys"):
-        made.collector.take_shares(name, {peer: good[name][peer]})
+        made.collector.take_shares(name, Shares({peer: closed[peer]}, signature))
     made.collector.take_shares(name, good[name])
 
 
@@ -342,7 +351,7 @@ def test_a_client_refuses_keys_that_the_server_has_changed_or_put_in_their_place
             made.members[name].share(good | changed)
     with pytest.raises(SecureSumRefused, match="only 2 of 3 clients sent keys"):
         made.members[name].share(good | {peer: b""})
-    assert made.members[name].share(good).keys() == {peer, THREE[2]}
+    assert made.members[name].share(good).closed.keys() == {peer, THREE[2]}
 
 
 def test_a_client_refuses_shares_that_were_changed_or_are_those_of_another() -> None:
@@ -443,7 +452,7 @@ def test_after_masking_a_client_holds_no_secret_of_its_own_any_more() -> None:
     kept = made.members[name].to_bytes().decode()
     for secret in (own.encryption, own.masking, own.seed):
         assert secret.hex() not in kept
-    assert public_half(own.masking) == OneTimePublicKeys.of(made.collector.advertised[name]).masking
+    assert public_half(own.masking) == known_keys(made.collector.advertised[name]).masking
 
 
 def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:

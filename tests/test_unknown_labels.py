@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feddraw.server.streaming import aggregate_stream
 from numpy.typing import NDArray
 
 import tiny
@@ -37,8 +38,7 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
-from feddraw.server.streaming import aggregate_stream
-from feddraw.training.client import Trainer, client_group_counts
+from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, loss_over_known
 from feddraw.training.network_by_name import build_network
 from feddraw.training.settings import Training
@@ -220,7 +220,7 @@ def test_answers_are_over_known_labels() -> None:
     assert update.extra["labels"].tolist() == np.nansum(targets[:48], axis=0).tolist()
     logits = np.array([[2.0, -1.0], [-3.0, 1.0], [1.0, 4.0]], np.float32)
     wanted = np.array([[1.0, math.nan], [0.0, 1.0], [math.nan, 0.0]], np.float32)
-    found = client_group_counts(logits, wanted, np.array([0, 1, 1], np.int8))
+    found = group_counts(logits, wanted, np.array([0, 1, 1], np.int8))
     # a: one of two known is positive, the higher score is called; b: the higher of 1.0 (positive)
     # and 4.0 (negative)
     assert found.tolist() == [1, 0, 0, 1, 1, 0, 0, 0, 4, 2]

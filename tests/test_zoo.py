@@ -34,7 +34,7 @@ from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_toml
-from feddraw.training.client import client_group_counts
+from feddraw.training.client import group_counts
 from feddraw.training.server_images import choose_server_images
 from quadratics import Bowl, play
 from small import small
@@ -50,6 +50,7 @@ from tiny import (
     server_images,
     shards,
     train,
+    weighting_of,
 )
 
 RNG = np.random.default_rng(3)
@@ -71,7 +72,7 @@ def asked(name, values):
 
 
 def weigh(name, cohort, state=None, **options):
-    rule = method(name, **options).weighting
+    rule = weighting_of(method(name, **options))
     return rule.weigh(cohort, rule.init() if state is None else state)
 
 
@@ -299,7 +300,7 @@ def test_feddisco_golden_weights():
     # an even mix, and one with an l1 distance of 0.4 from it: p = (.6, .4)
     cohort = cohort_of(np.zeros((2, 2)), [6, 4], extra=asked("labels", [[70, 30], [5, 5]]))
     assert discrepancy(np.array([[70.0, 30.0], [5.0, 5.0]]), "l1") == pytest.approx([0.4, 0.0])
-    assert rule.weighting.weigh(cohort, {})[0].values == pytest.approx([0.5, 0.5])
+    assert weighting_of(rule).weigh(cohort, {})[0].values == pytest.approx([0.5, 0.5])
 
 
 def test_feddiscos_discrepancies():
@@ -527,7 +528,7 @@ def some(present, round=0):
 
 
 def test_every_rule_that_remembers_is_tried_with_absent_clients():
-    remembering = {name for name in catalog.names("methods") if method(name).weighting.init()}
+    remembering = {name for name in catalog.names("methods") if weighting_of(method(name)).init()}
     assert remembering - OF_THE_FEDERATION == STILL.keys()
 
 
@@ -535,7 +536,7 @@ def test_every_rule_that_remembers_is_tried_with_absent_clients():
 @pytest.mark.parametrize("name", STILL)
 def test_a_rule_that_learns_nothing_weighs_those_present_whoever_came_first(name, pattern):
     settings, limit = STILL[name]
-    state = method(name, **settings).weighting.init()
+    state = weighting_of(method(name, **settings)).init()
     for round, present in enumerate(pattern):
         found, state = weigh(name, some(present, round), state, **settings)
         assert found.values == pytest.approx(values(limit, some(present, round)), abs=1e-7)
@@ -544,7 +545,7 @@ def test_a_rule_that_learns_nothing_weighs_those_present_whoever_came_first(name
 @pytest.mark.parametrize("client", EVERYONE)
 @pytest.mark.parametrize("name", STILL)
 def test_having_been_there_alone_is_no_advantage(name, client):
-    rule = method(name).weighting
+    rule = weighting_of(method(name))
     _, state = rule.weigh(some((client,)), rule.init())
     cohort = some(EVERYONE, 1)
     assert rule.weigh(cohort, state)[0].values == pytest.approx(
@@ -589,12 +590,12 @@ def test_fedlaw_learns_to_leave_out_a_client_that_harms():
     cohort = Cohort(
         3, 15, initial(), [replace(updates[0], model=bad), *updates[1:]], 4, server_images()
     )
-    weights, _ = rule.weighting.weigh(cohort, {})
+    weights, _ = weighting_of(rule).weigh(cohort, {})
     assert weights.values[0] < 0.5 * SIZES[0] / sum(SIZES)
     (piece,) = weights.pieces
     assert piece.values / piece.values.sum() == pytest.approx(weights.values)
     assert piece.values.sum() != pytest.approx(1, abs=1e-3)
-    whole, _ = method("fedlaw", epochs=3, lr=0.1, shrink=False).weighting.weigh(cohort, {})
+    whole, _ = weighting_of(method("fedlaw", epochs=3, lr=0.1, shrink=False)).weigh(cohort, {})
     assert whole.pieces[0].values == pytest.approx(whole.values)
 
 
@@ -677,8 +678,8 @@ def test_group_counts_by_hand():
     targets = np.array([[1], [0], [1], [0], [1], [0]], np.float32)
     groups = np.array([0, 0, 1, 1, 1, -1], np.int8)
     # three images have the finding, so the three highest scores are called: rows 0, 1, 2
-    assert client_group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
-    assert client_group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
+    assert group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
+    assert group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
 
 
 def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):
@@ -793,7 +794,7 @@ def drawn(name, t, T=15, rows=CLIENTS, **options):
 def test_an_unchanged_variant_and_a_steady_signal_are_feddraw(t):
     plain = drawn("feddraw", t)
     assert np.array_equal(drawn("feddraw_variant", t).values, plain.values)
-    rule = method("feddraw_adaptive").weighting
+    rule = weighting_of(method("feddraw_adaptive"))
     state = rule.init()
     for round in range(t + 1):
         found, state = rule.weigh(cohort_of(CLIENTS, [6, 3, 1], sent=[1, 0], round=round), state)
@@ -873,7 +874,7 @@ def test_similarity_of_moves_is_to_their_mean():
 
 
 def test_a_signal_that_turns_round_leaves_the_trust_with_size():
-    rule = method("feddraw_adaptive").weighting
+    rule = weighting_of(method("feddraw_adaptive"))
     state = rule.init()
     for t in range(6):
         found, state = rule.weigh(

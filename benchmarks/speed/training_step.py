@@ -21,12 +21,11 @@ from benchmarks.speed.timing import (
     seconds_of,
 )
 from benchmarks.speed.workloads import PAPER_TRAINING, Workload, workloads
-from feddraw.core import Correction
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.machine import installed
 from feddraw.training.augment import augment
 from feddraw.training.client import Trainer
-from feddraw.training.loop import Examples, Rows, fit, predict
+from feddraw.training.loop import Examples, LocalTraining, Rows, fit, predict
 from feddraw.training.network import Network
 from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import one_thread
@@ -112,13 +111,10 @@ def our_training_step(trainer: Trainer, network: Network, rows: Rows) -> Callabl
     return partial(
         fit,
         network,
+        make_optimizer(network, trainer.training),
         trainer.examples,
         rows,
-        training=trainer.training,
-        correction=Correction(),
-        seed=0,
-        loss=trainer.smoothed_loss,
-        optimizer=make_optimizer(network, trainer.training),
+        LocalTraining(trainer.training, trainer.smoothed_loss, seed=0),
     )
 
 

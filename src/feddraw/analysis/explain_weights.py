@@ -24,11 +24,11 @@ from feddraw.analysis.site_heterogeneity import (
 )
 from feddraw.core.schedules import softmax
 from feddraw.errors import UserError
-from feddraw.naming import join_names
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.server.policy import EASED
 from feddraw.system.file_writing import json_values
+from feddraw.text import join_names
 
 Floats = NDArray[np.float64]
 RoundSpan = tuple[int, int]  # first and last round

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from feddraw import naming
+from feddraw.text import safe_text
 
 from feddraw.cli import (  # isort: skip
     check_method,
@@ -197,9 +197,9 @@ def _drop_standard_output() -> int:
 
 
 def _print_error(message: str, code: int) -> int:
-    print(f"feddraw: {naming.safe_text(message)}", file=sys.stderr)
+    print(f"feddraw: {safe_text(message)}", file=sys.stderr)
     return code
 
 
 def _one_line_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {naming.safe_text(str(message))}", file=sys.stderr)
+    print(f"warning: {safe_text(str(message))}", file=sys.stderr)

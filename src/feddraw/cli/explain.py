@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.analysis.explain_weights import WeightExplanation
@@ -50,9 +50,9 @@ def show_explanation(found: WeightExplanation) -> None:
         "" if found.run.finished else ", not finished"
     )
     out = console()
-    out.print(naming.safe_line(f"{facts}; {state}"), "", sep="\n")
+    out.print(safe_line(f"{facts}; {state}"), "", sep="\n")
     for sentence in explain_weights.weights_in_sentences(found):
-        out.print(f"- {naming.safe_line(sentence)}")
+        out.print(f"- {safe_line(sentence)}")
     clients = explain_weights.explanation_document(found)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from feddraw import naming
 from feddraw.cli.terminal import console
 from feddraw.system.time_left import seconds_left
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
@@ -85,14 +85,14 @@ class ProgressBars:
         """Move the bar of this key, and make it where there is none."""
         if key not in self._tasks:
             self._tasks[key] = self.progress.add_task(
-                naming.safe_line(what), total=total, note=note or "", first=ready
+                safe_line(what), total=total, note=note or "", first=ready
             )
             if self._announced and not self.out.is_terminal:
                 self.line(what)
         task = self._tasks[key]
-        self.progress.update(task, description=naming.safe_line(what), completed=ready, total=total)
+        self.progress.update(task, description=safe_line(what), completed=ready, total=total)
         if note is not None:
-            self.progress.update(task, note=naming.safe_line(note))
+            self.progress.update(task, note=safe_line(note))
         if not self.out.is_terminal and time.monotonic() - self._last_line > SILENT_SECONDS:
             shown = next(bar for bar in self.progress.tasks if bar.id == task)
             self.line(f"{what}, {bar_times(shown)}")
@@ -105,7 +105,7 @@ class ProgressBars:
     def line(self, words: str) -> None:
         """A line above the bars."""
         self._last_line = time.monotonic()
-        self.out.print(naming.safe_line(words), markup=False)
+        self.out.print(safe_line(words), markup=False)
 
 
 @contextmanager

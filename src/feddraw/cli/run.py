@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.options import DataOption, DevicesOption, MethodOption, ScenarioOption
 from feddraw.cli.progress_bars import progress_bars
 from feddraw.cli.terminal import console, metric_text, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_json, read_toml
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.core import Update
@@ -223,7 +223,7 @@ def round_line(result: RoundResult) -> str:
         f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"
     ]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
-    return naming.safe_line(
+    return safe_line(
         f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else "")
     )
 
@@ -240,7 +240,8 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         too_few_for_auc,
     )
 
-    found, findings = findings_per_split(setup.dataset), setup.dataset.findings
+    found = findings_per_split(setup.dataset)
+    findings = setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
     for place, name in enumerate(findings):
@@ -261,7 +262,8 @@ def show_test_metrics(folder: Path) -> None:
     from feddraw.data.finding_counts import few_in_words, too_few_for_auc
     from feddraw.system.file_reading import number_or_nan
 
-    found, kinds = read_json(folder / "metrics.json"), ("auc", "gm")
+    found = read_json(folder / "metrics.json")
+    kinds = ("auc", "gm")
     test = found["test"]
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.terminal import console, print_json, print_line, status_line, table
 from feddraw.errors import UserError
 from feddraw.system.file_writing import json_values
+from feddraw.text import folder_name
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
@@ -115,7 +115,7 @@ def build_scenario(
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
-    path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
+    path = out or Path(f"{folder_name(partition.scenario.replace(':', '.'))}.json")
     settings: Document = {
         "dataset": paper_dataset_of(partition.scenario),
         "seed": seed,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import duration_in_words
 from feddraw.cli.report import report_significance_level, write_and_show_report
@@ -20,6 +19,7 @@ from feddraw.cli.study_progress import follow_study, print_places, study_summary
 from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_toml
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
@@ -205,7 +205,7 @@ def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
 def _study_obstacles(obstacles: Sequence[str]) -> str:
     if len(obstacles) == 1:
         return f"cannot start: {obstacles[0]}"
-    lines = [f"- {naming.safe_line(obstacle)}" for obstacle in obstacles]
+    lines = [f"- {safe_line(obstacle)}" for obstacle in obstacles]
     return "\n".join([f"cannot start, {len(obstacles)} problems:", *lines])
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
-from feddraw import naming
 from feddraw.cli.progress_bars import (
     SILENT_SECONDS,
     ProgressBars,
@@ -19,6 +18,7 @@ from feddraw.cli.progress_bars import (
     elapsed_and_left,
 )
 from feddraw.cli.terminal import console, plain_words, table
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.data.image_cache import Progress
@@ -95,7 +95,7 @@ def study_summary(study: StudyProgress) -> str:
 
 def _ended_run_line(event: StudyEvent, study: StudyProgress) -> str:
     if event.kind == "failed":
-        return naming.safe_line(f"{event.run}  failed: {event.text}")
+        return safe_line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
     values = [
         f"{name} {row[key]:.4f}"

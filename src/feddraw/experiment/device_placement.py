@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.settings import Experiment
 from feddraw.system.machine import cores, machine_memory
-from feddraw.system.workers import belong_to_parent, cause_of_death, limited_workers, start_worker
+from feddraw.system.workers import WorkerDied, ask_in_process, limited_workers
 from feddraw.training.device_memory import step_memory
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 from feddraw.training.network_by_name import build_network
@@ -191,26 +190,13 @@ def survey_devices_apart(names: Sequence[str]) -> Surveyed:
     """
     if all(torch.device(name).type != "cuda" for name in names):
         return survey_devices(names)
-    pipe, process = start_worker(_answer_device_survey, list(names))
     try:
-        answer: Surveyed | Exception = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise RunFailed(
-            f"a process that looked at {', '.join(names)} {cause_of_death(process)[0]}"
-        ) from None
-    finally:
-        process.join()
-    if isinstance(answer, Exception):
-        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(answer)}")
-    return answer
-
-
-def _answer_device_survey(pipe: Connection, names: Sequence[str]) -> None:
-    belong_to_parent()
-    try:
-        pipe.send(survey_devices(names))
+        surveyed: Surveyed = ask_in_process(survey_devices, list(names))
+    except WorkerDied as death:
+        raise RunFailed(f"a process that looked at {', '.join(names)} {death.how}") from None
     except Exception as error:
-        pipe.send(RuntimeError(f"{error}"))
+        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(error)}") from None
+    return surveyed
 
 
 def _facts_of_device(device: torch.device) -> dict[str, Any]:

@@ -239,10 +239,10 @@ def _collector(setup: PreparedRun, sizes: list[int]) -> Collector:
     experiment = setup.experiment
     policy = Policy() if setup.method.centralised else experiment.policy
     if experiment.secure:
-        from feddraw.secure.rounds.in_process import InProcessSecureRounds
+        from feddraw.secure.rounds.in_process import Secure
 
         name, settings = experiment.section("method")
-        return InProcessSecureRounds(
+        return Secure(
             clients=setup.clients,
             sizes=sizes,
             section={"name": name} | settings,

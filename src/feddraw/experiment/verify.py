@@ -15,12 +15,12 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.results.kept_models import KEPT_MODELS
 from feddraw.results.recorded_run import damage_told
 from feddraw.results.run_folder import CLOCK_FIELDS, RunFolder
 from feddraw.server.round import RoundResult
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl, read_toml, sha256_of
+from feddraw.text import grouped
 
 COMPARED_FILES = (
     "model",

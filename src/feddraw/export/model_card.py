@@ -14,9 +14,9 @@ from feddraw import __version__
 from feddraw.analysis import metrics
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.naming import safe_line
 from feddraw.results.predictions import Predictions
 from feddraw.system.file_reading import number_or_nan
+from feddraw.text import safe_line
 
 CARD_REPLICATES = 500
 KEPT_MODELS = {

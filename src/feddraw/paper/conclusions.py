@@ -11,7 +11,6 @@ import numpy as np
 
 from feddraw.analysis.statistics import holm, rank
 from feddraw.data.scenarios.skew_measures import measure_sizes
-from feddraw.naming import join_names
 from feddraw.paper.published_tables import (
     METRICS,
     OURS,
@@ -27,6 +26,7 @@ from feddraw.paper.weight_claims import (
     published_claims,
     similarity_gap_needed,
 )
+from feddraw.text import join_names
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
 EQUAL_SIZES = ("CHX-7", "CHM-5")  # clients of equal size

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval, weighted_auc, weighted_gm
-from feddraw.naming import join_names
 from feddraw.results.predictions import Predictions
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.system.file_reading import number_or_nan
+from feddraw.text import join_names
 
 Floats = NDArray[np.float64]
 RunsByMethod = Mapping[str, Sequence[RecordedRun]]

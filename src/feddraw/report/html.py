@@ -6,12 +6,13 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from feddraw import __version__, naming
+from feddraw import __version__
 from feddraw.analysis import palette
 from feddraw.analysis.web_page import offline_policy, read_page_file
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Picture, ReportDocument
 from feddraw.results.recorded_run import METRICS
+from feddraw.text import safe_text
 
 WIDEST_HTML_TABLE = 190  # characters of a table: more would need type below 7 points on a page
 PAGE_POINTS = 770  # of A4 across, between the margins
@@ -19,7 +20,7 @@ PAGE_POINTS = 770  # of A4 across, between the margins
 
 def escape_html(words: str) -> str:
     """Names are names, whatever they look like."""
-    return html.escape(naming.safe_text(words))
+    return html.escape(safe_text(words))
 
 
 def render_html(document: ReportDocument, drawings: Mapping[str, str]) -> str:

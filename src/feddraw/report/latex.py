@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from feddraw import naming
 from feddraw.report.blocks import Block, Cell, ReportDocument, ReportTable, blocks_and_inner
+from feddraw.text import safe_line
 
 ONE_COLUMN, ACROSS = (
     52,
@@ -61,9 +61,7 @@ def latex_tables(blocks: Sequence[Block]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    return "".join(
-        _LATEX_CHARACTERS.get(sign, sign) for sign in naming.safe_line(" ".join(text.split()))
-    )
+    return "".join(_LATEX_CHARACTERS.get(sign, sign) for sign in safe_line(" ".join(text.split())))
 
 
 def _latex_table(table: ReportTable) -> str:

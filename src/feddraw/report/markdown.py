@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from feddraw import naming
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, ReportDocument
+from feddraw.text import safe_line, safe_text
 
 _MARKDOWN_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
@@ -22,7 +22,7 @@ def render_markdown(document: ReportDocument, folder: str) -> str:
 
 def escape_markdown(text: str) -> str:
     """Names are names, whatever they look like."""
-    words = naming.safe_line(" ".join(text.split()))
+    words = safe_line(" ".join(text.split()))
     return _MARKDOWN_MARKUP.sub(r"\\\1", words).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
 
 
@@ -36,7 +36,7 @@ def _markdown_blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
             case blocks.Bullets(items):
                 yield from (f"- {escape_markdown(item)}" for item in items)
             case blocks.CodeBlock(text):
-                yield f"```\n{naming.safe_text(text).replace('```', '')}\n```"
+                yield f"```\n{safe_text(text).replace('```', '')}\n```"
             case blocks.OnlyFor() | blocks.SideBySide() | blocks.Fold():
                 yield from _markdown_blocks(block.blocks, folder)
                 continue

@@ -14,11 +14,10 @@ from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
 from feddraw.analysis.statistics import Comparison
-from feddraw.grouping import grouped
-from feddraw.naming import join_names, slug
 from feddraw.report.blocks import Picture
 from feddraw.results.recorded_run import METRICS, RecordedRun
 from feddraw.system.file_reading import number_or_nan
+from feddraw.text import grouped, join_names, slug
 
 Floats = NDArray[np.float64]
 MOST_ROC_CURVES = 4  # curves in a panel; more cannot be distinguished

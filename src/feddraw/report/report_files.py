@@ -14,10 +14,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from feddraw import naming
 from feddraw.analysis.plots import figure_style, lay_out_figure, save_figure
 from feddraw.errors import UserError
-from feddraw.naming import distinct_slugs
 from feddraw.report import html, latex, markdown, paper_tex
 from feddraw.report.blocks import (
     Block,
@@ -36,6 +34,7 @@ from feddraw.results.run_collection import RunCollection, collect_runs
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
 from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
+from feddraw.text import distinct_slugs, safe_text
 
 ALPHA = 0.05
 REPLICATES = 1000
@@ -186,7 +185,7 @@ def _report_svg_text(figure: Figure) -> str:
     lay_out_figure(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return naming.safe_text(text.getvalue())  # an SVG with a control character in it is no SVG
+    return safe_text(text.getvalue())  # an SVG with a control character in it is no SVG
 
 
 def _with_distinct_figures(document: ReportDocument) -> ReportDocument:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, PieceEntry
+from feddraw.server.ledger import HIDDEN, LEDGER_NUMBERS, LedgerEntry, PieceEntry
 from feddraw.server.policy import POLICY_CLAUSES
 from feddraw.system.file_reading import read_csv
 
@@ -23,6 +23,7 @@ LARGEST_LEDGER_NUMBER = (
 MOST_LEDGER_CELLS = (
     10_000_000  # rounds times clients: a small file may name as many of both as it has lines
 )
+HIDDEN_CELL = "hidden"  # of a number that only the client knows, under secure sums
 LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
 LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[
@@ -75,9 +76,8 @@ class LedgerTable:
             if clauses[t][i] not in POLICY_CLAUSES:
                 raise ValueError("a clause that no policy has")
             for name, column in columns.items():
-                column[t, i] = float(
-                    (line[name] if name in LEDGER_NUMBERS else line.get(name)) or math.nan
-                )
+                cell = line[name] if name in LEDGER_NUMBERS else line.get(name)
+                column[t, i] = float(math.nan if cell == HIDDEN_CELL else cell or math.nan)
         for name, column in columns.items():
             if (np.abs(column) > LARGEST_LEDGER_NUMBER).any():
                 raise ValueError(f"{name} beyond {LARGEST_LEDGER_NUMBER:g}")
@@ -122,4 +122,6 @@ def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[l
 
 
 def _ledger_cell(value: Any) -> Any:
+    if value is HIDDEN:
+        return HIDDEN_CELL
     return "" if isinstance(value, float) and math.isnan(value) else value

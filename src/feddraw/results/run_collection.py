@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.grouping import grouped
 from feddraw.results.outcome_settings import (
     ARCHIVES,
     CONDITIONS,
@@ -27,6 +26,7 @@ from feddraw.results.outcome_settings import (
 )
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import find_run_folders
+from feddraw.text import grouped
 
 Runs = Sequence[RecordedRun]
 Key = Callable[[RecordedRun], Any]

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from feddraw import naming
 from feddraw.core import Layout, Model
 from feddraw.core.classifier_layer import classifier_in_words
 from feddraw.core.sums import summed_by
@@ -55,6 +54,7 @@ from feddraw.system.file_writing import (
     write_whole,
 )
 from feddraw.system.locks import lock_folder
+from feddraw.text import folder_name
 
 CLOCK_FIELDS = (
     "seconds",
@@ -321,7 +321,7 @@ class RunFolder:
 
 def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -> Path:
     """runs/SCENARIO-METHOD-SEED; for a new run with a number behind it where that is taken."""
-    names = [naming.folder_name(name.replace(":", ".")) for name in (scenario, method)]
+    names = [folder_name(name.replace(":", ".")) for name in (scenario, method)]
     base = Path("runs") / "-".join([*names, str(seed)])
     folder, number = base, 2
     while not resume and folder.exists() and any(folder.iterdir()):

@@ -173,7 +173,8 @@ class CohortSums(Sums):
         elif server.scale != 1.0:
             coefficients, segments = weights.times(lambda values: server.scale * values)
         else:
-            coefficients, segments = weights.values, weights.segments
+            coefficients = weights.values
+            segments = weights.segments
         total, distances = cohort.averaged_and_measured(coefficients, segments)
         return CohortSums(cohort, weights, coefficients, total), distances
 

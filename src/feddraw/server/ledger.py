@@ -14,6 +14,9 @@ from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import remark_on_limit
 
+# What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
+HIDDEN = float("nan")
+
 # the columns of numbers that every version's ledger has
 LEDGER_NUMBERS = (
     "size",
@@ -43,17 +46,15 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = (
-        "counted"  # or "counted: and what was noted", "refused: why", "missing", "not asked"
-    )
+    # Or "counted: and what was noted", "refused: why", "missing", "not asked".
+    status: str = "counted"
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
     clause: str = ""  # the policy's setting that decided it
     measured: float = math.nan  # images whose gradients were measured, where a rule asks for it
     variance: float = math.nan  # of one image's gradient at the client
-    distance: float = (
-        math.nan
-    )  # squared, of the client's gradient from the others', in the unit of rho
+    # Squared, of the client's gradient from the others', in the unit of rho.
+    distance: float = math.nan
     q: float = math.nan  # Cochran's Q over the clients
     q_expected: float = math.nan  # its expectation where the clients are alike
     rho: float = math.nan  # variance between clients over that of one image
@@ -120,7 +121,8 @@ def ledger_of(
     lines = []
     for client, name in names.items():
         if client in received:
-            update, status = received[client], verdicts[client].status
+            update = received[client]
+            status = verdicts[client].status
             lines.append(
                 LedgerEntry(
                     round, name, update.size, update.steps, **shares.get(client, {}), status=status

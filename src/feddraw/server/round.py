@@ -119,7 +119,9 @@ def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> Ro
         round.number, round.clients, round.sampled, intake.received, verdicts, aggregate
     )
     names = [round.clients[update.client] for update in accepted]
-    next_model, state, loss = round.sent, round.state, math.nan
+    next_model = round.sent
+    state = round.state
+    loss = math.nan
     if aggregate is not None:
         next_model = aggregate.model
         state = aggregate.state

@@ -15,10 +15,10 @@ from typing import Any
 
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.study.cost import RunEstimate, estimate_runs
 from feddraw.study.plan import PlannedRun, method_of, planned_run
 from feddraw.study.progress import StudyProgress
+from feddraw.text import grouped
 from feddraw.training.devices import WorkerPlace
 
 COMPARED_METHODS = ("feddraw", "fedavg", "uniform", "alone")

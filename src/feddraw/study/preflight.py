@@ -27,13 +27,13 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import run_preparation
 from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
 from feddraw.study.cost import RunWork, StepCost, cost_profile, time_experiments
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.machine import cores, free_memory
 from feddraw.system.time_left import seconds_until_all_done
+from feddraw.text import grouped
 from feddraw.training.client import client_memory_extents
 from feddraw.training.devices import WorkerPlace
 

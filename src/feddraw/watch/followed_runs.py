@@ -21,12 +21,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from feddraw import naming
 from feddraw.errors import UserError
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.csv_cells import from_csv_cell
 from feddraw.system.file_reading import MAX_LOG, parse_json, read_json, read_toml
 from feddraw.system.locks import locked_inodes
+from feddraw.text import safe_line
 
 T = TypeVar("T")
 RunState = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]
@@ -121,7 +121,7 @@ class FollowedLedger:
                 )
 
     def _add(self, line: Mapping[str, str]) -> None:
-        client, round = naming.safe_line(line["client"])[:200], int(line["round"])
+        client, round = safe_line(line["client"])[:200], int(line["round"])
         if client not in self.clients and len(self.clients) >= MOST_CLIENTS:
             return
         self.clients[client] = max(self.clients.get(client, 0.0), _as_finite(line["size"]) or 0.0)
@@ -129,14 +129,14 @@ class FollowedLedger:
         if status.startswith("counted"):
             self.weights.setdefault(round, {})[client] = _as_finite(line["weight"]) or 0.0
         if status not in ("counted", "not asked"):
-            self.trouble.append((round, client, naming.safe_line(status)[:300]))
+            self.trouble.append((round, client, safe_line(status)[:300]))
 
 
 class FollowedRun:
     """One run's folder, as far as it has been read."""
 
     def __init__(self, path: Path, name: str, number: int) -> None:
-        self.path, self.name, self.number = path, naming.safe_line(name), number
+        self.path, self.name, self.number = path, safe_line(name), number
         self.version = 0
         self.state: RunState = "stopped"
         self.why = ""
@@ -172,7 +172,7 @@ class FollowedRun:
             csv.Error,
             UserError,
         ) as error:
-            self.state, self.why = "broken", naming.safe_line(str(error))[:200]
+            self.state, self.why = "broken", safe_line(str(error))[:200]
             for tail in self._tails:
                 tail.forget()  # so that the damage is met again at the next look
             return before != (self.state, self.why)
@@ -317,12 +317,12 @@ def _followed_round(line: Mapping[str, Any], path: Path) -> FollowedRound:
         if _as_finite(v) is not None and v >= 0
     }
     given = line.get("client_seconds", {}).items()
-    took = {naming.safe_line(str(k))[:200]: v for k, v in given if _as_finite(v) is not None}
+    took = {safe_line(str(k))[:200]: v for k, v in given if _as_finite(v) is not None}
     written = (
         datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
     )
     numbers = (_as_finite(validation.get("macro")), _as_finite(line.get("loss")))
-    diverged = naming.safe_line(str(line.get("diverged", "")))[:200]
+    diverged = safe_line(str(line.get("diverged", "")))[:200]
     return FollowedRound(int(line["round"]), *numbers, seconds, took, written, diverged)
 
 
@@ -344,7 +344,7 @@ def _followed_value(document: Any, *names: str) -> Any:
 def _followed_name(settings: Mapping[str, Any], section: str) -> str:
     found = settings.get(section)
     name = str(found.get("name", "")) if isinstance(found, dict) else ""
-    return naming.safe_line(Path(name).name if "/" in name else name)[:100]
+    return safe_line(Path(name).name if "/" in name else name)[:100]
 
 
 def _time_of_change(path: Path) -> float | None:
@@ -429,7 +429,7 @@ class FollowedFolder:
                 inside = path.parent.relative_to(self.root)
                 names = [str(inside / str(name)) for name in plan["runs"]][:MOST_FOLLOWED_RUNS]
                 failed = {
-                    str(inside / name): naming.safe_line(str(why))[:300]
+                    str(inside / name): safe_line(str(why))[:300]
                     for name, why in plan["failed"].items()
                 }
                 out = {str(inside / str(name)) for name in plan["left_out"]}

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from feddraw.grouping import grouped
+from feddraw.text import grouped
 from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
 
 

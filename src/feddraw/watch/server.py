@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from feddraw import naming
 from feddraw.data.image_cache import cache_folder
 from feddraw.errors import UserError
 from feddraw.system.file_writing import PRIVATE, make_folder
+from feddraw.text import safe_line
 from feddraw.watch.followed_runs import FollowedFolder
 from feddraw.watch.overview import overview_of_runs
 from feddraw.watch.watch_page import watch_page, watch_policy
@@ -84,7 +84,7 @@ class WatchServer(ThreadingHTTPServer):
                 f"no folder {folder}: give the folder of a run, of a study or of a Flower server"
             )
         self.followed = FollowedFolder(folder)
-        self.title = naming.safe_line(str(folder))
+        self.title = safe_line(str(folder))
         self.key = key or own_watch_key()
         self.instance = secrets.token_hex(8)
         self.lock = threading.Lock()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
-from feddraw.naming import join_names, slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Paragraph
 from feddraw.report.report_statistics import Report
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.results.run_collection import RunCollection
+from feddraw.text import join_names, slug
 
 
 def aggregation_weights_section(report: Report, scenario: str) -> Iterator[Block]:

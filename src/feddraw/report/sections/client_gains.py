@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.statistics_in_words import interval_from_to
-from feddraw.grouping import grouped
-from feddraw.naming import slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, Heading, Paragraph, ReportTable
 from feddraw.report.report_statistics import MeanOverRepeats, Report
 from feddraw.report.table_cells import number_cell
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.text import grouped, slug
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.bootstrap_over_patients import PatientBootstrap
 from feddraw.report.report_statistics import Report
 from feddraw.report.table_cells import number_cell
 from feddraw.results.predictions import HoldoutPredictions, read_holdout_predictions
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.text import slug
 
 Floats = NDArray[np.float64]
 ALONE, FEDAVG = "alone", "fedavg"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import compress
 
-from feddraw.naming import join_names, slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
 from feddraw.report.bootstrap_over_patients import PatientBootstrap, patients_note
@@ -15,6 +14,7 @@ from feddraw.report.sections import images_by_finding
 from feddraw.report.sections.aggregation_weights import methods_with_weights
 from feddraw.report.table_cells import column_cells, difference_cells, table_note
 from feddraw.results.recorded_run import METRICS
+from feddraw.text import join_names, slug
 
 
 def first_screen(report: Report, scenario: str) -> Iterator[Block]:

@@ -16,13 +16,12 @@ from feddraw.data.finding_counts import (
     split_counts_in_words,
     too_few_for_auc,
 )
-from feddraw.grouping import grouped
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.bootstrap_over_patients import auc_intervals_by_finding
 from feddraw.report.report_statistics import Report
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.results.run_collection import findings_of_runs
+from feddraw.text import grouped, slug
 
 METHODS_BESIDE_FOCUS = (
     "fedavg",

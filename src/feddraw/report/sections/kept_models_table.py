@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.bootstrap_over_patients import (
     PatientBootstrap,
@@ -16,6 +15,7 @@ from feddraw.report.report_statistics import MeanOverRepeats, Report, mean_over_
 from feddraw.report.table_cells import difference_cells, mean_cell
 from feddraw.results.recorded_run import UNTESTED, RecordedRun
 from feddraw.system.file_reading import number_or_nan
+from feddraw.text import slug
 
 KEPT_MODEL_NAMES = {
     "last": "last round",

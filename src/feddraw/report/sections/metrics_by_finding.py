@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from feddraw.data.finding_counts import few_in_words
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
 from feddraw.report.report_statistics import Report, mean_over_findings
 from feddraw.report.sections import images_by_finding
 from feddraw.report.table_cells import column_cells
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.text import slug
 
 
 def metrics_by_finding_section(

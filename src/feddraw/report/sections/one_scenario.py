@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from feddraw.analysis.plots import MOST_LINES_IN_PANEL
-from feddraw.naming import slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Gallery, Heading, OnlyFor
 from feddraw.report.report_statistics import Report
@@ -17,6 +16,7 @@ from feddraw.report.sections.kept_models_table import kept_models_section
 from feddraw.report.sections.method_differences import differences_section, other_pairs_section
 from feddraw.report.sections.metrics_by_finding import metrics_by_finding_section
 from feddraw.results.recorded_run import METRICS
+from feddraw.text import slug
 
 
 def scenario_sections(report: Report, scenario: str) -> Iterator[Block]:

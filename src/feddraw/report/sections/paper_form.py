@@ -12,8 +12,6 @@ import numpy as np
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.statistics import Comparison
 from feddraw.data.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
-from feddraw.grouping import grouped
-from feddraw.naming import join_names
 from feddraw.paper import published_tables
 from feddraw.report import pictures
 from feddraw.report.blocks import (
@@ -30,6 +28,7 @@ from feddraw.report.report_statistics import Report
 from feddraw.report.sections.aggregation_weights import methods_with_weights
 from feddraw.report.table_cells import number_cell
 from feddraw.results.recorded_run import METRICS
+from feddraw.text import grouped, join_names
 
 SCENARIOS_IN_A_ROW = {
     7: 4

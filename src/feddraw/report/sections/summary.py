@@ -12,8 +12,6 @@ from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics_in_words import interval_from_to
-from feddraw.grouping import grouped
-from feddraw.naming import join_names
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.bootstrap_over_patients import patients_interval_name
 from feddraw.report.differences_over_trainings import differences_over_trainings
@@ -22,6 +20,7 @@ from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
 from feddraw.results.run_collection import RunCollection
+from feddraw.text import grouped, join_names
 
 
 def summary_sentences(report: Report) -> Iterator[str]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddraw.grouping import grouped
 from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragraph, ReportTable
 from feddraw.report.table_cells import number_cell
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, outcome_device_kind
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.results.run_collection import RunCollection
+from feddraw.text import grouped
 
 
 def what_was_run_section(

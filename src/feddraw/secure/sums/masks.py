@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from feddraw.secure.sums.fixed_point import Words
@@ -52,13 +53,13 @@ def apply_masks(masks: Sequence[Mask], words: Words) -> None:
             combine(part, mine, out=part)
 
 
-def pair_mask(private: bytes, public: bytes, context: bytes, own: str, peer: str) -> Mask:
+def pair_mask(
+    private: X25519PrivateKey, public: bytes, context: bytes, own: str, peer: str
+) -> Mask:
     """The mask that two clients share: the first by name adds it, the other takes it away."""
     first, second = sorted((own, peer))
-    return Mask(
-        derived_key(agreed_secret(private, public, peer), context, "pair mask", first, second),
-        own == first,
-    )
+    secret = agreed_secret(private, public, peer)
+    return Mask(derived_key(secret, context, "pair mask", first, second), plus=own == first)
 
 
 def self_mask(seed: bytes, context: bytes, name: str) -> Mask:

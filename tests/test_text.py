@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from feddraw import naming
 from feddraw.cli import app
 from feddraw.cli.run import round_line
 from feddraw.cli.terminal import console, plain_words, table
 from feddraw.data.csv_sheet import CsvSheet
+from feddraw.errors import UserError
 from feddraw.report import write_report
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system import csv_cells
 from feddraw.system.file_reading import read_csv, read_json
+from feddraw.text import distinct_slugs, folder_name, parse_pairs, slug
 from run_folders import make_run
 
 NASTY = [
@@ -163,17 +164,17 @@ def test_half_a_character_in_a_json_file_is_refused(tmp_path: Path) -> None:
 @given(anything)
 @example("CON/../x")
 def test_a_slug_is_a_plain_file_name(name: str) -> None:
-    found = naming.slug(name)
+    found = slug(name)
     assert re.fullmatch(r"[a-z0-9.+-]{1,80}", found)
     assert not found.startswith((".", "-"))
-    assert "/" not in naming.folder_name(name)
-    assert len(naming.folder_name(name)) <= 60
+    assert "/" not in folder_name(name)
+    assert len(folder_name(name)) <= 60
 
 
 def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
-    assert naming.slug("北") != naming.slug("南")
-    assert naming.slug("CHM-2") == "chm-2"
-    assert list(naming.distinct_slugs(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
+    assert slug("北") != slug("南")
+    assert slug("CHM-2") == "chm-2"
+    assert list(distinct_slugs(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
     for scenario, sizes in {
         "北": (100, 200),
         "南": (300, 400),
@@ -244,7 +245,7 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         "--size",
         "28",
         "--scenario",
-        "test_naming:deal",
+        "test_text:deal",
     ]
     words += [
         "--method",
@@ -266,3 +267,16 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
     assert [row["client"] for row in read_csv(tmp_path / "run" / "weights.csv")] == [
         *deal(range(9), 0, 1)
     ]
+
+
+def test_pairs_of_a_name_and_a_value_are_read_in_their_order():
+    pairs = parse_pairs(" b = 2,a=1.5,, ", float, setting="x", example="'a=1'")
+    assert list(pairs.items()) == [("b", 2.0), ("a", 1.5)]
+    assert parse_pairs("", float, setting="x", example="'a=1'") == {}
+    assert parse_pairs("a=b=c", str, setting="x", example="'a=1'") == {"a=b": "c"}
+
+
+@pytest.mark.parametrize("written", ["a", "=1", "a=", "a=one", "a=1, a=2"])
+def test_what_is_no_pair_or_names_something_twice_is_refused_with_an_example(written):
+    with pytest.raises(UserError, match=r"x\.y must read like 'a=1' \(name = number\), not"):
+        parse_pairs(written, float, setting="x.y", example="'a=1' (name = number)")
