@@ -220,22 +220,19 @@ def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
 
 
 def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):
-    monkeypatch.setattr(round_overhead, "belong_to_parent", lambda: None)
     seen: list[int] = []
     bare_loop = round_overhead.bare_loop
     monkeypatch.setattr(
         round_overhead, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m)
     )
     here, there = multiprocessing.Pipe()
-    here.send(True)
-    here.send(False)
+    monkeypatch.setattr(round_overhead, "serve", lambda pipe, answer: pipe.send(answer("round")))
     round_overhead._bare_process(there, workloads.Workload("tiny", "compact", 16, 3, 1, 4), 0)
     assert here.recv() > 0
     assert seen == [2]
 
 
 def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_path):
-    monkeypatch.setattr(short_runs, "belong_to_parent", lambda: None)
     given = short_runs.short_experiments(2)
     assert [experiment.seed for experiment in given] == [0, 1]
     here, there = multiprocessing.Pipe()

@@ -101,10 +101,11 @@ def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
         assert team.ask("training", TINY, 4, 1)[0].digests
         with pytest.raises(TrialTooSlow):
             team.ask("sums", patience=0)
-        team._members[0][0].poll(60)
-        team._members[0][1].kill()
-        team._members[0][1].join()
-        team._members[0][0].recv()  # what it said before
+        (worker,) = team._workers
+        worker.pipe.poll(60)
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.recv()  # what it said before
         with pytest.raises(RunFailed, match=r"cpu:3: a process was killed \(SIGKILL\)"):
             team.ask("sums")
 

@@ -26,7 +26,7 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import Federation, federate
 from feddraw.methods.feddraw import feddraw
-from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
+from feddraw.system.workers import Worker, serve, stop_workers
 from feddraw.training.client import Trainer
 from feddraw.training.loop import epoch_batches
 from feddraw.training.reproducibility import one_thread
@@ -99,29 +99,24 @@ class BareProcesses:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._started = [start_worker(_bare_process, workload, half) for half in range(CORES)]
+        self._workers = [Worker(_bare_process, workload, half) for half in range(CORES)]
 
     def __call__(self) -> float:
         """Seconds until both are done."""
         start = time.perf_counter()
-        for pipe, _ in self._started:
-            pipe.send(True)
-        for pipe, _ in self._started:
-            pipe.recv()
+        for worker in self._workers:
+            worker.send("round")
+        for worker in self._workers:
+            worker.receive()
         return time.perf_counter() - start
 
     def close(self) -> None:
-        stop_workers(self._started)
+        stop_workers(self._workers)
 
 
 def _bare_process(pipe: Connection, workload: Workload, half: int) -> None:
-    belong_to_parent()
     torch.set_num_threads(1)
     trainer = workload.trainer(Local())
     trainer.shards = trainer.shards[half::CORES]
     model = initial_model(trainer.build, 0)
-    try:
-        while pipe.recv():
-            pipe.send(bare_loop(trainer, model))
-    except (EOFError, OSError):
-        pass  # the bench has closed the pipe
+    serve(pipe, lambda _: bare_loop(trainer, model))

@@ -21,7 +21,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import planned_run
 from feddraw.study.results_table import ResultTable
 from feddraw.study.run_study import run_study
-from feddraw.system.workers import belong_to_parent, start_worker
+from feddraw.system.workers import Worker
 
 SHORT_RUNS = 40
 
@@ -68,15 +68,14 @@ def _short_runs_as_study(experiments: Sequence[Experiment], folder: Path) -> Non
 def _short_runs_as_scripts(experiments: Sequence[Experiment], folder: Path) -> None:
     tables = [experiment.table() for experiment in experiments]
     halves = [tables[half::CORES] for half in range(CORES)]
-    started = [start_worker(_script_of_short_runs, half, str(folder)) for half in halves]
-    for pipe, process in started:
-        pipe.recv()
-        process.join()
+    scripts = [Worker(_script_of_short_runs, half, str(folder)) for half in halves]
+    for script in scripts:
+        script.receive()
+        script.process.join()
 
 
 def _script_of_short_runs(pipe: Connection, tables: Sequence[dict[str, Any]], folder: str) -> None:
     """What somebody would write: the data once, then one run after the other."""
-    belong_to_parent()
     torch.set_num_threads(1)
     dataset = open_experiment_data(Experiment.of(tables[0]))
     for table in tables:

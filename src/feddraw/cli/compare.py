@@ -63,15 +63,11 @@ def compare(
     from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment, parse_settings
-    from feddraw.study.method_comparison import (
-        ComparisonBudget,
-        comparison_runs,
-        comparison_seeds_in_words,
-    )
+    from feddraw.study.method_comparison import ComparisonBudget, comparison_runs
     from feddraw.study.plan import unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
-    from feddraw.study.run_study import run_study
+    from feddraw.study.run_study import PlanOptions, run_study
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
@@ -96,6 +92,7 @@ def compare(
     progress = StudyProgress([planned.name for planned in chosen], len(places), expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
+    plan = PlanOptions(doubtful=doubtful)
     late: set[str] = set()
 
     def admit(planned: PlannedRun) -> bool:
@@ -104,21 +101,11 @@ def compare(
             late.add(planned.name)
         return fits
 
-    follow_study(
-        partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), progress
-    )
+    follow_study(partial(run_study, runs, folder, places, tables, admit=admit, plan=plan), progress)
     say.print(study_summary(progress))
-    again = "type the command again to continue"
-    slow = [planned for planned in rest if planned.name in late]
-    if slow:
-        say.print(f"not run within {minutes:g} min: {comparison_seeds_in_words(slow)}; {again}")
-    not_started = set(progress.left_out) - late
-    given_up = [planned for planned in rest if planned.name in not_started]
-    if given_up:
-        say.print(
-            "not started, because several runs in a row failed:"
-            f" {comparison_seeds_in_words(given_up)}; {again}"
-        )
+    given_up = set(progress.left_out) - late
+    _say_what_is_left([planned for planned in rest if planned.name in late], minutes)
+    _say_what_was_given_up([planned for planned in rest if planned.name in given_up])
     if progress.finished + progress.skipped:
         command = f"feddraw compare {quote(str(file))}"
         write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
@@ -126,6 +113,26 @@ def compare(
         raise RunFailed(
             f"{len(progress.failed)} of {len(runs)} runs failed: type the command again to retry"
             " them"
+        )
+
+
+def _say_what_is_left(late: Sequence[PlannedRun], minutes: float) -> None:
+    from feddraw.study.method_comparison import comparison_seeds_in_words
+
+    if late:
+        runs = comparison_seeds_in_words(late)
+        console().print(
+            f"not run within {minutes:g} min: {runs}; type the command again to continue"
+        )
+
+
+def _say_what_was_given_up(runs: Sequence[PlannedRun]) -> None:
+    from feddraw.study.method_comparison import comparison_seeds_in_words
+
+    if runs:
+        console().print(
+            "not started, because several runs in a row failed:"
+            f" {comparison_seeds_in_words(runs)}; type the command again to continue"
         )
 
 

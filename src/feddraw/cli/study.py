@@ -24,6 +24,7 @@ from feddraw.text import safe_line
 if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
+    from feddraw.study.progress import StudyProgress
 
 
 def study(
@@ -106,7 +107,7 @@ def study(
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
-    from feddraw.study.run_study import FAILURE_PATIENCE, run_study
+    from feddraw.study.run_study import FAILURE_PATIENCE, PlanOptions, run_study
 
     if pdf:
         from feddraw.report.paper_tex import tex_program
@@ -114,50 +115,60 @@ def study(
         tex_program()  # that there is none must not be found out when all runs are done
     if json and not dry_run:
         raise UserError("--json prints what --dry-run finds: give both")
-    given = {"chexpert": data_chexpert, "chestmnist": data_chestmnist}
-    paths = {name: str(place) for name, place in given.items() if place is not None}
+    archives = {"chexpert": data_chexpert, "chestmnist": data_chestmnist}
+    paths = {name: str(path) for name, path in archives.items() if path is not None}
     runs = read_study(file, parse_settings(set_ or []), trust=trust, paths=paths)
     folder = out or Path("runs") / file.stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
-    name = "runs.csv"
+    part = ""
     if shard is not None:
         runs = shard_of(runs, shard)
-        name = f"runs-{shard.replace('/', '-of-')}.csv"
+        part = f"-{shard.replace('/', '-of-')}"
     if dry_run:
         study_dry_run(file, runs, folder, workers, devices, json)
         return
-    tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
+    table_path = folder / f"runs{part}.csv"
+    tables = [ResultTable(table_path)]
+    if done is not None:
+        tables.append(ResultTable(done))
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     if not keep_going:
-        refuse_study_obstacles(
-            [planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder
-        )
+        listed = {key for results in tables for key in results.rows}
+        refuse_study_obstacles([planned for planned in runs if planned.key not in listed], folder)
     places = places_for_runs([planned.experiment for planned in runs], workers, devices)
     print_places(places)
-    tally = StudyProgress([planned.name for planned in runs], len(places))
-    plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
+    progress = StudyProgress([planned.name for planned in runs], len(places))
+    plan = PlanOptions(f"plan{part}.json")
     patience = 0 if keep_going else FAILURE_PATIENCE
     follow_study(
-        partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally
+        partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), progress
     )
-    say.print(study_summary(tally))
-    if (folder / name).is_file():
-        say.print(f"table: {folder / name}")
-    if (report or pdf) and tally.finished + tally.skipped:
+    say.print(study_summary(progress))
+    if table_path.is_file():
+        say.print(f"table: {table_path}")
+    if (report or pdf) and progress.finished + progress.skipped:
         preset = str(read_toml(file).get("preset", ""))
         write_and_show_report([folder], alpha=report_significance_level(preset), pdf=pdf)
-    if tally.left_out:
-        cause = list(tally.failed.values())[-1]
+    _fail_with_runs(progress)
+
+
+def _fail_with_runs(progress: StudyProgress) -> None:
+    """End with an error where runs have failed."""
+    from feddraw.study.run_study import FAILURE_PATIENCE
+
+    if progress.left_out:
+        cause = list(progress.failed.values())[-1]
         raise RunFailed(
             f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same reason: {cause}."
-            f" {len(tally.left_out)} runs were not started; correct the cause, or start them with"
-            " --keep-going"
+            f" {len(progress.left_out)} runs were not started; correct the cause, or start them"
+            " with --keep-going"
         )
-    if tally.failed:
+    if progress.failed:
         raise RunFailed(
-            f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them"
+            f"{len(progress.failed)} of {progress.total} runs failed: start the study again to"
+            " retry them"
         )
 
 
@@ -168,13 +179,13 @@ def study_dry_run(
     from feddraw.study.preflight import preflight
 
     with status_line("looking", stderr=True) as say:
-        found = preflight(runs, folder, workers, devices, say)
+        report = preflight(runs, folder, workers, devices, say)
     if json:
-        print_json(found.table())
+        print_json(report.table())
     else:
-        show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", found)
-    if found.obstacles:
-        raise UserError(_study_obstacles(found.obstacles))
+        show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", report)
+    if report.obstacles:
+        raise UserError(_study_obstacles(report.obstacles))
 
 
 def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:

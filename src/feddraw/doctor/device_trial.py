@@ -9,9 +9,9 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from feddraw.study.cost import (
     without_data,
 )
 from feddraw.system.machine import installed
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
+from feddraw.system.workers import Worker, WorkerDied, stop_workers
 from feddraw.training.device_memory import allot_image_memory
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.reproducibility import compute_exactly
@@ -180,17 +180,14 @@ def _digest(move: Vector) -> str:
 
 def serve_trial(pipe: Connection, place: WorkerPlace) -> None:
     """What a process does: answer one question after the other until the pipe closes."""
-    belong_to_parent()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     allot_image_memory(place)
     trial = DeviceTrial(place.device)
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             number, question, arguments = pipe.recv()
             pipe.send((number, _answer(trial, question, arguments)))
-        except (EOFError, OSError):
-            return
 
 
 def _answer(trial: DeviceTrial, question: str, arguments: Sequence[Any]) -> Any:
@@ -213,43 +210,42 @@ class TrialProcesses:
         self, places: Sequence[WorkerPlace], target: Callable[..., None] = serve_trial
     ) -> None:
         self.places = places
-        self._members = [start_worker(target, place) for place in places]
+        self._workers = [Worker(target, place) for place in places]
         self._questions = 0
 
     def __enter__(self) -> TrialProcesses:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        stop_workers(self._members)
+        stop_workers(self._workers)
 
     def ask(self, question: str, *arguments: Any, patience: float = 60.0) -> list[Any]:
         """All answers, one a process; a process that dies or fails is an error, and so is one that
         takes longer than `patience` seconds.
         """
         self._questions += 1
-        for place, (pipe, process) in zip(self.places, self._members, strict=True):
+        devices = [place.device for place in self.places]
+        for device, worker in zip(devices, self._workers, strict=True):
             try:
-                pipe.send((self._questions, question, arguments))
-            except OSError:
-                raise RunFailed(f"{place.device}: a process {cause_of_death(process)[0]}") from None
+                worker.send((self._questions, question, arguments))
+            except WorkerDied as death:
+                raise RunFailed(f"{device}: a process {death.how}{death.advice}") from None
         return [
-            self._answer_of(place.device, pipe, process, patience)
-            for place, (pipe, process) in zip(self.places, self._members, strict=True)
+            self._answer_of(device, worker, patience)
+            for device, worker in zip(devices, self._workers, strict=True)
         ]
 
-    def _answer_of(
-        self, device: str, pipe: Connection, process: SpawnProcess, patience: float
-    ) -> Any:
+    def _answer_of(self, device: str, worker: Worker, patience: float) -> Any:
         until = time.monotonic() + patience
         number = 0
         answer: Any = None
         try:
             while number != self._questions:  # what was asked before may be answered late
-                if not pipe.poll(max(0.0, until - time.monotonic())):
+                if not worker.pipe.poll(max(0.0, until - time.monotonic())):
                     raise TrialTooSlow(f"{device}: no answer within {patience:.0f} s")
-                number, answer = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            raise RunFailed(f"{device}: a process {''.join(cause_of_death(process))}") from None
+                number, answer = worker.receive()
+        except WorkerDied as death:
+            raise RunFailed(f"{device}: a process {death.how}{death.advice}") from None
         if isinstance(answer, RunFailed):
             raise RunFailed(f"{device}: {answer}")
         return answer

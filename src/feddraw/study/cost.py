@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -32,7 +30,7 @@ import torch
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.data.scenarios.paper_scenarios import paper_scenario
 from feddraw.engines.serial import Serial
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import (
@@ -46,7 +44,7 @@ from feddraw.experiment.run_preparation import (
 from feddraw.experiment.run_progress import images_to_evaluate
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.machine import peak_memory
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
+from feddraw.system.workers import Worker, WorkerDied, serve, stop_workers
 from feddraw.training.client import Trainer
 from feddraw.training.device_memory import allot_image_memory, memory_shortage_told
 from feddraw.training.devices import WorkerPlace
@@ -504,38 +502,32 @@ def mean_cost(costs: Sequence[StepCost]) -> StepCost:
 def _at_every_place(
     places: Sequence[WorkerPlace], measure: Callable[..., Answer], *arguments: object
 ) -> list[Answer]:
-    """What `measure(device, *arguments)` gives in a process at each place, all at once; all of them
-    end, and a mistake that one tells is raised.
+    """What `measure(device, *arguments)` gives in a process at each place, all at once.
+
+    A user's mistake and a lack of memory are raised as the user's mistake.
     """
-    team = [start_worker(_measure_here, place, measure, arguments) for place in places]
+    team = [Worker(serve, _measure_here) for _ in places]
     try:
-        return [_answer(pipe, process) for pipe, process in team]
+        for worker, place in zip(team, places, strict=True):
+            worker.send((place, measure, arguments))
+        return [worker.receive() for worker in team]
+    except UserError:
+        raise
+    except WorkerDied as death:
+        what = f"a worker {death.how} while timing training steps{death.advice}"
+        raise RunFailed(what) from None
+    except RunFailed as failure:
+        raise UserError(str(failure)) from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise RunFailed(f"a worker failed while timing training steps: {reason}") from error
     finally:
         stop_workers(team)
 
 
-def _answer(pipe: Connection, process: SpawnProcess) -> Any:
-    try:
-        answer = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        how, advice = cause_of_death(process)
-        raise RunFailed(f"a worker {how} while timing training steps{advice}") from None
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
-
-
-def _measure_here(
-    pipe: Connection,
-    place: WorkerPlace,
-    measure: Callable[..., object],
-    arguments: Sequence[object],
-) -> None:
+def _measure_here(request: tuple[WorkerPlace, Callable[..., Any], Sequence[Any]]) -> Any:
     """What a worker does."""
-    belong_to_parent()
+    place, measure, arguments = request
     allot_image_memory(place)
     warnings.simplefilter("ignore")
-    try:
-        pipe.send(measure(place.device, *arguments))
-    except (UserError, RunFailed) as mistake:
-        pipe.send(UserError(str(mistake)))
+    return measure(place.device, *arguments)
