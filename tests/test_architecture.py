@@ -33,7 +33,7 @@ ROOMS = [
 ]
 # What these may know is less than all that is below them.
 ONLY = {
-    "system": {"errors"},
+    "system": {"errors", "text"},
     "catalog": {"errors"},
     "secure.sums": {"errors"},
     "core": {"errors", "system"},

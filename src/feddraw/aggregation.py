@@ -57,9 +57,8 @@ class ClientUpdate:
     steps: int | None = None  # optimiser steps, for the methods that look at them
     # What the method asks for beside the model, by name.
     extra: Mapping[str, Any] = field(default_factory=dict)
-    labelled: Sequence[bool] | None = (
-        None  # by output of the classifier, whether the client labels it; None = all
-    )
+    # By output of the classifier, whether the client labels it; None = all.
+    labelled: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -369,7 +369,8 @@ def _weights_by_finding(
         return
     round, client = np.unravel_index(spread.argmax(), spread.shape)
     here = stack[:, round, client]
-    highest, lowest = here.argmax(), here.argmin()
+    highest = here.argmax()
+    lowest = here.argmin()
     yield (
         f"By finding, weights differed most in round {round}: {explained.clients[client]} counted"
         f" {percent(here[highest])} for {findings[highest]} and {percent(here[lowest])} for"
@@ -382,7 +383,8 @@ def _measured_distances(explained: WeightExplanation) -> Iterator[str]:
     measured = site_distances_in_ledger(explained.run.ledger, len(explained.shares))
     if not measured:
         return
-    first, last = measured[0], measured[-1]
+    first = measured[0]
+    last = measured[-1]
     for measurement in (first, last) if last is not first else (first,):
         words = site_distances_in_words(measurement.overall)
         yield f"Measured in round {measurement.round}: {words}."

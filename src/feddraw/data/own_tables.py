@@ -155,16 +155,15 @@ def open_own_tables(
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
     if several:  # they are found from their common folder
-        paths, root = (
-            [_absolute_path(path) for path in paths],
-            None if root is None else _absolute_path(root),
-        )
+        paths = [_absolute_path(path) for path in paths]
+        root = None if root is None else _absolute_path(root)
     sheets = [CsvSheet.of(path) for path in paths]
     layouts = [guess_columns(sheet, named, findings, may_lack or several) for sheet in sheets]
     for kind in ("split", "patient"):
         has = [getattr(layout, kind) is not None for layout in layouts]
         if any(has) and not all(has):
-            one, other = paths[has.index(True)].name, paths[has.index(False)].name
+            one = paths[has.index(True)].name
+            other = paths[has.index(False)].name
             raise UserError(
                 f"{one} has a column for the {kind} and {other} has none: all tables need one, or"
                 " none"
@@ -236,7 +235,8 @@ def _refuse_spellings_in_own_tables(names: Sequence[str]) -> None:
 
 def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None:
     """Those that can be used; the others are noted."""
-    layout, file = source.layout, source.sheet.path.name
+    layout = source.layout
+    file = source.sheet.path.name
     for line, fields in source.sheet.rows():
         where = f"{file} line {line}"
         name = path_inside_folder(fields[layout.path], source.base)
@@ -282,7 +282,8 @@ def own_table_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:
     unusual.
     """
     for source in sources:
-        file, layout = source.sheet.path.name, source.layout
+        file = source.sheet.path.name
+        layout = source.layout
         if layout.others:
             said = "; ".join(f"{name} ({why})" for name, why in layout.others.items())
             yield f"{file}: findings are {', '.join(layout.findings)}; not used: {said}"

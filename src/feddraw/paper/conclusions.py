@@ -302,7 +302,8 @@ def _largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1
     """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate
     in every step.
     """
-    parameters, inputs = 5 * 1024 + 5, 1024
+    parameters = 5 * 1024 + 5
+    inputs = 1024
     moved = epochs * math.ceil(images / batch) * rate * math.sqrt(parameters)
     norm = math.sqrt(parameters / (3 * inputs))  # of uniform numbers within ± 1 / sqrt(inputs)
     return 1 - math.sqrt(1 - (moved / norm) ** 2)

@@ -117,11 +117,14 @@ class FollowedRun:
         changed = False
         try:
             changed = self._read()
-            self.state, self.why = self._judged(locked, now), ""
+            self.state = self._judged(locked, now)
+            self.why = ""
         except (UserError, OSError) as error:
-            self.state, self.why = "broken", safe_line(str(error))[:200]
+            self.state = "broken"
+            self.why = safe_line(str(error))[:200]
         if self.state == "stopped" and failed is not None:
-            self.state, self.why = "failed", failed
+            self.state = "failed"
+            self.why = failed
         return changed or before != (self.state, self.why)
 
     def _read(self) -> bool:
