@@ -109,7 +109,7 @@ class AggregationResult:
         return {entry.client: entry.weight for entry in self.ledger if entry.counted}
 
 
-def aggregate(
+def aggregate(  # noqa: PLR0913 - the settings of one call
     sent: StateDict,
     updates: Sequence[ClientUpdate | tuple[StateDict, float]],
     *,

@@ -107,7 +107,7 @@ class OwnTable:
     split: int | None  # of all its rows, where it has no split column
 
 
-def read_own_tables(
+def read_own_tables(  # noqa: PLR0913 - as the data set's settings
     paths: Paths,
     *,
     root: Path | None = None,

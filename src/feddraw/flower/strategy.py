@@ -93,7 +93,7 @@ class MethodStrategy(FedAvg):
     (`method.sends`), need clients that answer: see `feddraw.flower.client`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - Flower's own, then ours
         self,
         method: Method,
         fraction_train: float = 1.0,

@@ -69,7 +69,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     training need clients that do so: see `feddraw.nvflare.Site`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
         self,
         method: str,
         rounds: int,
@@ -349,7 +349,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
 class FedDRAW(MethodAggregator):
     """Weighs the clients' models by FedDRAW; the other arguments are `MethodAggregator`'s."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
         self,
         rounds: int,
         eta: float = ETA,
