@@ -122,7 +122,7 @@ def final_auc(
     results = list(federate(federation, setup.initial))
     scored, _ = evaluate_round(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
-    acted = any(entry.status != "counted" for result in results for entry in result.ledger)
+    acted = any(entry.status != "weighted" for result in results for entry in result.ledger)
     return scored.test.auc.macro, weight, acted
 
 

@@ -507,7 +507,7 @@ def test_a_bad_update_is_refused_by_name_and_never_averaged(name):
     for how, (spoilt, reason) in BAD.items():
         result = one_round(name, [*good[:2], spoilt(good[2]), good[3]])
         assert [entry.status for entry in result.ledger if entry.client != "South"] == [
-            "counted"
+            "weighted"
         ] * 3, how
         (refused,) = [entry for entry in result.ledger if entry.client == "South"]
         assert refused.status.startswith(f"refused: {reason}"), how
@@ -557,7 +557,7 @@ def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
         assert equal(engine.memory[client], memory)
     engine.trainer.loss = loss
     healed = next(federate(failed.next_model, run.method, engine, NAMES, start=2, **options))
-    assert [entry.status for entry in healed.ledger] == ["counted"] * 4
+    assert [entry.status for entry in healed.ledger] == ["weighted"] * 4
     assert np.isfinite(healed.next_model.params).all()
 
 

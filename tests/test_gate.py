@@ -60,8 +60,8 @@ def moved(lengths, **settings):
 def test_a_move_beyond_the_factor_is_told_in_the_ledger_and_counted_by_default():
     accepted, verdicts = moved([1, 1.2, 0.9, 30])
     assert len(accepted) == 4
-    assert verdicts[3].status == "counted: moved 27.3 times the median"
-    assert [verdicts[client].status for client in range(3)] == ["counted"] * 3
+    assert verdicts[3].status == "weighted: moved 27.3 times the median"
+    assert [verdicts[client].status for client in range(3)] == ["weighted"] * 3
 
 
 def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
@@ -72,19 +72,19 @@ def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
 
 def test_the_gate_can_be_silent():
     assert {verdict.status for verdict in moved([1, 1, 1, 1e6], norm="off")[1].values()} == {
-        "counted"
+        "weighted"
     }
 
 
 def test_the_factor_is_a_setting():
-    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "counted"
+    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "weighted"
     assert moved([1, 1, 4], norm="refuse", factor=3)[1][2].status.startswith("refused")
 
 
 def test_clipping_cuts_a_move_to_medians_and_says_so():
     accepted, verdicts = moved([1, 1, 1, 8], clip=2)
     assert accepted[3].model.params.tolist() == [2, 0]
-    assert verdicts[3].status == "counted: clipped from 8 to 2 times the median"
+    assert verdicts[3].status == "weighted: clipped from 8 to 2 times the median"
     assert verdicts[3].distance == 2
     assert accepted[0].model.params.tolist() == [1, 0]
 
@@ -98,8 +98,8 @@ def test_clipping_keeps_variances_between_the_sent_and_the_clients():
     options = {"rounds": 1, "seed": 0}
     plain = next(federate(sent, method, engine, NAMES, **options))
     clipped = next(federate(sent, method, engine, NAMES, gate=Gate(clip=1.5), **options))
-    assert clipped.ledger[3].status.startswith("counted: clipped from")
-    assert clipped.ledger[3].counted
+    assert clipped.ledger[3].status.startswith("weighted: clipped from")
+    assert clipped.ledger[3].weighted
     assert clipped.weights.keys() == plain.weights.keys()
     move = np.linalg.norm(clipped.model.params - sent.params)
     assert move < np.linalg.norm(plain.model.params - sent.params) / 3
@@ -117,7 +117,7 @@ def test_one_or_two_clients_have_nobody_to_be_compared_with():
     for lengths in ([5.0], [1.0, 1e6]):
         assert {
             verdict.status for verdict in moved(lengths, norm="refuse", factor=2)[1].values()
-        } == {"counted"}
+        } == {"weighted"}
 
 
 def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
@@ -182,8 +182,8 @@ def test_a_stranger_is_refused_and_has_a_line_in_the_ledger(good, number):
 
 def test_fewer_updates_than_clients_are_missing(good):
     assert [entry.status for entry in one_round(good[:2]).ledger] == [
-        "counted",
-        "counted",
+        "weighted",
+        "weighted",
         "missing",
         "missing",
     ]
@@ -230,7 +230,7 @@ def test_no_bad_update_enters_a_running_sum(name):
     assert [
         entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")
     ] == ["stranger 7"]
-    assert again.ledger[1].status == "counted: answered again, its first answer counts"
+    assert again.ledger[1].status == "weighted: answered again, its first answer counts"
     assert same(again.model, without.model)
 
 
@@ -258,7 +258,7 @@ def test_no_bad_reply_over_flower_is_averaged(name):
         status = {entry.client: entry.status for entry in found.history[0].ledger}
         assert status[NAMES[0]].startswith(f"refused: {reason}"), how
         assert "\n" not in status[NAMES[0]], how
-        assert [status[other] for other in NAMES[1:]] == ["counted"] * 3, how
+        assert [status[other] for other in NAMES[1:]] == ["weighted"] * 3, how
         assert same(found.model, without), how
 
 

@@ -897,7 +897,12 @@ def test_feddraws_prior_is_over_the_clients_that_are_counted():
     method = feddraw()
     engine = Altered(bench(method), lambda updates: [u for u in updates if u.client != 0])
     first, second = train(method, rounds=2, engine=engine)
-    assert [entry.status for entry in first.ledger] == ["missing", "counted", "counted", "counted"]
+    assert [entry.status for entry in first.ledger] == [
+        "missing",
+        "weighted",
+        "weighted",
+        "weighted",
+    ]
     assert list(first.weights.values()) == pytest.approx(np.array(SIZES[1:]) / sum(SIZES[1:]))
     assert set(second.weights.values()) == {1 / 3}
 

@@ -149,7 +149,7 @@ def test_limits_that_nobody_meets_change_no_bit(name):
         told(None, name), told(Policy(cap=0.99, floor=0.001), name), strict=True
     ):
         assert same(plain.next_model, limited.next_model)
-        assert [e.status for e in limited.ledger] == ["counted"] * 4
+        assert [e.status for e in limited.ledger] == ["weighted"] * 4
         assert [e.weight for e in plain.ledger] == [e.weight for e in limited.ledger]
 
 
@@ -200,7 +200,7 @@ def test_a_site_that_says_ten_million_images_takes_the_first_round_without_a_pol
     west = capped[0].ledger[3]
     assert (west.weight, west.allowed, west.clause) == (0.4, 0.4, "cap_times")
     assert west.proposed > 0.9999
-    assert west.status == "counted: weight held down from 1 to 0.4 by policy.cap_times"
+    assert west.status == "weighted: weight held down from 1 to 0.4 by policy.cap_times"
 
 
 def test_a_largest_believable_size_acts_before_any_rule_sees_sizes():
@@ -211,7 +211,7 @@ def test_a_largest_believable_size_acts_before_any_rule_sees_sizes():
     west = believed[0].ledger[3]
     assert (west.size, west.status) == (
         20,
-        f"counted: says {MOST} images, 20 count (policy.max_size)",
+        f"weighted: says {MOST} images, 20 count (policy.max_size)",
     )
     by_median = told(Policy(max_size_times=2.0), change=boasting(MOST))
     assert by_median[0].ledger[3].size == 64  # of 40, 24, 16 and ten million the median is 32
@@ -236,7 +236,7 @@ def test_a_believable_size_holds_in_a_stream_and_limits_on_weights_are_refused_t
     limited = train(feddraw(), engine=InTurn(), policy=Policy(max_size=20), **options)[0]
     at_once = train(feddraw(), rounds=2, policy=Policy(max_size=20))[0]
     assert [entry.size for entry in limited.ledger] == [20, 20, 16, 9]
-    assert limited.ledger[0].status == "counted: says 40 images, 20 count (policy.max_size)"
+    assert limited.ledger[0].status == "weighted: says 40 images, 20 count (policy.max_size)"
     assert list(limited.weights.values()) == pytest.approx(list(at_once.weights.values()))
     with pytest.raises(UserError, match="a stream adds an update before all weights are known"):
         train(feddraw(), engine=InTurn(), policy=Policy(cap=0.5), **options)
@@ -257,7 +257,7 @@ def test_limits_that_the_clients_present_cannot_keep_are_eased_by_one_factor_and
     result = told(Policy(cap=0.3), change=lambda updates: updates[:2])[0]
     assert result.weights == {"North": 0.5, "East": 0.5}
     assert {e.clause for e in result.ledger[:2]} == {"cap eased"}
-    assert result.ledger[0].status == "counted: too few clients for policy.cap, eased to 0.5"
+    assert result.ledger[0].status == "weighted: too few clients for policy.cap, eased to 0.5"
     alone = told(Policy(fixed="South=0.15"), change=lambda updates: updates[2:3])[0]
     assert (alone.weights, alone.ledger[2].clause) == ({"South": 1.0}, "fixed eased")
 
@@ -408,10 +408,10 @@ def test_a_run_folder_without_a_policy_has_blank_columns_for_it(tmp_path: Path):
             "",
             "",
             "",
-            "counted",
+            "weighted",
         )
 
 
 def test_pooled_images_have_no_clients_to_limit():
     (result,) = run(small(method="centralised", rounds=1, **{"policy.cap": 0.5}))
-    assert result.ledger[0].status == "counted"
+    assert result.ledger[0].status == "weighted"

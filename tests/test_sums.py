@@ -153,7 +153,7 @@ def test_who_is_refused_after_the_sum_is_not_in_it(method, wrong):
     expected = method.aggregate(others, method.init(cohort.model))
     assert np.array_equal(outcome.model.params, expected.model.params)
     assert [
-        entry.weight for entry in outcome.ledger if entry.counted
+        entry.weight for entry in outcome.ledger if entry.weighted
     ] == expected.coefficients.tolist()
 
 
@@ -177,7 +177,7 @@ def test_who_is_clipped_after_the_sum_is_summed_again():
     rows, sent, _ = some(5, 5_000)
     rows[2] = sent + 40 * (rows[2] - sent)
     far, near = (round_of(fedavg(), rows, sent, Gate(clip=clip))[0] for clip in (0.0, 2.0))
-    assert near.ledger[2].status.startswith("counted: clipped")
+    assert near.ledger[2].status.startswith("weighted: clipped")
     assert near.ledger[2].influence < far.ledger[2].influence
     assert np.linalg.norm(near.model.params - sent) < np.linalg.norm(far.model.params - sent) / 5
 
@@ -189,7 +189,7 @@ def test_a_run_with_clipping_is_the_same_with_and_without_a_compiler(tmp_path, m
         monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
         list(run(experiment, tmp_path / name))
     ledger = (tmp_path / "numpy" / "weights.csv").read_text()
-    assert ledger.count("counted: clipped") >= 3
+    assert ledger.count("weighted: clipped") >= 3
     assert (tmp_path / "compiled" / "weights.csv").read_text() == ledger
     models = [
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("numpy", "compiled")

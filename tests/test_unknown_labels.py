@@ -446,7 +446,7 @@ def test_a_false_announcement_is_refused() -> None:
     wrong = {1: np.ones(2, bool), 2: np.zeros(3, bool), 3: np.ones(3, np.float32)}
     updates = [replace(update, labelled=wrong.get(update.client)) for update in updates]
     status = [entry.status for entry in aggregated(fedavg(), sent, updates).ledger]
-    assert status[0] == "counted"
+    assert status[0] == "weighted"
     assert "shape (2,)" in status[1]
     assert "none of the findings" in status[2]
     assert "type float32" in status[3]

@@ -747,7 +747,7 @@ def test_label_counts_of_a_large_client_are_not_out_of_proportion():
     sizes = (60, 4, 4, 4)
     engine = bench(method("feddisco"), shards(sizes))
     assert {entry.status for entry in train(method("feddisco"), engine=engine)[0].ledger} == {
-        "counted"
+        "weighted"
     }
 
 

@@ -106,7 +106,7 @@ class AggregationResult:
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
 def aggregate(  # noqa: PLR0913 - the settings of one call

@@ -437,22 +437,22 @@ def odd_ledgers() -> list[bytes]:
     def ledger(*lines: str) -> bytes:
         return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]).encode()
 
-    alone = "0,C1,10,2,,,,,,1,1,counted"
+    alone = "0,C1,10,2,,,,,,1,1,weighted"
     return [
         ledger(),
         ledger(alone),
         ledger(alone, "1,C1,10,2,,,,,,1,1,missing"),
         ledger(
             alone,
-            "0,C2,5,1,,,,,,-3,2,counted: clipped",
+            "0,C2,5,1,,,,,,-3,2,weighted: clipped",
             "1,C1,10,2,,,,,,0,,refused: NaN",
             "1,C2,0,0,,,,,,0,,missing",
         ),
         ledger(
-            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"
+            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted"
         ),
-        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,counted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,counted"),
-        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,counted", "0,C2,1,2,0.1,0.9,1,,,0,0,not asked"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,weighted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,weighted"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,weighted", "0,C2,1,2,0.1,0.9,1,,,0,0,not sampled"),
     ]
 
 
@@ -929,7 +929,7 @@ def crowded(room: Path) -> object:
     place = room / "crowded"
     if not place.exists():
         make_run(place)
-    lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
+    lines = [f"{number},C{number},1,1,,,,,,1,1,weighted" for number in range(4000)]
     (place / "weights.csv").write_text(
         "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8"
     )

@@ -66,10 +66,10 @@ class FollowedLedger:
             return
         size = entry.size if math.isfinite(entry.size) else 0.0
         self.clients[client] = max(self.clients.get(client, 0.0), size)
-        if entry.counted:
+        if entry.weighted:
             weight = entry.weight if math.isfinite(entry.weight) else 0.0
             self.weights.setdefault(entry.round, {})[client] = weight
-        if entry.status not in ("counted", "not asked"):
+        if entry.status not in ("weighted", "not sampled"):
             status = safe_line(entry.status)[:300]
             self.trouble.append(Trouble(entry.round, client, status))
 

@@ -210,7 +210,7 @@ def result_of_outcome(
         return result
     # How long each client's move is stays hidden, and with it how much each moved the model.
     ledger = tuple(
-        replace(entry, influence=HIDDEN) if entry.counted else entry for entry in result.ledger
+        replace(entry, influence=HIDDEN) if entry.weighted else entry for entry in result.ledger
     )
     return replace(result, ledger=ledger, loss=step.loss)
 
