@@ -965,7 +965,10 @@ def named_columns(room: Path) -> object:
         "d.png,,,q",
     ]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
-    read: Callable[..., object] = partial(own_tables.read_own_tables, [path], root=room)
+
+    def read(**settings: Any) -> object:
+        return own_tables.read_own_tables([path], own_tables.TableSettings(**settings), root=room)
+
     for wrong in (
         {"findings": "paper"},
         {"findings": 3},
@@ -993,8 +996,8 @@ PLAN = (
     "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
 )
 SHEET = (
-    "read_own_tables open_own_tables findings_of_own_tables _refuse_spellings_in_own_tables"
-    " _take_own_rows split_own_rows path_inside_folder"
+    "read_own_tables open_tables _findings_of_all _refuse_two_spellings _take_rows split_own_rows"
+    " path_inside_folder"
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
