@@ -19,8 +19,8 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
-from feddraw.federation import federate
 from small import small
+from tiny import federate
 
 
 def finished(tmp_path, **changes):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import RunningSum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
