@@ -27,10 +27,11 @@ from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
+from feddraw.server.collectors import Streaming
 from feddraw.server.policy import Policy, nearest_within_limits, policy_of
 from feddraw.system.file_reading import read_csv
 from small import small
-from tiny import Altered, bench, same, server_images, train, with_server
+from tiny import SIZES, Altered, bench, same, server_images, train, with_server
 
 FEWER = {"fedlaw": {"epochs": 1}}
 METHODS = {
@@ -220,26 +221,14 @@ def test_a_largest_believable_size_acts_before_any_rule_sees_sizes():
 
 
 def test_a_believable_size_holds_in_a_stream_and_limits_on_weights_are_refused_there():
-    options = {"rounds": 2, "sizes": [40, 24, 16, 9]}
-
-    class InTurn:
-        def __init__(self):
-            self.engine = bench(feddraw())
-            self.memory = {}
-
-        def commit(self, clients):
-            self.engine.commit(clients)
-
-        def train(self, jobs, in_turn=False):
-            yield from self.engine.train(jobs)
-
-    limited = train(feddraw(), engine=InTurn(), policy=Policy(max_size=20), **options)[0]
-    at_once = train(feddraw(), rounds=2, policy=Policy(max_size=20))[0]
+    policy = Policy(max_size=20)
+    limited = train(feddraw(), collect=Streaming(SIZES, policy=policy))[0]
+    at_once = train(feddraw(), policy=policy)[0]
     assert [entry.size for entry in limited.ledger] == [20, 20, 16, 9]
     assert limited.ledger[0].status == "weighted: says 40 images, 20 count (policy.max_size)"
     assert list(limited.weights.values()) == pytest.approx(list(at_once.weights.values()))
     with pytest.raises(UserError, match="a stream adds an update before all weights are known"):
-        train(feddraw(), engine=InTurn(), policy=Policy(cap=0.5), **options)
+        Streaming(SIZES, policy=Policy(cap=0.5))
     with pytest.raises(UserError, match="a stream adds an update before all weights are known"):
         complete(small(stream=True, **{"policy.floor": 0.1}))
 

@@ -300,15 +300,20 @@ def streamed(
     state: State,
     updates: Sequence[Update],
     *,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] | Mapping[int, int] = SIZES,
     round: int = 1,
     rounds: int = 15,
     clients: Sequence[str] = NAMES,
     gate: Gate | None = None,
 ) -> RoundResult:
-    """One round of a server that sums updates as they come; `sizes` are those announced before."""
-    collect = Streaming(sizes, gate or Gate())
-    sampled = range(len(clients))
+    """One round of a server that sums updates as they come; `sizes` are those announced before,
+    of all clients or by number of those that were sampled.
+    """
+    announced = dict(sizes if isinstance(sizes, Mapping) else enumerate(sizes))
+    collect = Streaming(
+        [announced.get(client, 1) for client in range(len(clients))], gate or Gate()
+    )
+    sampled = list(announced)
     return collect(Round(round, rounds, sent, method, state, clients, sampled), iter(updates))
 
 
