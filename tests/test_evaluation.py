@@ -21,7 +21,6 @@ from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
 from feddraw.federation import Federation, federate
 from small import small
-from tiny import federate
 
 
 def finished(tmp_path, **changes):
