@@ -5,9 +5,10 @@ feddraw run --method feddraw+fedprox --set method.mu=0.1       # the same from t
 """
 
 from feddraw import Experiment, iterate
-from feddraw.core import Method
-from feddraw.methods.feddraw import feddraw
-from feddraw.methods.fedprox import fedprox
+from feddraw.core import Method, Weighted
+from feddraw.core.schedules import Annealing
+from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.methods.fedprox import Proximal
 
 SMALL = {
     "scenario.scale": 0.005,
@@ -20,8 +21,8 @@ SMALL = {
 
 def patient_feddraw(mu: float = 0.1, eta: float = 0.2) -> Method:
     """FedDRAW with a slower turn to similarity, and FedProx's pull to the received model."""
-    prox = fedprox(mu)
-    return Method(prox.local, feddraw(eta=eta).weighting, prox.server)
+    weighting = DualReputationAnnealing(Annealing(eta=eta))
+    return Method(Weighted(weighting), Proximal(mu))
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""A weighting rule of one's own: a client counts less the farther its model lies from the mean
-model.
+"""A weighting rule of one's own: a client counts less the farther its model is from the mean.
 
-python examples/own_method.py                                    # as a script
-feddraw run --method own_method:closer_counts_more               # from the folder that holds this
-file
-feddraw run --method own_method:closer_counts_more+fedprox       # with FedProx's local training
+From the folder that holds this file:
+
+python own_method.py                                         # as a script
+feddraw run --method own_method:closer_counts_more
+feddraw run --method own_method:closer_counts_more+fedprox   # with FedProx's local training
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw import Experiment, iterate
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import Cohort, Method, Needs, State, Weighted, Weighting, Weights, normalize
 
 
 @dataclass(frozen=True)
 class CloserCountsMore(Weighting):
     softening: float = 1e-5
 
-    needs = "all parameters"
-    streams = False  # a client's weight depends on where the others are
+    needs = Needs(layers="all")
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         distances = np.abs(cohort.params - cohort.params.mean(axis=0)).sum(axis=1)
@@ -29,7 +28,7 @@ class CloserCountsMore(Weighting):
 
 def closer_counts_more(softening: float = 1e-5) -> Method:
     """Weights fall with the distance to the mean model."""
-    return Method(Local(), CloserCountsMore(softening), Server())
+    return Method(Weighted(CloserCountsMore(softening)))
 
 
 if __name__ == "__main__":
@@ -46,5 +45,5 @@ if __name__ == "__main__":
         shares = ", ".join(f"{client} {weight:.3f}" for client, weight in result.weights.items())
         print(
             f"round {result.round}: {shares}, validation AUC"
-            f" {result.metrics['validation']['auc']['macro']:.3f}"
+            f" {result.metrics.validation.auc.macro:.3f}"
         )

@@ -151,7 +151,7 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     assert found is not None
     draws = bootstrap_methods([run], 10)
     assert not draws.why_none
-    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3)["gm"]["macro"]
+    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
     assert draws.methods["gm"][""][0] == pytest.approx(expected)
 
 
@@ -474,7 +474,7 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
         ("empty", "experiment.toml", ""),
         ("json", "metrics.json", '{"test": '),
         ("shape", "metrics.json", '{"test": {"auc": 3}}'),
-        ("ledger", "weights.csv", "round,client,status\n0,C1,counted\n"),
+        ("ledger", "weights.csv", "round,client,status\n0,C1,weighted\n"),
         ("rounds", "rounds.jsonl", '{"round": 0, "validation": {"macro": "high"}}\n'),
         ("pieces", "pieces.csv", "round,client,piece,weight\n0,nobody,Effusion,1\n"),
     ):

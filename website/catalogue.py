@@ -8,12 +8,12 @@ import inspect
 from pathlib import Path
 
 from feddraw import catalog
+from feddraw.cli.listing import secure_in_words
+from feddraw.core import why_not_first, why_not_second, why_not_streaming
 from feddraw.experiment.method_by_name import (
     method_defaults,
     needs_of_method,
     place_in_mixture,
-    why_no_training,
-    why_no_weighting,
     without_required,
 )
 
@@ -47,10 +47,6 @@ KINDS = {
         "fedlbw",
         "fedawa",
         "random_effects",
-        "effects_then_uniform",
-        "move_effects",
-        "power_by_validation",
-        "size_until_slow",
     ),
     "Fairness between clients, or between groups of patients": (
         "fedeba",
@@ -136,12 +132,12 @@ def mixtures() -> str:
     rows = {"A, gives its weighting": "A", "B, gives its local and server rules": "B"}
     lines = [
         f"| {title} |"
-        f" {', '.join(f'`{name}`' for name, method in made.items() if place_in_mixture(method) == half)} |"
+        f" {', '.join(f'`{name}`' for name, method in made.items() if half in place_in_mixture(method))} |"
         for title, half in rows.items()
     ]
     alone = {name: method for name, method in made.items() if place_in_mixture(method) == "neither"}
     why = [
-        f"`{name}` as A {why_no_weighting(one)}; as B it {why_no_training(one)}"
+        f"`{name}` as A {why_not_first(one)}; as B it {why_not_second(one)}"
         for name, one in alone.items()
     ]
     return "\n".join([*lines, *(f"| neither | {reason} |" for reason in why)])
@@ -161,9 +157,9 @@ def entry(name: str) -> str:
             f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}"
         ),
         "cost of weighing, streams": (
-            f"{method.weighting.cost}, {'yes' if method.streams else 'no'}"
+            f"{method.needs.cost}, {'no' if why_not_streaming(method) else 'yes'}"
         ),
-        "under secure sums": str(method.secure),
+        "under secure sums": secure_in_words(method),
         "in a mixture A+B": place_in_mixture(method),
         "settings": ", ".join(f"`{key} = {value}`" for key, value in settings.items()) or "none",
     }

@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
+from feddraw.core import ASKED, Extent, Layout, Method, Model, OnItsOwn, State, Update, Vector
 from feddraw.core.classifier_layer import looks_at_classifier
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
 from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
 from feddraw.server import state_dict
+from feddraw.server.collectors import Together
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import LedgerEntry
+from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import Policy, policy_of
-from feddraw.server.round import aggregate_round
+from feddraw.server.round import Round
 from feddraw.system.file_writing import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
@@ -54,12 +55,10 @@ class ClientUpdate:
     size: float  # its number of training images
     client: str = ""  # empty: C1, C2, … by its position in the list
     steps: int | None = None  # optimiser steps, for the methods that look at them
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the method asks for beside the model, by name
-    labelled: Sequence[bool] | None = (
-        None  # by output of the classifier, whether the client labels it; None = all
-    )
+    # What the method asks for beside the model, by name.
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    # By output of the classifier, whether the client labels it; None = all.
+    labelled: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,17 +100,16 @@ class AggregationResult:
     next_model: dict[str, Any]  # the one to send next: the same, but for methods such as FedDyn
     ledger: tuple[LedgerEntry, ...]
     state: AggregationState
-    broadcast: dict[
-        str, Vector
-    ]  # what clients get beside the next model, for methods such as SCAFFOLD
+    # What clients get beside the next model, for methods such as SCAFFOLD.
+    broadcast: dict[str, Vector]
 
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
-def aggregate(
+def aggregate(  # noqa: PLR0913 - the settings of one call
     sent: StateDict,
     updates: Sequence[ClientUpdate | tuple[StateDict, float]],
     *,
@@ -141,41 +139,45 @@ def aggregate(
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
-    given = [_aggregate_update_by_name(update, index) for index, update in enumerate(updates)]
-    check_aggregation_suffices(rule, name, given)
-    _check_round_to_aggregate(round, rounds, name, state)
-    names = _aggregated_client_names(
-        {one.client for one in given}, state.clients if state else (), clients
-    )
+    named = [_named(update, index) for index, update in enumerate(updates)]
+    check_aggregation_suffices(rule, name, named)
+    _check_round(round, rounds, name, state)
+    known = state.clients if state else ()
+    names = _client_names({update.client for update in named}, known, clients)
     if clients is not None and everyone:
         limits.check_clients(names)
     arrays = state_dict.plain_arrays(sent)
-    looked_at = any(one.labelled is not None for one in given) or looks_at_classifier(rule)
+    looked_at = any(update.labelled is not None for update in named) or looks_at_classifier(rule)
     layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
-    rule.weighting.check(layout)
+    rule.check(layout)
     model = state_dict.flatten_state_dict(arrays, layout)
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
-    readable = [
-        update
-        for one in given
-        if (update := _aggregated_update(one, names, layout, rule, refused)) is not None
-    ]
-    readable = [
-        update for update in readable if names[update.client] not in refused
-    ]  # of two of one client, neither
-    result = aggregate_round(
-        round, rounds, model, rule, values, readable, names, gate, policy=limits
+    readable = []
+    for update in named:
+        read = _readable(update, names, layout, rule, refused)
+        if read is not None:
+            readable.append(read)
+    # Of two updates of one client, one of which cannot be read, neither is used.
+    readable = [update for update in readable if names[update.client] not in refused]
+    this_round = Round(
+        number=round,
+        rounds=rounds,
+        sent=model,
+        method=rule,
+        state=values,
+        clients=names,
+        sampled=range(len(names)),
     )
-    statuses = {client: f"refused: {reason}" for client, reason in refused.items()}
-    ledger = tuple(
-        replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger
+    collect = Together(gate=gate or Gate(), policy=limits)
+    result = collect(this_round, readable)
+    return AggregationResult(
+        model=state_dict.state_dict_like(result.model, sent),
+        next_model=state_dict.state_dict_like(result.next_model, sent),
+        ledger=with_refusals(result.ledger, refused),
+        state=AggregationState(name, names, round + 1, result.state),
+        broadcast=rule.broadcast(result.state),
     )
-    shown, sent_next = (
-        state_dict.state_dict_like(one, sent) for one in (result.model, result.next_model)
-    )
-    after = AggregationState(name, names, round + 1, result.state)
-    return AggregationResult(shown, sent_next, ledger, after, rule.broadcast(result.state))
 
 
 def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
@@ -191,9 +193,7 @@ def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Metho
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _aggregate_update_by_name(
-    update: ClientUpdate | tuple[StateDict, float], index: int
-) -> ClientUpdate:
+def _named(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
         return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):
@@ -207,11 +207,11 @@ def _aggregate_update_by_name(
 def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
-    if rule.centralised or not rule.local.starts_from_sent:
+    if rule.centralised or isinstance(rule.local, OnItsOwn):
         raise UserError(
             f"{name} averages no models, so there is nothing to aggregate: choose another method"
         )
-    if rule.weighting.proxy:
+    if rule.needs.server_images:
         raise UserError(
             f"{name} weighs clients by labelled images at the server, which aggregate() does not"
             " have: run it with feddraw.run, or choose another method"
@@ -229,20 +229,14 @@ def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[Client
                 f"{name} {whose} '{extra}' ({EXTENTS_IN_WORDS[extent]}): give it as "
                 f"ClientUpdate(model, size, extra={{'{extra}': …}}), or choose another method"
             )
-    if _looks_at_steps(rule) and all(update.steps is None for update in updates):
+    if rule.needs.steps and all(update.steps is None for update in updates):
         raise UserError(
             f"{name} looks at the clients' optimiser steps: give them as ClientUpdate(model, size,"
             " steps=…)"
         )
 
 
-def _looks_at_steps(rule: Method) -> bool:
-    return "steps" in rule.weighting.needs.split(", ")
-
-
-def _check_round_to_aggregate(
-    round: int, rounds: int, name: str, state: AggregationState | None
-) -> None:
+def _check_round(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
     if state is not None and state.method != name:
@@ -254,7 +248,7 @@ def _check_round_to_aggregate(
         )
 
 
-def _aggregated_client_names(
+def _client_names(
     answered: set[str], known: tuple[str, ...], clients: Sequence[str] | None
 ) -> tuple[str, ...]:
     """All clients in a fixed order, whoever answered first; `known` are those of the state."""
@@ -282,7 +276,7 @@ def _natural_order(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _aggregated_update(
+def _readable(
     given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
 ) -> Update | None:
     """A client's update as the server sees it; None where it cannot be read, with the reason in
@@ -291,11 +285,11 @@ def _aggregated_update(
     try:
         model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
         wanted = [name for name in rule.sends if name in given.extra]
-        extra = {name: _aggregated_extra(given.extra[name], layout) for name in wanted}
+        extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         refused[given.client] = in_one_line(error)
         return None
-    if given.steps is None and _looks_at_steps(rule):
+    if given.steps is None and rule.needs.steps:
         refused[given.client] = "it does not say how many steps it took"
         return None
     steps = 1 if given.steps is None else given.steps
@@ -305,7 +299,7 @@ def _aggregated_update(
     )
 
 
-def _aggregated_extra(value: Any, layout: Layout) -> Vector:
+def _extra_vector(value: Any, layout: Layout) -> Vector:
     """What goes up beside a model as one vector, from a number, an array or a state dict of
     parameters.
     """

@@ -359,7 +359,7 @@ def index_seeds() -> list[bytes]:
         "scenario": "CHX-1",
         "seed": 0,
         "scale": 1.0,
-        "sha256": index_list.index_list_sha256(names),
+        "sha256": index_list.sha256_of_names(names),
         "clients": clients,
     }
     text = json.dumps(document).encode()
@@ -383,7 +383,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
     document = {
         "scenario": "s",
         "scale": rng.choice((1.0, 2.0)),
-        "sha256": index_list.index_list_sha256(names),
+        "sha256": index_list.sha256_of_names(names),
         "clients": clients,
     }
     return (
@@ -437,22 +437,22 @@ def odd_ledgers() -> list[bytes]:
     def ledger(*lines: str) -> bytes:
         return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]).encode()
 
-    alone = "0,C1,10,2,,,,,,1,1,counted"
+    alone = "0,C1,10,2,,,,,,1,1,weighted"
     return [
         ledger(),
         ledger(alone),
         ledger(alone, "1,C1,10,2,,,,,,1,1,missing"),
         ledger(
             alone,
-            "0,C2,5,1,,,,,,-3,2,counted: clipped",
+            "0,C2,5,1,,,,,,-3,2,weighted: clipped",
             "1,C1,10,2,,,,,,0,,refused: NaN",
             "1,C2,0,0,,,,,,0,,missing",
         ),
         ledger(
-            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"
+            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted"
         ),
-        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,counted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,counted"),
-        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,counted", "0,C2,1,2,0.1,0.9,1,,,0,0,not asked"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,weighted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,weighted"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,weighted", "0,C2,1,2,0.1,0.9,1,,,0,0,not sampled"),
     ]
 
 
@@ -929,7 +929,7 @@ def crowded(room: Path) -> object:
     place = room / "crowded"
     if not place.exists():
         make_run(place)
-    lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
+    lines = [f"{number},C{number},1,1,,,,,,1,1,weighted" for number in range(4000)]
     (place / "weights.csv").write_text(
         "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8"
     )
@@ -965,7 +965,10 @@ def named_columns(room: Path) -> object:
         "d.png,,,q",
     ]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
-    read: Callable[..., object] = partial(own_tables.read_own_tables, [path], root=room)
+
+    def read(**settings: Any) -> object:
+        return own_tables.read_own_tables([path], own_tables.TableSettings(**settings), root=room)
+
     for wrong in (
         {"findings": "paper"},
         {"findings": 3},
@@ -993,8 +996,8 @@ PLAN = (
     "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
 )
 SHEET = (
-    "read_own_tables open_own_tables findings_of_own_tables _refuse_spellings_in_own_tables"
-    " _take_own_rows split_own_rows path_inside_folder"
+    "read_own_tables open_tables _findings_of_all _refuse_two_spellings _take_rows split_own_rows"
+    " path_inside_folder"
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
@@ -1131,10 +1134,10 @@ def targets(room: Path) -> list[Target]:
             read_index,
             ONE_LINE,
             index_seeds(),
-            named(index_list, "read_index_list _parse_index_list"),
+            [index_list.read_index_list, index_list.IndexList.read],
             [b"[]", b"null"],
             reshape_index,
-            [huge("x.json", index_list._parse_index_list), *no_file(index_list._parse_index_list)],
+            [huge("x.json", index_list.IndexList.read), *no_file(index_list.IndexList.read)],
         ),
         Target(
             "run folders",

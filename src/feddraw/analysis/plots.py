@@ -24,14 +24,13 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from feddraw import naming
 from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing, luminance
 from feddraw.data.dataset import Labels
 from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.skew_measures import label_mixes
 from feddraw.errors import UserError
-from feddraw.grouping import grouped
 from feddraw.system.file_writing import write_whole
+from feddraw.text import grouped, safe_line, safe_text
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
@@ -102,7 +101,7 @@ def lay_out_figure(figure: Figure) -> None:
 
 def short_label(name: str, length: int = 22) -> str:
     """A name that does not push the drawing off its panel."""
-    name = naming.safe_line(" ".join(name.split()))
+    name = safe_line(" ".join(name.split()))
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
@@ -541,7 +540,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(drawn, format=ending[1:], dpi=150, metadata=UNDATED[ending])
     content = drawn.getvalue()
     if ending == ".svg":
-        svg = naming.safe_text(content.decode())  # one with a control character in it is no SVG
+        svg = safe_text(content.decode())  # one with a control character in it is no SVG
         content = svg.replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
     write_whole(path, content)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import unknown
+
+if TYPE_CHECKING:
+    from feddraw.core import Method
 
 
 def list_(
@@ -40,8 +43,16 @@ def _listed_cell(value: Any) -> str:
     return str(value)
 
 
+def secure_in_words(method: Method) -> str:
+    from feddraw.core import secure_sums, why_not_secure
+
+    reason = why_not_secure(method)
+    return f"no: {reason}" if reason else {1: "one sum", 2: "two sums"}[secure_sums(method)]
+
+
 def listed_methods() -> list[dict[str, Any]]:
     from feddraw import catalog
+    from feddraw.core import why_not_streaming
     from feddraw.experiment.method_by_name import (
         method_defaults,
         needs_of_method,
@@ -58,11 +69,11 @@ def listed_methods() -> list[dict[str, Any]]:
                 "name": name,
                 "what": catalog.first_doc_line("methods", name),
                 "needs": needs_of_method(method),
-                "cost": method.weighting.cost,
+                "cost": method.needs.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.sends]),
-                "streams": method.streams,
-                "secure": str(method.secure),
+                "streams": not why_not_streaming(method),
+                "secure": secure_in_words(method),
                 "in A+B": place_in_mixture(method),
                 "settings": without_required(method_defaults(function)),
             }

@@ -14,7 +14,7 @@ from typer import Option
 
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError
-from feddraw.grouping import grouped
+from feddraw.text import grouped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.terminal import console, status_line
 from feddraw.errors import UserError, not_negative, unknown
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.report import WrittenReport
@@ -88,9 +88,9 @@ def show_report(written: WrittenReport) -> None:
 
     out = console()
     for problem in written.report.collection.problems:
-        out.print(naming.safe_line(f"left out: {problem.path}: {problem.reason}"))
+        out.print(safe_line(f"left out: {problem.path}: {problem.reason}"))
     for sentence in summary_sentences(written.report):
-        out.print(f"- {naming.safe_line(sentence)}")
+        out.print(f"- {safe_line(sentence)}")
     out.print(f"report: {written.page}")
     others = [written.markdown, written.tables, written.paper, written.results]
     names = ", ".join(path.name for path in others if path is not None)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.terminal import console, print_json, print_line, status_line, table
 from feddraw.errors import UserError
 from feddraw.system.file_writing import json_values
+from feddraw.text import folder_name
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
@@ -118,7 +118,7 @@ def build_scenario(
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _partition(name, labels, scale, seed, set_)
-    path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
+    path = out or Path(f"{folder_name(partition.scenario.replace(':', '.'))}.json")
     settings = {
         "dataset": paper_dataset_of(partition.scenario),
         "seed": seed,
@@ -258,11 +258,12 @@ def _partition(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
     """The labels of a table, and how the scenario splits its images between clients."""
-    from feddraw.data.scenarios.scenario_by_name import deal
+    from feddraw.data.scenarios.scenario_by_name import make_partition
     from feddraw.experiment.dataset_by_name import read_training_labels
 
     labels = read_training_labels(path)
-    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
+    options = scenario_options(set_)
+    return labels, make_partition(name, labels, seed=seed, scale=scale, options=options)
 
 
 def _show_sizes(name: str, scale: float, json: bool) -> None:

@@ -25,16 +25,13 @@ READINGS: tuple[Reading, ...] = get_args(Reading)
 Floats = NDArray[np.float64]
 Some = TypeVar("Some", float, Floats)
 
-ETA, LAM, BETA_MAX, ROUNDS = (
-    0.4,
-    0.2,
-    3.0,
-    15,
-)  # the paper's values, the same in all its scenarios; ROUNDS is T
+# The paper's values, the same in all its scenarios.
+ETA = 0.4
+LAM = 0.2
+BETA_MAX = 3.0
+ROUNDS = 15  # T
 
-_COSINE_BLOCK = (
-    1 << 16
-)  # columns at a time: a block of a few clients stays in the processor's cache
+COSINE_BLOCK = 1 << 16  # columns at a time: a few clients' stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +88,25 @@ def gamma_and_beta(
     )
 
 
+@dataclass(frozen=True)
+class Annealing:
+    """FedDRAW's two schedules with their settings."""
+
+    eta: float = ETA
+    lam: float = LAM
+    beta_max: float = BETA_MAX
+    reading: Reading = "reported"
+
+    def __post_init__(self) -> None:
+        check_schedule_settings(
+            eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading
+        )
+
+    def at(self, round: float, rounds: int) -> tuple[float, float | None]:
+        """gamma and beta of a round."""
+        return gamma_and_beta(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
+
+
 def size_prior(sizes: ArrayLike) -> Floats:
     """Each client's share of the images."""
     counts = np.asarray(sizes, dtype=np.float64)
@@ -99,10 +115,12 @@ def size_prior(sizes: ArrayLike) -> Floats:
 
 def cosine(vectors: NDArray[Any], reference: NDArray[Any]) -> Floats:
     """Cosine of each row with the reference, in float64; 0 where a norm is zero."""
-    dots, squares, square = np.zeros(len(vectors)), np.zeros(len(vectors)), 0.0
-    for start in range(0, len(reference), _COSINE_BLOCK):
-        block = vectors[:, start : start + _COSINE_BLOCK].astype(np.float64)
-        along = reference[start : start + _COSINE_BLOCK].astype(np.float64)
+    dots = np.zeros(len(vectors))
+    squares = np.zeros(len(vectors))
+    square = 0.0
+    for start in range(0, len(reference), COSINE_BLOCK):
+        block = vectors[:, start : start + COSINE_BLOCK].astype(np.float64)
+        along = reference[start : start + COSINE_BLOCK].astype(np.float64)
         dots += block @ along
         squares += np.einsum("kd,kd->k", block, block)
         square += float(along @ along)

@@ -161,7 +161,8 @@ def corrupt_dataset(
     """
     if not alterations:
         return CorruptedDataset(dataset, {})
-    images, values = np.array(dataset.images), np.array(dataset.labels.values)
+    images = np.array(dataset.images)
+    values = np.array(dataset.labels.values)
     for number, (site, own) in enumerate(rows.items()):
         one = alterations.get(site, Alteration())
         if one.of_images:

@@ -17,22 +17,19 @@ UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What is known of each image without looking at it: enough to deal images to clients."""
+    """What is known of each image without looking at it: enough to split images among clients."""
 
     values: NDArray[np.uint8]  # (n, findings), 1 = finding present
     findings: tuple[str, ...]
     names: NDArray[np.str_]  # (n,), unique and stable: partitions are drawn in the order of names
     patients: NDArray[np.str_] | None = None  # (n,)
     sites: NDArray[np.str_] | None = None  # (n,)
-    uncertain: NDArray[np.uint8] | None = (
-        None  # (n,), how many of the findings were marked uncertain
-    )
-    groups: NDArray[np.str_] | None = (
-        None  # (n,), such as the patient's sex, for rules that compare groups
-    )
-    known: NDArray[np.bool_] | None = (
-        None  # (n, findings), which labels are known (the others hold 0); None = all
-    )
+    # (n,), how many of the findings were marked uncertain.
+    uncertain: NDArray[np.uint8] | None = None
+    # (n,), such as the patient's sex, for rules that compare groups.
+    groups: NDArray[np.str_] | None = None
+    # (n, findings), which labels are known (the others hold 0); None = all.
+    known: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.known is None:
@@ -63,7 +60,8 @@ class Labels:
         """Labels of some of the images as metrics read them: 1, 0, and UNKNOWN (−1) where a label
         is not known.
         """
-        values, known = self.values[rows], None if self.known is None else self.known[rows]
+        values = self.values[rows]
+        known = None if self.known is None else self.known[rows]
         return (
             values
             if known is None or known.all()
@@ -111,9 +109,8 @@ class Dataset:
     name: str
     images: NDArray[np.uint8]  # (n, height, width), memory-mapped where they come from a file
     labels: Labels
-    rows: dict[Split, NDArray[np.intp]] = field(
-        repr=False
-    )  # which images are for training, validation, test
+    # Which images are for training, validation, test.
+    rows: dict[Split, NDArray[np.intp]] = field(repr=False)
     mean: float = 0.5  # of pixel / 255, subtracted before training
     std: float = 0.25
     synthetic: bool = False
@@ -128,5 +125,5 @@ class Dataset:
         return int(self.images.shape[1])
 
     def training_labels(self) -> Labels:
-        """Labels of the training split, the only one that is dealt to clients."""
+        """Labels of the training split, the only one that is split among clients."""
         return self.labels.take(self.rows["train"])

@@ -22,9 +22,8 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     The folds depend on the images' patients (or names, where patients are not known) only, not on a
     seed. Pixels are still normalised as the data set says.
     """
-    used = np.sort(
-        np.concatenate(list(dataset.rows.values()))
-    )  # an image that cannot be used is in no split
+    # An image that cannot be used is in no split.
+    used = np.sort(np.concatenate(list(dataset.rows.values())))
     groups, counts, order = split_patients_by_chance(dataset.labels, used, 0)
     if len(counts) < 2 * folds:
         raise UserError(f"{len(counts)} patients are too few for {folds} folds")
@@ -41,7 +40,8 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
 def _fold_of_each_image(groups: Rows, order: Rows, folds: int) -> Rows:
     """The fold of each image: large groups first, each to the fold with the fewest images."""
     counts = np.bincount(groups)
-    fold_of, filled = np.empty(len(counts), dtype=np.intp), np.zeros(folds)
+    fold_of = np.empty(len(counts), dtype=np.intp)
+    filled = np.zeros(folds)
     for group in order[np.argsort(-counts[order], kind="stable")]:
         fold_of[group] = filled.argmin()
         filled[fold_of[group]] += counts[group]

@@ -19,7 +19,7 @@ from feddraw.data.label_cells import (
     label_in_numeric_cell,
     labels_from_cells,
 )
-from feddraw.grouping import grouped
+from feddraw.text import grouped
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,8 @@ def stratified_split(
 ) -> NDArray[np.int8]:
     """The split of each of the rows, by its place among the shares; the same on every machine."""
     owner, images, drawn = split_patients_by_chance(labels, rows, seed)
-    order = drawn[
-        np.argsort(-images[drawn], kind="stable")
-    ]  # patients with many images first: the others fill up
+    # Patients with many images first: the others fill up.
+    order = drawn[np.argsort(-images[drawn], kind="stable")]
     has = _patient_properties(labels, rows, owner, len(images))
     return _split_patients(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
 
@@ -77,7 +76,8 @@ def _split_patients(
 ) -> NDArray[np.int8]:
     split = np.full(len(images), -1, dtype=np.int8)
     wanted = _wanted_patients_per_split(has.sum(axis=0), shares)
-    patients_left, images_left = wanted.copy(), shares * images.sum()
+    patients_left = wanted.copy()
+    images_left = shares * images.sum()
     while (split < 0).any():
         left = has[split < 0].sum(axis=0)
         rarest = int(np.where(left > 0, left, len(images) + 1).argmin()) if left.any() else -1
@@ -144,7 +144,8 @@ def split_own_rows(table: LabelTable, shares: Sequence[float], seed: int) -> NDA
     """
     if not is_list_of_numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
-    labels, given = table.labels, table.split
+    labels = table.labels
+    given = table.split
     if (given < 0).any() or not len(given):
         return stratified_split(labels, np.arange(len(labels)), shares, seed)
     if not (given == 1).any():

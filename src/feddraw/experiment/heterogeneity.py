@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,11 @@ from feddraw.errors import UserError, at_least, not_negative, one_of
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
-from feddraw.federation import client_seed, federate
+from feddraw.federation import Federation, client_seed, federate
+from feddraw.server.collectors import Together
 
-Groups = dict[
-    str, NDArray[np.intp]
-]  # of parameters that are compared together: their positions in the flat vector
+# Of parameters that are compared together: their positions in the flat vector.
+Groups = dict[str, NDArray[np.intp]]
 MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
@@ -60,23 +59,29 @@ def measure_heterogeneity(
 
 
 def _model_after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None) -> Model:
-    experiment, model = prepared.experiment, prepared.initial
-    done, jobs = 0, sum(len(prepared.efforts(round)) for round in range(rounds))
+    experiment = prepared.experiment
+    model = prepared.initial
+    jobs = sum(len(prepared.efforts(round)) for round in range(rounds))
+    done = 0
 
-    def told(*_: object) -> None:
+    def count(*_: object) -> None:
         nonlocal done
         done += 1
         if progress is not None:
             progress("training", done, jobs)
 
     with opened_engine(prepared) as engine:
-        how: dict[str, Any] = {
-            "rounds": rounds,
-            "seed": experiment.seed,
-            "efforts": prepared.efforts,
-        }
-        how |= {"gate": experiment.gate, "policy": experiment.policy, "on_update": told}
-        for result in federate(model, prepared.method, engine, prepared.clients, **how):
+        federation = Federation(
+            method=prepared.method,
+            engine=engine,
+            clients=prepared.clients,
+            rounds=rounds,
+            seed=experiment.seed,
+            collect=Together(experiment.gate, experiment.policy, prepared.proxy),
+            efforts=prepared.efforts,
+            on_update=count,
+        )
+        for result in federate(federation, model):
             model = result.next_model
     return model
 
@@ -89,7 +94,8 @@ def _heterogeneity_of_model(
     rounds: int,
     progress: Progress | None,
 ) -> site_heterogeneity.Heterogeneity:
-    seed, compare = prepared.experiment.seed, site_heterogeneity.compare_sites
+    seed = prepared.experiment.seed
+    compare = site_heterogeneity.compare_sites
     layers, findings = parameter_groups(model.layout, prepared.dataset.findings)
     batches, measured = _gathered_gradients(
         prepared, model, round, how.measurement, layers | findings, progress
@@ -98,7 +104,8 @@ def _heterogeneity_of_model(
     found = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
     weights = site_heterogeneity.site_weights_by_rule(sizes, overall.rho, rounds)
-    sites, distances = [], iter(found.tolist())
+    sites = []
+    distances = iter(found.tolist())
     for number, (client, size, count) in enumerate(
         zip(prepared.clients, sizes, measured, strict=True)
     ):
@@ -127,9 +134,11 @@ def _gathered_gradients(
     progress: Progress | None,
 ) -> tuple[site_heterogeneity.BatchProducts, list[int]]:
     """The batches of all sites, and how many each site has."""
-    clients, experiment = prepared.clients, prepared.experiment
+    clients = prepared.clients
+    experiment = prepared.experiment
     _require_gradient_memory(len(clients) * how.batches, len(model.params))
-    rows, counts = [], []
+    rows = []
+    counts = []
     for number, _ in enumerate(clients):
         seed = client_seed(experiment.seed, round, number)
         own = list(prepared.trainer.batch_gradients(number, model, how, "all", seed))

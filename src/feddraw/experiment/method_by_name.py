@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddraw import catalog
-from feddraw.core import Method
+from feddraw.core import (
+    ASKED,
+    Joint,
+    Method,
+    Server,
+    Weighted,
+    why_not_first,
+    why_not_second,
+)
 from feddraw.errors import UserError
 
 Section = Mapping[str, Any]  # a name and its settings
@@ -38,10 +46,8 @@ def combined_method(name: str, settings: Section) -> Method:
     if len(parts) == 1:
         return parts[0]
     mixture = _mixed_method([half.name for half in halves], *parts)
-    _require_effect_in_mixture(halves[0], shares[0], lambda method: method.weighting, name)
-    _require_effect_in_mixture(
-        halves[1], shares[1], lambda method: (method.local, method.server), name
-    )
+    _require_effect_in_mixture(halves[0], shares[0], _first_half, name)
+    _require_effect_in_mixture(halves[1], shares[1], _second_half, name)
     return mixture
 
 
@@ -123,6 +129,18 @@ def _method_settings_by_half(
     return shares
 
 
+def _first_half(method: Method) -> object:
+    """What `A+B` takes from A."""
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.weighting
+
+
+def _second_half(method: Method) -> object:
+    """What `A+B` takes from B."""
+    rule = method.aggregation
+    return method.local, rule if isinstance(rule, Joint) else rule.server
+
+
 def _require_effect_in_mixture(
     half: MethodHalf, share: Section, kept: Callable[[Method], Any], name: str
 ) -> None:
@@ -139,43 +157,26 @@ def _require_effect_in_mixture(
 
 
 def _mixed_method(names: Sequence[str], first: Method, second: Method) -> Method:
-    """The weighting of one with the local and server rules of the other, unless that loses what
-    either is named for.
+    """The weighting of one with the local and server rules of the other.
+
+    A joint rule has no weighting to give: it takes the other's local rule instead, if the other
+    has a plain server.
     """
-    for name, reason in zip(names, (why_no_weighting(first), why_no_training(second)), strict=True):
+    reasons = (why_not_first(first), why_not_second(second))
+    for name, reason in zip(names, reasons, strict=True):
         if reason:
             raise UserError(
                 f"{'+'.join(names)}: {name} {reason} (`feddraw list methods` shows what combines)"
             )
-    return Method(second.local, first.weighting, second.server)
-
-
-def why_no_weighting(method: Method) -> str:
-    """Why a method cannot be the first half of a mixture, which gives its weighting; empty if it
-    can.
-    """
-    if method.centralised:
-        return "trains in one place, so there are no clients to weigh"
-    if method.weighting.common and not method.only_weighs:
-        return "has no weighting of its own, so it cannot come first: use fedavg or uniform instead"
-    if method.weighting.made_for is not None:
-        return "has weights that only fit its own server rule, so it cannot come first"
-    return ""
-
-
-def why_no_training(method: Method) -> str:
-    """Why a method cannot be the second half of a mixture, which gives its local and server rules;
-    empty if it can.
-    """
-    if method.centralised:
-        return "trains in one place, so there are no clients to weigh"
-    if not method.local.starts_from_sent:
-        return "never trains on the common model, so it cannot come second"
-    if not method.server.takes_weights:
-        return "has a server rule that takes no weights, so it cannot come second"
-    if method.only_weighs:
-        return "is a weighting only, so it cannot come second"
-    return ""
+    assert isinstance(second.aggregation, Weighted)
+    if isinstance(first.aggregation, Joint):
+        if type(second.aggregation.server) is not Server:
+            raise UserError(
+                f"{'+'.join(names)}: {names[0]} makes the model itself, so the server rule of"
+                f" {names[1]} would change nothing; a method that changes local training only fits"
+            )
+        return Method(first.aggregation, second.local)
+    return Method(Weighted(first.aggregation.weighting, second.aggregation.server), second.local)
 
 
 def method_with_defaults(name: str, settings: Section) -> Section:
@@ -203,26 +204,21 @@ def without_required(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 def place_in_mixture(method: Method) -> str:
     """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
-    return (
-        "A" if not why_no_weighting(method) else "B" if not why_no_training(method) else "neither"
-    )
+    reasons = {"A": why_not_first(method), "B": why_not_second(method)}
+    return " or ".join(half for half, reason in reasons.items() if not reason) or "neither"
 
 
-ASKED_OF_CLIENTS = {
-    "loss": "clients' loss",
-    "accuracy": "clients' accuracy",
-    "labels": "label counts",
-    "gradient": "clients' gradient",
-    "groups": "group counts",
-    "held": "clients' memory",
-    "gradient mean": "batch gradients",
-    "classifier gradient mean": "batch gradients of the classifier",
-    "gradient spread": "their variance",
-}
+LAYERS_IN_WORDS = {"none": "", "classifier": "classifier", "all": "all parameters"}
 
 
 def needs_of_method(method: Method) -> str:
     """All that a method looks at, beside the models that it averages."""
-    proxy = ["labelled images at the server"] if method.weighting.proxy else []
-    needs = [method.weighting.needs, *(ASKED_OF_CLIENTS[name] for name in method.asks), *proxy]
-    return ", ".join([need for need in needs if need != "nothing"] or ["nothing"])
+    needs = method.needs
+    words = [
+        "sizes" if needs.sizes else "",
+        LAYERS_IN_WORDS[needs.layers],
+        "steps" if needs.steps else "",
+        *(ASKED[name].words for name in method.asks),
+        "labelled images at the server" if needs.server_images else "",
+    ]
+    return ", ".join(word for word in words if word) or "nothing"

@@ -16,7 +16,6 @@ from feddraw.analysis.bootstrap import PlainMeasure, bootstrap_by_copies, interv
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.results.predictions import Predictions
-from feddraw.system.file_reading import number_or_nan
 from feddraw.system.markdown import escape_markdown, markdown_table
 
 REPLICATES = 500  # of the bootstrap
@@ -118,13 +117,13 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
 def _findings(trained: TrainedModel) -> Iterator[str]:
     validation = _predictions(trained, "validation")
     test = _predictions(trained, "test")
-    tested = trained.run.metrics["test"]
+    tested = trained.run.metrics.test
     rows = []
     for place, finding in enumerate(trained.findings):
         threshold = trained.thresholds[place]
-        area = number_or_nan(tested.get("auc", {}).get("per_class", {}).get(finding))
-        true_positives = number_or_nan(tested.get("sensitivity", {}).get(finding))
-        true_negatives = number_or_nan(tested.get("specificity", {}).get(finding))
+        area = tested.auc.per_class.get(finding, math.nan)
+        true_positives = tested.sensitivity.get(finding, math.nan)
+        true_negatives = tested.specificity.get(finding, math.nan)
         rows.append(
             [
                 finding,
@@ -135,8 +134,8 @@ def _findings(trained: TrainedModel) -> Iterator[str]:
             ]
         )
     yield _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    area = number_or_nan(tested.get("auc", {}).get("macro"))
-    gm = number_or_nan(tested.get("gm", {}).get("macro"))
+    area = tested.auc.macro
+    gm = tested.gm.macro
     yield (
         f"Mean over findings: AUC {_number(area)}, GM {_number(gm)}. A finding is called if its"
         " score is at least the threshold, which was chosen on validation images for the largest"

@@ -18,18 +18,20 @@ from typing import Literal
 import numpy as np
 
 from feddraw.core import (
-    ONE_SUM,
+    LOSS,
     Cohort,
-    Local,
     Method,
+    Model,
+    Needs,
     Server,
     State,
+    Sums,
+    Vector,
+    Weighted,
     Weighting,
     Weights,
     normalize,
-    not_secure,
 )
-from feddraw.core.model import Model, Vector
 from feddraw.core.schedules import Floats
 from feddraw.errors import one_of, positive
 
@@ -47,9 +49,7 @@ def onto_simplex(point: Floats) -> Floats:
 class AgnosticWeighting(Weighting):
     rate: float = 0.1
 
-    needs = "nothing"
-    asks = ("loss",)
-    secure = not_secure("the next weights need every client's own loss")
+    needs = Needs(asks=(LOSS,))
 
     def init(self) -> State:
         return {"lambda": {}}
@@ -72,18 +72,14 @@ class AgnosticWeighting(Weighting):
 class AgnosticMeanServer(Server):
     """The plain server, which shows the mean of all rounds' models."""
 
-    secure = ONE_SUM
-
     def init(self, model: Model) -> State:
         return {"mean": np.zeros_like(model.params), "rounds": 0}
 
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        params, _ = super().step(cohort, weights, state)
+    def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
+        params = sums.average()
         rounds = state["rounds"] + 1
-        return params, {
-            "mean": state["mean"] + (params - state["mean"]) / np.float32(rounds),
-            "rounds": rounds,
-        }
+        mean = state["mean"] + (params - state["mean"]) / np.float32(rounds)
+        return params, {"mean": mean, "rounds": rounds}
 
     def shown(self, model: Model, state: State) -> Model:
         return replace(model, params=state["mean"]) if state["rounds"] else model
@@ -91,5 +87,6 @@ class AgnosticMeanServer(Server):
 
 def afl(rate: float = 0.1, show: Shown = "last") -> Method:
     """Weights rise for the clients with the highest loss."""
-    server = AgnosticMeanServer() if one_of("show", show, ("last", "mean")) == "mean" else Server()
-    return Method(Local(), AgnosticWeighting(positive("rate", rate)), server)
+    one_of("show", show, ("last", "mean"))
+    server = AgnosticMeanServer() if show == "mean" else Server()
+    return Method(Weighted(AgnosticWeighting(positive("rate", rate)), server))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feddraw.core import (
-    ONE_SUM,
+    BySize,
     Client,
     Correction,
     Job,
@@ -19,12 +19,11 @@ from feddraw.core import (
     Memory,
     Method,
     Model,
-    Server,
     Update,
     Vector,
+    Weighted,
 )
 from feddraw.errors import not_negative
-from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class DittoClient(Local):
     pull: float = 1.0
 
     keeps = {"own": "model"}
-    secure = ONE_SUM
 
     def end(
         self, job: Job, update: Update, memory: Memory, client: Client
@@ -48,4 +46,4 @@ class DittoClient(Local):
 
 def ditto(pull: float = 1.0) -> Method:
     """FedAvg, with a model of its own for each client."""
-    return Method(DittoClient(not_negative("pull", pull)), BySize(), Server())
+    return Method(Weighted(BySize()), DittoClient(not_negative("pull", pull)))

@@ -4,7 +4,7 @@
 groups, averaged over findings, of the sent model; weights start at p and move by -beta (Delta -
 mean Delta), Delta = |global gap - own gap|. Where a client has no gap, because it lacks a group or
 the data know of none, Delta is |its accuracy - mean accuracy|. beta = 0 is FedAvg. For the
-threshold of a call see `training.client.client_group_counts`.
+threshold of a call see `training.client.group_counts`.
 
 The paper has everybody in every round. We remember what a client's weight has become as a multiple
 of its share, and apply it to its share among those present: with everybody there that is the
@@ -19,61 +19,58 @@ import numpy as np
 
 from feddraw.core import (
     GROUP_COUNTS,
+    GROUPS,
     Cohort,
-    Local,
     Method,
-    Server,
+    Needs,
     State,
+    Weighted,
     Weighting,
     Weights,
     normalize,
-    not_secure,
 )
 from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import not_negative
 
 
-def fairfed_sensitivity_gap(counts: Floats) -> float:
-    """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a
-    number if none.
+def sensitivity_gap(counts: Floats) -> float:
+    """Sensitivity in group 1 less that in group 0, over the findings that both groups have.
+
+    Not a number where there is no such finding.
     """
     first, second, found_first, found_second = counts[:-2].reshape(len(GROUP_COUNTS), -1)
     both = (first > 0) & (second > 0)
-    return (
-        float((found_second[both] / second[both] - found_first[both] / first[both]).mean())
-        if both.any()
-        else np.nan
-    )
+    if not both.any():
+        return np.nan
+    gaps = found_second[both] / second[both] - found_first[both] / first[both]
+    return float(gaps.mean())
 
 
 @dataclass(frozen=True)
 class FairFedWeighting(Weighting):
     beta: float = 1.0
 
-    asks = ("groups",)
-    secure = not_secure("a weight needs the gaps of all clients, and their mean: three sums")
+    needs = Needs(sizes=True, asks=(GROUPS,))
 
     def init(self) -> State:
         return {"multiple": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
+        prior = size_prior(cohort.sizes)
+        names = [str(client) for client in cohort.clients]
         counts = cohort.extra("groups").astype(np.float64)
         accuracy = counts[:, -1] / counts[:, -2]
-        away = np.abs(
-            np.array([fairfed_sensitivity_gap(row) for row in counts])
-            - fairfed_sensitivity_gap(counts.sum(axis=0))
-        )
+        global_gap = sensitivity_gap(counts.sum(axis=0))
+        away = np.abs(np.array([sensitivity_gap(row) for row in counts]) - global_gap)
         away = np.where(np.isnan(away), np.abs(accuracy - accuracy.mean()), away)
         scores = prior * np.array([state["multiple"].get(name, 1.0) for name in names])
         scores -= self.beta * (away - away.mean())
         kept = np.maximum(0, scores)
-        state = {
-            "multiple": state["multiple"] | dict(zip(names, (scores / prior).tolist(), strict=True))
-        }
-        return normalize(kept if kept.any() else prior, prior=prior, reputation=scores), state
+        multiples = dict(zip(names, (scores / prior).tolist(), strict=True))
+        weights = normalize(kept if kept.any() else prior, prior=prior, reputation=scores)
+        return weights, {"multiple": state["multiple"] | multiples}
 
 
 def fairfed(beta: float = 1.0) -> Method:
     """Size, corrected by how groups of patients fare."""
-    return Method(Local(), FairFedWeighting(not_negative("beta", beta)), Server())
+    return Method(Weighted(FairFedWeighting(not_negative("beta", beta))))

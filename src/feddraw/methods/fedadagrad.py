@@ -5,20 +5,25 @@ v <- v + D², x <- x + lr m / (sqrt(v) + tau); m is the move itself unless beta1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from feddraw.core import Method, Vector
-from feddraw.methods.fedadam import AdaptiveServer, with_adaptive_server
+from feddraw.core import BySize, Method, Model, Server, State, Sums, Vector, Weighted
+from feddraw.methods.fedadam import AdaptiveSettings
 
 
 @dataclass(frozen=True)
-class AdagradServer(AdaptiveServer):
-    def square(self, before: Vector, move: Vector) -> Vector:
-        return np.asarray(before + move**2)
+class AdagradServer(Server):
+    settings: AdaptiveSettings = field(default_factory=AdaptiveSettings)
+
+    def init(self, model: Model) -> State:
+        return self.settings.initial_moments(model)
+
+    def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
+        square = state["square"] + sums.move() ** 2
+        return self.settings.step(sums, state["mean"], square)
 
 
 def fedadagrad(server_lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Method:
     """FedAvg with Adagrad at the server."""
-    return with_adaptive_server(AdagradServer, server_lr, beta1, 0.0, tau)
+    settings = AdaptiveSettings.checked(server_lr, beta1, 0.0, tau)
+    return Method(Weighted(BySize(), AdagradServer(settings)))

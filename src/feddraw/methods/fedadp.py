@@ -12,17 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import (
-    Cohort,
-    Local,
-    Method,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    not_secure,
-    weighted_sum,
-)
+from feddraw.core import Cohort, Method, Needs, State, Weighted, Weighting, Weights, weighted_sum
 from feddraw.core.schedules import Floats, cosine, size_prior, softmax
 from feddraw.errors import positive
 
@@ -38,24 +28,20 @@ def gompertz(angle: Floats, alpha: float) -> Floats:
 class FedAdpWeighting(Weighting):
     alpha: float = 5.0
 
-    needs = "sizes, all parameters"
-    cost = "O(K d)"
-    secure = not_secure("angles to the mean move need every client's parameters")
+    needs = Needs(sizes=True, layers="all", cost="O(K d)")
 
     def init(self) -> State:
         return {"angle": {}, "rounds": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
-        moves = cohort.deltas
+        moves = cohort.moves
         common = weighted_sum(prior, moves)
         similarity = cosine(moves, common)
-        still = ~common.any() | ~moves.any(
-            axis=1
-        )  # nobody moved, or this client did not: no angle to hold against it
-        angles = dict(
-            zip(map(str, cohort.clients), np.where(still, 0.0, np.arccos(similarity)), strict=True)
-        )
+        # Where nobody moved, or this client did not, there is no angle to hold against it.
+        still = ~common.any() | ~moves.any(axis=1)
+        angle = np.where(still, 0.0, np.arccos(similarity))
+        angles = dict(zip(map(str, cohort.clients), angle, strict=True))
         counts = {client: state["rounds"].get(client, 0) + 1 for client in angles}
         means = {
             c: state["angle"].get(c, 0.0) * (n - 1) / n + float(angles[c]) / n
@@ -65,11 +51,10 @@ class FedAdpWeighting(Weighting):
         values = softmax(scores + np.log(prior), 1.0)  # proportional to size · exp(score)
         if len(cohort.updates) > 1:
             state = {"angle": state["angle"] | means, "rounds": state["rounds"] | counts}
-        return Weights(
-            values, {"prior": prior, "similarity": similarity, "reputation": scores}
-        ), state
+        parts = {"prior": prior, "similarity": similarity, "reputation": scores}
+        return Weights(values, parts), state
 
 
 def fedadp(alpha: float = 5.0) -> Method:
     """Size times a factor that falls with the angle to the mean move."""
-    return Method(Local(), FedAdpWeighting(positive("alpha", alpha)), Server())
+    return Method(Weighted(FedAdpWeighting(positive("alpha", alpha))))

@@ -10,20 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import (
-    ONE_SUM,
-    Cohort,
-    Column,
-    Local,
-    Method,
-    Model,
-    Server,
-    State,
-    Vector,
-    Weights,
-)
+from feddraw.core import BySize, Column, Method, Model, Server, State, Sums, Vector, Weighted
 from feddraw.errors import below_one, positive
-from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
@@ -31,23 +19,19 @@ class MomentumServer(Server):
     momentum: float = 0.9
     lr: float = 1.0
 
-    secure = ONE_SUM
-
     def init(self, model: Model) -> State:
         return {"velocity": np.zeros_like(model.params)}
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
-        return self.lr * weights.values
+    def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
+        sent = sums.cohort.sent.params
+        velocity = self.momentum * state["velocity"] + sums.average() - sent
+        return sent + self.lr * velocity, {"velocity": velocity}
 
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        x = cohort.model.params
-        velocity = (
-            self.momentum * state["velocity"] + cohort.combine(weights.values, weights.segments) - x
-        )
-        return x + self.lr * velocity, {"velocity": velocity}
+    def coefficients_in_ledger(self, sums: Sums) -> Column:
+        return self.lr * sums.coefficients
 
 
 def fedavgm(momentum: float = 0.9, server_lr: float = 1.0) -> Method:
     """FedAvg with momentum at the server."""
     server = MomentumServer(below_one("momentum", momentum), positive("server_lr", server_lr))
-    return Method(Local(), BySize(), server)
+    return Method(Weighted(BySize(), server))

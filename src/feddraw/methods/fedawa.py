@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
+from feddraw.core import Cohort, Method, Needs, State, Weighted, Weighting, Weights, gram
 from feddraw.core.schedules import Floats, cosine, size_prior, softmax
 from feddraw.errors import positive
 
@@ -35,19 +35,18 @@ def fedawa_slope(values: Floats, products: Floats, similarity: Floats) -> Floats
 class FedAwaWeighting(Weighting):
     lr: float = 1e-3
 
-    needs = "sizes, all parameters"
-    cost = "O(K² d)"
-    secure = not_secure("scalar products of moves need every client's parameters")
+    needs = Needs(sizes=True, layers="all", cost="O(K² d)")
 
     def init(self) -> State:
         return {"moved": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
+        prior = size_prior(cohort.sizes)
+        names = [str(client) for client in cohort.clients]
         moved = np.array([state["moved"].get(name, 0.0) for name in names])
         values = softmax(prior + moved, 1.0)
-        similarity = cosine(cohort.params, cohort.model.params)
-        gradient = fedawa_slope(values, gram(cohort.params, cohort.model.params), similarity)
+        similarity = cosine(cohort.params, cohort.sent.params)
+        gradient = fedawa_slope(values, gram(cohort.params, cohort.sent.params), similarity)
         moved -= self.lr * gradient / (np.abs(gradient) + 1e-8)  # the first step of Adam
         state = {"moved": state["moved"] | dict(zip(names, moved.tolist(), strict=True))}
         return Weights(values, {"prior": prior, "similarity": similarity}), state
@@ -55,4 +54,4 @@ class FedAwaWeighting(Weighting):
 
 def fedawa(lr: float = 1e-3) -> Method:
     """Weights learnt from how moves and models agree."""
-    return Method(Local(), FedAwaWeighting(positive("lr", lr)), Server())
+    return Method(Weighted(FedAwaWeighting(positive("lr", lr))))

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Client, Job, Local, Memory, Method, Model, Server, Update, Vector
-from feddraw.methods.fedavg import BySize
+from feddraw.core import BySize, Client, Job, Local, Memory, Method, Model, Update, Vector, Weighted
 
 
 @dataclass(frozen=True)
 class OwnBatchNorms(Local):
     keeps = {"norms": "model"}
-    secure = ONE_SUM
 
     def start(self, job: Job, memory: Memory) -> Model:
         return self.personal(job.model, memory)
@@ -27,9 +25,8 @@ class OwnBatchNorms(Local):
     def end(
         self, job: Job, update: Update, memory: Memory, client: Client
     ) -> tuple[dict[str, Vector], Memory]:
-        return {}, {
-            "norms": np.where(update.model.layout.batch_norm, update.model.joined(), np.float32(0))
-        }
+        in_norms = update.model.layout.batch_norm
+        return {}, {"norms": np.where(in_norms, update.model.joined(), np.float32(0))}
 
     def personal(self, shown: Model, memory: Memory) -> Model:
         if "norms" not in memory:
@@ -39,4 +36,4 @@ class OwnBatchNorms(Local):
 
 def fedbn() -> Method:
     """FedAvg, with batch-norm layers kept by each client."""
-    return Method(OwnBatchNorms(), BySize(), Server())
+    return Method(Weighted(BySize()), OwnBatchNorms())

@@ -1,8 +1,7 @@
-"""FedCav: weights are a softmax of the losses at the sent model, each at most their mean. (Zeng et
-al., ICPP 2021)
+"""FedCav: weights are a softmax of the losses at the sent model, each at most their mean.
 
-This is the clipped version that the authors' code runs; their detection of attacks is not part of
-it.
+(Zeng et al., ICPP 2021.) This is the clipped version that the authors' code runs; their detection
+of attacks is not part of it.
 """
 
 from __future__ import annotations
@@ -14,53 +13,42 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import (
-    TWO_SUMS,
-    Cohort,
+    LOSS,
+    AfterFirstSum,
+    ClientView,
     Column,
     Facts,
-    Local,
     Method,
+    Needs,
     Parts,
-    Server,
+    Score,
     State,
-    Weighting,
-    Weights,
+    Weighted,
 )
-from feddraw.core.schedules import softmax
 
 
 @dataclass(frozen=True)
-class WeighsAgainstMeanLoss(Weighting):
-    """A rule whose secure clients compare their loss with the mean, which the first sum gives."""
+class FedCavWeighting(AfterFirstSum):
+    needs = Needs(asks=(LOSS,))
 
-    asks = ("loss",)
-    secure = TWO_SUMS
+    def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
+        return np.array([client.number("loss")])
 
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
-        return cohort.number("loss")
-
-    def inform(
+    def conclude(
         self, total: Column, facts: Facts, places: Sequence[int], state: State
     ) -> tuple[Column, Parts, State]:
-        return total / len(places), {}, state
+        mean_loss = total / len(places)
+        return mean_loss, {}, state
 
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        mean_loss = float(facts.told[0])
+        clipped = min(client.number("loss"), mean_loss)
+        return clipped - mean_loss, {"reputation": clipped}
 
-@dataclass(frozen=True)
-class FedCavWeighting(WeighsAgainstMeanLoss):
-    needs = "nothing"
-
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        losses = cohort.number("loss")
-        scores = np.minimum(losses, losses.mean())
-        return Weights(softmax(scores, 1.0), {"reputation": scores}), state
-
-    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        return math.exp(min(0.0, cohort.number("loss")[0] - facts.told[0]))
-
-    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        return 0.0, 1.0
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        return -math.inf, 0.0
 
 
 def fedcav() -> Method:
     """Weights rise with the loss at the sent model, up to the mean."""
-    return Method(Local(), FedCavWeighting(), Server())
+    return Method(Weighted(FedCavWeighting()))

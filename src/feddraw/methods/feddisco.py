@@ -12,6 +12,7 @@ with a single finding: the largest one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,19 +20,19 @@ from typing import Literal
 import numpy as np
 
 from feddraw.core import (
-    TWO_SUMS,
-    Cohort,
+    LABELS,
+    AfterFirstSum,
+    ClientView,
+    Column,
     Facts,
-    Local,
     Method,
+    Needs,
     Parts,
-    Server,
+    Score,
     State,
-    Weighting,
-    Weights,
-    normalize,
+    Weighted,
 )
-from feddraw.core.schedules import Floats, size_prior
+from feddraw.core.schedules import Floats
 from feddraw.errors import not_negative, one_of
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
@@ -58,45 +59,43 @@ def discrepancy(counts: Floats, metric: Metric, total: float | None = None) -> F
 
 
 @dataclass(frozen=True)
-class FedDiscoWeighting(Weighting):
+class FedDiscoWeighting(AfterFirstSum):
     a: float = 0.5
     b: float = 0.1
     metric: Metric = "kl"
 
-    asks = ("labels",)
-    secure = TWO_SUMS
+    needs = Needs(sizes=True, asks=(LABELS,))
 
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior = size_prior(cohort.sizes)
-        far = discrepancy(cohort.extra("labels").astype(np.float64), self.metric)
-        scores = np.maximum(0, prior - self.a * far + self.b)
-        return normalize(scores if scores.any() else prior, prior=prior, reputation=scores), state
+    def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
+        """The client's discrepancy, by whose sum that of each is divided."""
+        return discrepancy(_label_counts(client), self.metric, total=1.0)
 
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
-        """The client's divergence, by whose sum that of each is divided."""
-        return discrepancy(cohort.extra("labels").astype(np.float64), self.metric, total=1.0)
+    def conclude(
+        self, total: Column, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Column, Parts, State]:
+        return total, {}, state
 
-    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        far = discrepancy(
-            cohort.extra("labels").astype(np.float64), self.metric, total=float(facts.told[0])
-        )[0]
-        return max(0.0, float(facts.priors[place] - self.a * far + self.b)) / float(
-            facts.priors.max() + self.b
-        )
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        far = discrepancy(_label_counts(client), self.metric, total=float(facts.told[0]))[0]
+        prior = float(facts.priors[place])
+        weight = max(0.0, prior - self.a * float(far) + self.b)
+        log_weight = math.log(weight) if weight else -math.inf
+        return log_weight, {"prior": prior, "reputation": weight}
 
-    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        return 0.0, float((facts.priors[place] + self.b) / (facts.priors.max() + self.b))
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        return -math.inf, math.log(facts.priors[place] + self.b)
 
-    def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
-        return {
-            "prior": facts.priors[list(places)],
-            "reputation": own * (facts.priors.max() + self.b),
-        }
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        largest = float(facts.priors.max() + self.b)
+        return {"prior": facts.priors[list(places)], "reputation": own * largest}
+
+
+def _label_counts(client: ClientView) -> Floats:
+    """(1, findings): the client's images with each finding."""
+    return client.update.extra["labels"][None].astype(np.float64)
 
 
 def feddisco(a: float = 0.5, b: float = 0.1, metric: Metric = "kl") -> Method:
     """Size minus the discrepancy of the label distribution."""
-    rule = FedDiscoWeighting(
-        not_negative("a", a), not_negative("b", b), one_of("metric", metric, DISCREPANCIES)
-    )
-    return Method(Local(), rule, Server())
+    one_of("metric", metric, DISCREPANCIES)
+    return Method(Weighted(FedDiscoWeighting(not_negative("a", a), not_negative("b", b), metric)))

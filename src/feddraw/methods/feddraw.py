@@ -7,138 +7,119 @@ default reading, `reported`, is the one that fits every number it prints.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import (
-    ONE_SUM,
-    Cohort,
+    ClientView,
     Column,
     Facts,
-    Local,
-    Matrix,
+    LayerPart,
+    Layout,
     Method,
+    Needs,
     Parts,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    schedules,
+    Score,
+    SelfScored,
+    Vector,
+    Weighted,
 )
-from feddraw.core.model import LayerPart, Layout, Vector
 from feddraw.core.schedules import (
     BETA_MAX,
     ETA,
     LAM,
+    Annealing,
     Reading,
     cosine,
     reputation,
-    weights_and_parts,
 )
 from feddraw.errors import one_of
 
-Elements = slice | NDArray[np.intp]  # of the vector of parameters
+NEEDS = Needs(sizes=True, layers="classifier", cost="O(K d) of one layer")
 
 
 @dataclass(frozen=True)
-class DualReputationAnnealing(Weighting):
-    eta: float = ETA
-    lam: float = LAM
-    beta_max: float = BETA_MAX
-    reading: Reading = "reported"
+class DualReputationAnnealing(SelfScored):
+    annealing: Annealing = field(default_factory=Annealing)
     layer: str = "classifier"
     part: LayerPart = "both"
 
-    needs = "sizes, classifier"
-    cost = "O(K d) of one layer"
-    secure = ONE_SUM
-    streams = True
-
-    def __post_init__(self) -> None:
-        schedules.check_schedule_settings(
-            eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading
-        )
-        one_of("part", self.part, get_args(LayerPart))
+    needs = NEEDS
 
     def check(self, layout: Layout) -> None:
         layout.find(self.layer, self.part)
 
-    def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
-        """Of each client's layer to the one that was sent."""
-        layer = cohort.model.layout.find(self.layer, self.part)
-        return cosine_of_learnt(cohort, layer, cohort.params[:, layer], cohort.model.params[layer])
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        similarity = similarity_to_sent(client, self.layer, self.part)
+        return score_of(similarity, self.annealing, facts, place)
 
-    def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
-        """gamma and beta."""
-        return schedules.gamma_and_beta(
-            round, rounds, self.eta, self.lam, self.beta_max, self.reading
-        )
-
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        found = weights_and_parts(
-            cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds)
-        )
-        return Weights(found.weight, found.parts), state
-
-    def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
-        return self.scored(prior, float(self.similarity(cohort)[0]), cohort.round, cohort.rounds)
-
-    def scored(
-        self, prior: float, similarity: float, round: int, rounds: int
-    ) -> tuple[float, Mapping[str, float]]:
-        """A client's score and its parts."""
-        gamma, beta = self.schedule(round, rounds)
-        xi = reputation(prior, similarity, gamma)
-        parts = {"prior": prior, "similarity": similarity, "gamma": gamma, "reputation": xi}
-        if beta is None:
-            return math.log(prior), parts
-        return beta * xi, parts | {"beta": beta}
-
-    def score_range(self, prior: float, facts: Facts) -> tuple[float, float]:
-        """Turned round, and fully similar."""
-        low, high = (
-            self.scored(prior, similarity, facts.round, facts.rounds)[0]
-            for similarity in (-1.0, 1.0)
-        )
-        return low, high
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        return score_range_of(self.annealing, facts, place)
 
     def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
-        """Reputation and similarity follow from the weight, but in rounds whose weights do not
-        depend on them.
-        """
-        gamma, beta = self.schedule(facts.round, facts.rounds)
-        prior = facts.priors[list(places)]
-        parts: dict[str, NDArray[np.float64] | float | None] = {
-            "prior": prior,
-            "gamma": gamma,
-            "beta": beta,
-        }
-        if beta:
-            xi = (np.log(own) + self.scores(facts)[1]) / beta
-            parts |= {"reputation": xi}
-            parts |= {"similarity": (xi - gamma * prior) / (1 - gamma)} if gamma < 1 else {}
-        return parts
+        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
 
 
-def cosine_of_learnt(
-    cohort: Cohort, layer: Elements, vectors: Matrix, reference: Vector
-) -> NDArray[np.float64]:
-    """Cosines without the rows of findings that a client does not label: they hardly move, and look
-    similar.
+def similarity_to_sent(client: ClientView, layer: str, part: LayerPart) -> float:
+    """The cosine of a client's layer to the one that was sent."""
+    where = client.sent.layout.find(layer, part)
+    return masked_cosine(
+        client.update.model.params[where], client.sent.params[where], client.learnt(where)
+    )
+
+
+def masked_cosine(
+    vector: NDArray[np.floating], reference: Vector, learnt: NDArray[np.bool_] | None
+) -> float:
+    """A cosine without the rows of findings that a client does not label.
+
+    Those rows hardly move, and would make the client look similar.
     """
-    learnt = cohort.learnt(layer)
-    if learnt is None:
-        return cosine(vectors, reference)
-    pairs = zip(vectors, learnt, strict=True)
-    own = [
-        cosine(np.where(mask, vector, 0)[None], np.where(mask, reference, 0))
-        for vector, mask in pairs
-    ]
-    return np.concatenate(own)
+    if learnt is not None:
+        vector = np.where(learnt, vector, 0)
+        reference = np.where(learnt, reference, 0)
+    return float(cosine(vector[None], reference)[0])
+
+
+def score_of(similarity: float, annealing: Annealing, facts: Facts, place: int) -> Score:
+    """beta · xi, or the logarithm of the prior in a round that takes the prior as it is."""
+    gamma, beta = annealing.at(facts.round, facts.rounds)
+    prior = float(facts.priors[place])
+    xi = reputation(prior, similarity, gamma)
+    parts = {"prior": prior, "similarity": similarity, "gamma": gamma, "reputation": xi}
+    if beta is None:
+        return math.log(prior), parts
+    return beta * xi, parts | {"beta": beta}
+
+
+def score_range_of(annealing: Annealing, facts: Facts, place: int) -> tuple[float, float]:
+    """From a classifier that is turned round to one that is fully similar."""
+    low, _ = score_of(-1.0, annealing, facts, place)
+    high, _ = score_of(1.0, annealing, facts, place)
+    return low, high
+
+
+def parts_of_weights(
+    own: Column, reference: float, annealing: Annealing, facts: Facts, places: Sequence[int]
+) -> Parts:
+    """Reputation and similarity as they follow from weights, in rounds that depend on them."""
+    gamma, beta = annealing.at(facts.round, facts.rounds)
+    prior = facts.priors[list(places)]
+    parts: dict[str, NDArray[np.float64] | float | None] = {
+        "prior": prior,
+        "gamma": gamma,
+        "beta": beta,
+    }
+    if beta:
+        xi = (np.log(own) + reference) / beta
+        parts["reputation"] = xi
+        if gamma < 1:
+            parts["similarity"] = (xi - gamma * prior) / (1 - gamma)
+    return parts
 
 
 def feddraw(
@@ -150,6 +131,6 @@ def feddraw(
     part: LayerPart = "both",
 ) -> Method:
     """Size first, then similarity of the classifier, equal weights at the end."""
-    return Method(
-        Local(), DualReputationAnnealing(eta, lam, beta_max, reading, layer, part), Server()
-    )
+    one_of("part", part, get_args(LayerPart))
+    annealing = Annealing(eta, lam, beta_max, reading)
+    return Method(Weighted(DualReputationAnnealing(annealing, layer, part)))

@@ -9,50 +9,54 @@ the weights with size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weights, not_secure
-from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading, weights_and_parts
-from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.core import Cohort, Layout, Method, State, Weighted, Weighting, Weights
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, Annealing, Reading, weights_and_parts
+from feddraw.methods.feddraw import NEEDS, similarity_to_sent
 
 
-def similarity_steadiness(before: list[float], now: list[float]) -> float:
-    """Their correlation, zero if negative; one where all clients are alike, as nothing is then to
-    be chosen.
-    """
-    first, second = (
-        np.asarray(values) - np.mean(values) if values else np.zeros(0) for values in (before, now)
-    )
+def steadiness(before: list[float], now: list[float]) -> float:
+    """Their correlation, zero if negative; one where all clients are alike."""
+    if not before:
+        return 1.0
+    first = np.asarray(before) - np.mean(before)
+    second = np.asarray(now) - np.mean(now)
     length = math.sqrt((first @ first) * (second @ second))
     return float(np.clip(first @ second / length, 0, 1)) if length > 1e-15 else 1.0
 
 
 @dataclass(frozen=True)
-class AdaptiveAnnealing(DualReputationAnnealing):
-    streams = False
-    secure = not_secure("how far size is trusted follows from every client's similarity")
+class AdaptiveAnnealing(Weighting):
+    annealing: Annealing = field(default_factory=Annealing)
+
+    needs = NEEDS
+
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
 
     def init(self) -> State:
-        return {"similarity": {}, "decay": -math.log(self.schedule(0, 1)[0])}
+        first_gamma, _ = self.annealing.at(0, 1)
+        return {"similarity": {}, "decay": -math.log(first_gamma)}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        similarity = self.similarity(cohort)
+        views = cohort.views()
+        similarity = np.array([similarity_to_sent(view, "classifier", "both") for view in views])
         now = dict(zip(map(str, cohort.clients), similarity.tolist(), strict=True))
-        both = [client for client in now if client in state["similarity"]]
-        rho = similarity_steadiness([state["similarity"][c] for c in both], [now[c] for c in both])
-        decay = state["decay"] + (self.eta * rho if cohort.round else 0.0)
-        _, beta = self.schedule(cohort.round, cohort.rounds)
-        found = weights_and_parts(cohort.sizes, similarity, math.exp(-decay), beta)
-        return Weights(found.weight, found.parts), {
-            "similarity": state["similarity"] | now,
-            "decay": decay,
-        }
+        last = state["similarity"]
+        in_both = [client for client in now if client in last]
+        rho = steadiness([last[client] for client in in_both], [now[client] for client in in_both])
+        decay = state["decay"] + (self.annealing.eta * rho if cohort.round else 0.0)
+        _, beta = self.annealing.at(cohort.round, cohort.rounds)
+        result = weights_and_parts(cohort.sizes, similarity, math.exp(-decay), beta)
+        next_state = {"similarity": last | now, "decay": decay}
+        return Weights(result.weight, result.parts), next_state
 
 
 def feddraw_adaptive(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW that trusts similarity as far as it is steady."""
-    return Method(Local(), AdaptiveAnnealing(eta, lam, beta_max, reading), Server())
+    return Method(Weighted(AdaptiveAnnealing(Annealing(eta, lam, beta_max, reading))))

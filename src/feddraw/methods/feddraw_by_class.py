@@ -8,68 +8,63 @@ all have the same cosine and have grown by the same factor, and it is uniform at
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, class_row_name
-from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading, cosine, weights_and_parts
-from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.core import (
+    ClientView,
+    Column,
+    Facts,
+    Layout,
+    Method,
+    Parts,
+    Score,
+    ScoredByOutput,
+    Weighted,
+)
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, Annealing, Reading
+from feddraw.methods.feddraw import (
+    NEEDS,
+    masked_cosine,
+    parts_of_weights,
+    score_of,
+    score_range_of,
+    similarity_to_sent,
+)
 
 
 @dataclass(frozen=True)
-class AnnealingByClass(DualReputationAnnealing):
-    streams = False
-    by_output = True
+class AnnealingByClass(ScoredByOutput):
+    annealing: Annealing = field(default_factory=Annealing)
 
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        whole, state = super().weigh(cohort, state)
-        pieces = [self.class_piece(cohort, output) for output in range(cohort.model.layout.outputs)]
-        return Weights(whole.values, whole.parts, pieces), state
+    needs = NEEDS
 
-    def own_rows(self, cohort: Cohort, facts: Facts, place: int) -> dict[int, float]:
-        found = {}
-        for output in range(cohort.model.layout.outputs):
-            among, mine = facts.labelling(output, place)
-            found[output] = 0.0
-            if mine is not None:
-                similarity = float(self.class_piece(cohort, output).parts["similarity"][0])
-                score, _ = self.scored(
-                    float(among.priors[mine]), similarity, facts.round, facts.rounds
-                )
-                found[output] = math.exp(score - self.scores(among)[1])
-        return found
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
 
-    def class_piece(self, cohort: Cohort, output: int) -> Piece:
-        spans = cohort.model.layout.rows_of(output)
-        rows = np.concatenate([cohort.params[:, span] for span in spans], axis=1)
-        sent = np.concatenate([cohort.model.params[span] for span in spans])
-        labelling = (
-            np.ones(len(rows), bool) if cohort.labelled is None else cohort.labelled[:, output]
-        )
-        weight, similarity, reputation = (
-            np.zeros(len(rows)),
-            np.full(len(rows), np.nan),
-            np.full(len(rows), np.nan),
-        )
-        if labelling.any():
-            gamma_and_beta = self.schedule(cohort.round, cohort.rounds)
-            parts = weights_and_parts(
-                cohort.sizes[labelling], cosine(rows[labelling], sent), *gamma_and_beta
-            )
-            weight[labelling], similarity[labelling] = parts.weight, parts.similarity
-            reputation[labelling] = parts.reputation
-        return Piece(
-            class_row_name(output),
-            spans,
-            weight,
-            {"similarity": similarity, "reputation": reputation},
-        )
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        similarity = similarity_to_sent(client, "classifier", "both")
+        return score_of(similarity, self.annealing, facts, place)
+
+    def score_output(self, client: ClientView, output: int, facts: Facts, place: int) -> Score:
+        spans = client.sent.layout.rows_of(output)
+        row = np.concatenate([client.update.model.params[span] for span in spans])
+        sent = np.concatenate([client.sent.params[span] for span in spans])
+        similarity = masked_cosine(row, sent, None)
+        score, parts = score_of(similarity, self.annealing, facts, place)
+        return score, {"similarity": similarity, "reputation": parts["reputation"]}
+
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        return score_range_of(self.annealing, facts, place)
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
 
 
 def feddraw_by_class(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW with weights of its own for each class of the classifier."""
-    return Method(Local(), AnnealingByClass(eta, lam, beta_max, reading), Server())
+    return Method(Weighted(AnnealingByClass(Annealing(eta, lam, beta_max, reading))))

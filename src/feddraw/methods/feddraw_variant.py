@@ -10,29 +10,47 @@ distances from their mean in standard deviations.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import (
-    TWO_SUMS,
+    AfterFirstSum,
+    ClientView,
     Cohort,
     Column,
     Facts,
-    Local,
+    Layout,
     Method,
+    Needs,
     Parts,
-    Server,
+    Score,
+    SelfScored,
     State,
-    not_secure,
+    Weighted,
+    Weighting,
+    Weights,
 )
-from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading
+from feddraw.core.schedules import (
+    BETA_MAX,
+    ETA,
+    LAM,
+    ROUNDS,
+    Annealing,
+    Reading,
+    weights_and_parts,
+)
 from feddraw.errors import one_of
-from feddraw.methods.feddraw import DualReputationAnnealing, cosine_of_learnt
+from feddraw.methods.feddraw import (
+    NEEDS,
+    masked_cosine,
+    parts_of_weights,
+    score_of,
+    score_range_of,
+    similarity_to_sent,
+)
 
 Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
@@ -41,102 +59,125 @@ Signal = Literal["model", "move", "per_step", "constant", "shuffled", "standardi
 
 
 @dataclass(frozen=True)
-class AnnealingVariant(DualReputationAnnealing):
+class ChangedAnnealing(Annealing):
+    """FedDRAW's schedules with a part fixed, or run over the share of rounds done."""
+
     inner: Inner = "annealed"
     outer: Outer = "annealed"
     clock: Clock = "rounds"
-    signal: Signal = "model"
 
-    needs = "sizes, classifier"
-    streams = False
-
-    def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
+    def at(self, round: float, rounds: int) -> tuple[float, float | None]:
         if self.clock == "fraction":
-            # the share of training done, as a round of the paper's T, which its settings refer to
-            round, rounds = (ROUNDS - 1) * round / max(1, rounds - 1), ROUNDS
-        gamma, beta = super().schedule(round, rounds)
+            # The share of training done, as a round of the paper's T, which its settings refer to.
+            round = (ROUNDS - 1) * round / max(1, rounds - 1)
+            rounds = ROUNDS
+        gamma, beta = super().at(round, rounds)
         fixed = {"annealed": gamma, "size": 1.0, "similarity": 0.0, "half": 0.5}
-        return fixed[
-            self.inner
-        ], beta if beta is None or self.outer == "annealed" else self.beta_max
-
-    def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
-        if self.signal == "constant":
-            return np.ones(len(cohort.updates))
-        if self.signal in ("model", "shuffled", "standardised"):
-            return self._rearranged(super().similarity(cohort), cohort.round)
-        if self.signal == "per_step":
-            return self._paced_similarity(cohort, cohort.steps.mean())
-        layer = cohort.model.layout.find(self.layer, self.part)
-        moves = cohort.piece(self.layer, self.part).astype(np.float64) - cohort.model.params[layer]
-        learnt = cohort.learnt(layer)
-        together = moves.mean(axis=0) if learnt is None else _mean_of_learnt_moves(moves, learnt)
-        return cosine_of_learnt(cohort, layer, moves, together)
-
-    def _paced_similarity(self, cohort: Cohort, mean_steps: float) -> NDArray[np.float64]:
-        """With every move as long as after the mean number of steps."""
-        layer = cohort.model.layout.find(self.layer, self.part)
-        sent = cohort.model.params[layer]
-        moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
-        return cosine_of_learnt(
-            cohort, layer, sent + (mean_steps / cohort.steps)[:, None] * moves, sent
-        )
-
-    def _rearranged(self, similarity: NDArray[np.float64], round: int) -> NDArray[np.float64]:
-        if self.signal == "shuffled":
-            return np.random.default_rng([round, len(similarity)]).permutation(similarity)
-        if self.signal == "standardised":
-            spread = similarity.std()
-            return (
-                (similarity - similarity.mean()) / spread
-                if spread > 1e-12
-                else np.zeros_like(similarity)
-            )
-        return similarity
+        if beta is not None and self.outer == "constant":
+            beta = self.beta_max
+        return fixed[self.inner], beta
 
 
 @dataclass(frozen=True)
-class RearrangedVariant(AnnealingVariant):
-    """The controls that put clients' similarities beside one another."""
+class OwnSignal(SelfScored):
+    """The signals that a client knows itself: its model's similarity, or the same for all."""
 
-    secure = not_secure("a client's score follows from the other clients' similarities")
+    annealing: ChangedAnnealing = field(default_factory=ChangedAnnealing)
+    constant: bool = False
+
+    needs = NEEDS
+
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
+
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        similarity = 1.0 if self.constant else similarity_to_sent(client, "classifier", "both")
+        return score_of(similarity, self.annealing, facts, place)
+
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        return score_range_of(self.annealing, facts, place)
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
 
 
 @dataclass(frozen=True)
-class MeanMoveVariant(AnnealingVariant):
-    """The signal that compares a client's move with the mean one."""
+class PacedSignal(AfterFirstSum):
+    """The signal `per_step`: every move is as long as after the mean number of steps."""
 
-    secure = not_secure(
-        "a sum of moves beside the weighted one can leave a single client's as their difference"
-    )
+    annealing: ChangedAnnealing = field(default_factory=ChangedAnnealing)
 
+    needs = Needs(sizes=True, layers="classifier", steps=True, cost=NEEDS.cost)
 
-@dataclass(frozen=True)
-class PacedVariant(AnnealingVariant):
-    """The signal that needs the mean number of steps."""
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
 
-    needs = "sizes, classifier, steps"
-    secure = TWO_SUMS
+    def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
+        return np.array([float(client.update.steps)])
 
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
-        return cohort.steps
-
-    def inform(
+    def conclude(
         self, total: Column, facts: Facts, places: Sequence[int], state: State
     ) -> tuple[Column, Parts, State]:
-        return total / len(places), {}, state
+        mean_steps = total / len(places)
+        return mean_steps, {}, state
 
-    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        similarity = float(self._paced_similarity(cohort, facts.told[0])[0])
-        score, _ = self.scored(float(facts.priors[place]), similarity, facts.round, facts.rounds)
-        return math.exp(score - self.scores(facts)[1])
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        where = client.sent.layout.find("classifier")
+        sent = client.sent.params[where]
+        move = client.update.model.params[where].astype(np.float64) - sent
+        pace = float(facts.told[0]) / client.update.steps
+        similarity = masked_cosine(sent + pace * move, sent, client.learnt(where))
+        return score_of(similarity, self.annealing, facts, place)
+
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        return score_range_of(self.annealing, facts, place)
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
 
 
-def _mean_of_learnt_moves(
-    moves: NDArray[np.float64], learnt: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """The mean move of each parameter, over the clients that have learnt it."""
-    return np.asarray(np.where(learnt, moves, 0).sum(axis=0) / np.maximum(learnt.sum(axis=0), 1))
+@dataclass(frozen=True)
+class ComparedSignal(Weighting):
+    """The signals that put clients beside one another: the mean move, and two controls."""
+
+    annealing: ChangedAnnealing = field(default_factory=ChangedAnnealing)
+    signal: Signal = "move"
+
+    needs = NEEDS
+
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        gamma, beta = self.annealing.at(cohort.round, cohort.rounds)
+        result = weights_and_parts(cohort.sizes, self._similarity(cohort), gamma, beta)
+        return Weights(result.weight, result.parts), state
+
+    def _similarity(self, cohort: Cohort) -> Column:
+        if self.signal == "move":
+            return _similarity_to_mean_move(cohort)
+        views = cohort.views()
+        similarity = np.array([similarity_to_sent(view, "classifier", "both") for view in views])
+        if self.signal == "shuffled":
+            rng = np.random.default_rng([cohort.round, len(similarity)])
+            return rng.permutation(similarity)
+        spread = similarity.std()
+        if spread <= 1e-12:
+            return np.zeros_like(similarity)
+        return np.asarray((similarity - similarity.mean()) / spread)
+
+
+def _similarity_to_mean_move(cohort: Cohort) -> Column:
+    """Each client's move of the classifier beside the mean one, over those who have learnt it."""
+    where = cohort.sent.layout.find("classifier")
+    moves = cohort.layer("classifier").astype(np.float64) - cohort.sent.params[where]
+    learnt = cohort.learnt(where)
+    if learnt is None:
+        mean_move = moves.mean(axis=0)
+        return np.array([masked_cosine(move, mean_move, None) for move in moves])
+    mean_move = np.where(learnt, moves, 0).sum(axis=0) / np.maximum(learnt.sum(axis=0), 1)
+    pairs = zip(moves, learnt, strict=True)
+    return np.array([masked_cosine(move, mean_move, mask) for move, mask in pairs])
 
 
 def feddraw_variant(
@@ -150,11 +191,13 @@ def feddraw_variant(
     reading: Reading = "reported",
 ) -> Method:
     """FedDRAW with a part changed: ablations and repairs."""
-    parts: dict[str, Any] = {"inner": inner, "outer": outer, "clock": clock, "signal": signal}
-    for (name, value), kind in zip(parts.items(), (Inner, Outer, Clock, Signal), strict=True):
-        one_of(name, value, get_args(kind))
-    rearranged = dict.fromkeys(("shuffled", "standardised"), RearrangedVariant)
-    rules = {"move": MeanMoveVariant, "per_step": PacedVariant, **rearranged}
-    return Method(
-        Local(), rules.get(signal, AnnealingVariant)(eta, lam, beta_max, reading, **parts), Server()
-    )
+    one_of("inner", inner, get_args(Inner))
+    one_of("outer", outer, get_args(Outer))
+    one_of("clock", clock, get_args(Clock))
+    one_of("signal", signal, get_args(Signal))
+    annealing = ChangedAnnealing(eta, lam, beta_max, reading, inner, outer, clock)
+    if signal in ("model", "constant"):
+        return Method(Weighted(OwnSignal(annealing, constant=signal == "constant")))
+    if signal == "per_step":
+        return Method(Weighted(PacedSignal(annealing)))
+    return Method(Weighted(ComparedSignal(annealing, signal)))

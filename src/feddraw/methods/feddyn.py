@@ -20,26 +20,26 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import (
-    ONE_SUM,
     Client,
-    Cohort,
+    Column,
     Correction,
+    Equal,
     Job,
     Local,
     Memory,
     Method,
-    Server,
+    Model,
+    StandingMean,
     State,
+    Sums,
     Update,
-    Weights,
+    Vector,
+    Weighted,
     standing_shares,
 )
-from feddraw.core.model import Model, Vector
 from feddraw.errors import one_of, positive
-from feddraw.methods.uniform import Uniform
 
 Shown = Literal["sent", "mean"]
 
@@ -49,7 +49,6 @@ class DynamicallyRegularized(Local):
     alpha: float = 0.01
 
     keeps = {"gradient": "params"}
-    secure = ONE_SUM
     held = "gradient"
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
@@ -64,43 +63,36 @@ class DynamicallyRegularized(Local):
 
 
 @dataclass(frozen=True)
-class FedDynServer(Server):
+class FedDynServer(StandingMean):
     alpha: float = 0.01
     show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
 
-    streams = False
-    secure = ONE_SUM
-    all_rows = True
+    averages = "moves"
 
     def init(self, model: Model) -> State:
         return {"h": np.zeros_like(model.params)} | standing_shares.initial_shares()
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
-        """For those present standing for as much as the others do; the shares themselves are in the
-        state.
-        """
-        return weights.values * (1 + len(cohort.updates) / cohort.population)
+    def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
+        def change(by: Column, span: slice) -> Vector:
+            return -self.alpha * sums.moved_by(by, span)
 
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        def changes(by: NDArray[np.float64], span: slice) -> Vector:
-            return -self.alpha * cohort.moved(by, span)
+        h, standing = standing_shares.update_standing_mean(state["h"], state, sums, change)
+        return sums.average() - h / self.alpha, {"h": h} | standing
 
-        h, standing = standing_shares.update_standing_mean(
-            state["h"], state, cohort, weights, changes
-        )
-        return cohort.combine(weights.values, weights.segments) - h / self.alpha, {
-            "h": h
-        } | standing
+    def coefficients_in_ledger(self, sums: Sums) -> Column:
+        """With what a move adds to h, if those present stand for as much as the others do."""
+        present = len(sums.cohort.updates) / sums.cohort.population
+        return sums.coefficients * (1 + present)
 
     def shown(self, model: Model, state: State) -> Model:
-        return (
-            replace(model, params=model.params + state["h"] / self.alpha)
-            if self.show == "mean"
-            else model
-        )
+        if self.show == "mean":
+            return replace(model, params=model.params + state["h"] / self.alpha)
+        return model
 
 
 def feddyn(alpha: float = 0.01, show: Shown = "sent") -> Method:
     """A linear and a quadratic term at the client, their mirror image at the server."""
-    server = FedDynServer(positive("alpha", alpha), one_of("show", show, ("sent", "mean")))
-    return Method(DynamicallyRegularized(alpha), Uniform(), server)
+    positive("alpha", alpha)
+    one_of("show", show, ("sent", "mean"))
+    server = FedDynServer(alpha, show)
+    return Method(Weighted(Equal(), server), DynamicallyRegularized(alpha))

@@ -12,87 +12,105 @@ model that shrinks no longer fits its statistics; `shrink = false` keeps g at 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from feddraw.core import (
     Cohort,
-    Local,
+    Joint,
+    JointResult,
     Method,
+    Needs,
     Piece,
-    Server,
     State,
+    Weighted,
     Weighting,
     Weights,
-    not_secure,
     weighted_sum,
 )
 from feddraw.core.schedules import Floats, size_prior, softmax
 from feddraw.errors import not_negative, positive
-from feddraw.methods.ldawa import LdawaServer
+from feddraw.methods.ldawa import scaled_models
+
+COST = "O(K d) and a training step, each of some hundred times"
 
 
-class AdamOfWeights:
-    """One vector's worth of it, with the authors' betas."""
+class Adam:
+    """Adam for one vector, with the authors' betas."""
 
     def __init__(self, lr: float, length: int) -> None:
-        self.lr, self.steps = lr, 0
-        self.mean, self.square = np.zeros(length), np.zeros(length)
+        self.lr = lr
+        self.steps = 0
+        self.mean = np.zeros(length)
+        self.square = np.zeros(length)
 
     def step(self, gradient: Floats) -> Floats:
+        """What to add to the vector."""
         self.steps += 1
         self.mean = 0.5 * self.mean + 0.5 * gradient
         self.square = 0.999 * self.square + 0.001 * gradient**2
-        mean, square = self.mean / (1 - 0.5**self.steps), self.square / (1 - 0.999**self.steps)
+        mean = self.mean / (1 - 0.5**self.steps)
+        square = self.square / (1 - 0.999**self.steps)
         return np.asarray(-self.lr * mean / (np.sqrt(square) + 1e-8))
 
 
+def learnt_on_server_images(
+    cohort: Cohort, epochs: int, lr: float, *, shrink: bool
+) -> tuple[Floats, float]:
+    """The clients' weights, and the factor exp(g) of the model; 1 without shrinking."""
+    assert cohort.proxy is not None
+    logits_and_g = np.append(np.log(size_prior(cohort.sizes)), 0.0)
+    adam = Adam(lr, len(logits_and_g))
+    for epoch in range(epochs):
+        for gradient_at in cohort.proxy.gradients(cohort.round * epochs + epoch):
+            values = softmax(logits_and_g[:-1], 1.0)
+            scale = np.exp(logits_and_g[-1])
+            gradient = gradient_at(weighted_sum(scale * values, cohort.params))
+            # How the loss changes with each client's share.
+            along = scale * (cohort.params @ gradient).astype(np.float64)
+            mean = values @ along
+            slope = np.append(values * (along - mean), mean if shrink else 0.0)
+            logits_and_g += adam.step(slope)
+    return softmax(logits_and_g[:-1], 1.0), float(np.exp(logits_and_g[-1]))
+
+
 @dataclass(frozen=True)
-class FedLawWeighting(Weighting):
+class LearntWeightsAndScale(Joint):
+    """With shrinking: the weights also scale the model, so no other server rule can take them."""
+
     epochs: int = 20
     lr: float = 0.01
-    shrink: bool = True
 
-    needs = "sizes, all parameters"
-    proxy = True
-    secure = not_secure("the server mixes single models to learn their weights")
-    sums_to_one = False
-    made_for: ClassVar[type[Server] | None] = LdawaServer
-    cost = "O(K d) and a training step, each of some hundred times"
+    needs = Needs(sizes=True, layers="all", server_images=True, cost=COST)
 
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        assert cohort.proxy is not None
-        prior = size_prior(cohort.sizes)
-        learnt = np.append(np.log(prior), 0.0)  # l, and g last
-        adam = AdamOfWeights(self.lr, len(learnt))
-        for epoch in range(self.epochs):
-            for gradient_at in cohort.proxy.gradients(cohort.round * self.epochs + epoch):
-                values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
-                gradient = gradient_at(weighted_sum(scale * values, cohort.params))
-                along = scale * (cohort.params @ gradient).astype(
-                    np.float64
-                )  # the loss's change with each share
-                mean = values @ along
-                learnt += adam.step(
-                    np.append(values * (along - mean), mean if self.shrink else 0.0)
-                )
-        values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
-        everywhere = Piece("all parameters", [slice(0, len(cohort.model.params))], scale * values)
-        return Weights(values, {"prior": prior}, [everywhere]), state
+    def weigh(self, cohort: Cohort) -> Weights:
+        values, scale = learnt_on_server_images(cohort, self.epochs, self.lr, shrink=True)
+        whole_model = [slice(0, len(cohort.sent.params))]
+        scaled = Piece("all parameters", whole_model, scale * values)
+        return Weights(values, {"prior": size_prior(cohort.sizes)}, [scaled])
+
+    def combine(self, cohort: Cohort, weights: Weights) -> JointResult:
+        return scaled_models(cohort, weights)
 
 
 @dataclass(frozen=True)
-class FedLawWithoutShrinking(FedLawWeighting):
-    """Without the shrinking: weights that sum to one, which any server rule can take."""
+class LearntWeights(Weighting):
+    """Without shrinking: weights that sum to one, which any server rule can take."""
 
-    sums_to_one = True
-    made_for = None
+    epochs: int = 20
+    lr: float = 0.01
+
+    needs = Needs(sizes=True, layers="all", server_images=True, cost=COST)
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        values, _ = learnt_on_server_images(cohort, self.epochs, self.lr, shrink=False)
+        return Weights(values, {"prior": size_prior(cohort.sizes)}), state
 
 
 def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
     """Weights and a shrinking factor learnt on images at the server."""
-    rule = FedLawWeighting if shrink else FedLawWithoutShrinking
-    return Method(
-        Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), LdawaServer()
-    )
+    not_negative("epochs", epochs)
+    positive("lr", lr)
+    if shrink:
+        return Method(LearntWeightsAndScale(epochs, lr))
+    return Method(Weighted(LearntWeights(epochs, lr)))

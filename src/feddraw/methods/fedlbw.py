@@ -11,25 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import (
-    Cohort,
-    Local,
-    Method,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    normalize,
-    not_secure,
-)
+from feddraw.core import Cohort, Method, Needs, State, Weighted, Weighting, Weights, normalize
 
 
 @dataclass(frozen=True)
 class FedLbwWeighting(Weighting):
-    needs = "models"
-    proxy = True
-    secure = not_secure("the server tests every client's model")
-    cost = "a pass over the server's images for each client"
+    needs = Needs(
+        layers="all", server_images=True, cost="a pass over the server's images for each client"
+    )
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         assert cohort.proxy is not None
@@ -39,4 +28,4 @@ class FedLbwWeighting(Weighting):
 
 def fedlbw() -> Method:
     """Weights are inverse losses on images at the server."""
-    return Method(Local(), FedLbwWeighting(), Server())
+    return Method(Weighted(FedLbwWeighting()))

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
+from feddraw.core import (
+    Cohort,
+    Column,
+    Method,
+    Needs,
+    Server,
+    State,
+    Sums,
+    Vector,
+    Weighted,
+    Weighting,
+    Weights,
+    gram,
+)
 from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import not_negative, positive
 
@@ -33,37 +46,49 @@ def shortest_combination(products: Floats, prior: Floats, epsilon: float) -> Flo
 
 
 @dataclass(frozen=True)
-class FedMgdaServer(Server):
-    lr: float = 1.0
+class CommonDirection(Weighting):
+    """The weights of the shortest combination, for moves of equal length."""
 
-    streams = False
-    proportional = False
-    secure = not_secure("moves of equal length need every client's parameters")
-    limitable = True  # coefficients are divided by lengths that the server measures itself
-
-    def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
-        lengths = cohort.distances
-        scaled = (self.lr or lengths.mean()) * weights.values
-        return np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 0)
-
-
-@dataclass(frozen=True)
-class FedMgdaWeighting(Weighting):
     epsilon: float = 0.1
 
-    needs = "sizes, all parameters"
-    cost = "O(K² d)"
-    secure = not_secure("scalar products of moves need every client's parameters")
-    made_for = FedMgdaServer
+    needs = Needs(sizes=True, layers="all", cost="O(K² d)")
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)
+        prior = size_prior(cohort.sizes)
+        products = gram(cohort.params, cohort.sent.params)
         lengths = np.sqrt(np.maximum(np.diag(products), 1e-24))
         values = shortest_combination(products / np.outer(lengths, lengths), prior, self.epsilon)
         return Weights(values, {"prior": prior}), state
 
 
+@dataclass(frozen=True)
+class EqualLengths(Server):
+    """Every move is brought to one length, which the server measures itself.
+
+    So limits on the weights still limit what each client adds, and a policy may be set.
+    """
+
+    lr: float = 0.0  # 0: the mean length of the round's moves
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(layers="all")
+
+    def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
+        weights = sums.weights
+        coefficients, segments = weights.times(lambda values: self._by_length(sums, values))
+        return sums.cohort.averaged(coefficients, segments), state
+
+    def coefficients_in_ledger(self, sums: Sums) -> Column:
+        return self._by_length(sums, sums.weights.values)
+
+    def _by_length(self, sums: Sums, values: Column) -> Column:
+        lengths = sums.cohort.distances
+        scaled = (self.lr or lengths.mean()) * values
+        return np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 0)
+
+
 def fedmgda(epsilon: float = 0.1, server_lr: float = 0.0) -> Method:
     """The common direction of moves of equal length."""
-    rule = FedMgdaWeighting(positive("epsilon", epsilon))
-    return Method(Local(), rule, FedMgdaServer(not_negative("server_lr", server_lr)))
+    weighting = CommonDirection(positive("epsilon", epsilon))
+    return Method(Weighted(weighting, EqualLengths(not_negative("server_lr", server_lr))))

@@ -15,22 +15,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import (
-    ONE_SUM,
+    MOST_STEPS,
+    BySize,
     Client,
-    Cohort,
-    Column,
+    ClientView,
+    Extra,
+    Factored,
     Job,
     Memory,
     Method,
-    Server,
     Solver,
     Update,
     Vector,
-    Weights,
+    Weighted,
 )
 from feddraw.errors import UserError, not_negative
-from feddraw.methods.fedavg import BySize
 from feddraw.methods.fedprox import Proximal
+
+# One step has the progress 1; a proximal term of nearly 2 / lr leaves half of it after two steps.
+PROGRESS = Extra("progress", "number", 0.5, 100.0 * MOST_STEPS)
 
 
 def accumulation(steps: int, momentum: float = 0.0, decay: float = 0.0) -> float:
@@ -46,7 +49,9 @@ class FedNovaClient(Proximal):
 
     mu: float = 0.0
 
-    sends = {"progress": "number"}
+    @property
+    def sends(self) -> tuple[Extra, ...]:
+        return (PROGRESS,)
 
     def check(self, solver: Solver) -> None:
         if solver.optimizer == "sgd" and solver.momentum and self.mu:
@@ -59,25 +64,26 @@ class FedNovaClient(Proximal):
         self, job: Job, update: Update, memory: Memory, client: Client
     ) -> tuple[dict[str, Vector], Memory]:
         solver = client.solver
-        of_sgd = (solver.momentum, solver.lr * self.mu) if solver.optimizer == "sgd" else (0.0, 0.0)
-        return {"progress": np.array([accumulation(update.steps, *of_sgd)], np.float32)}, {}
+        if solver.optimizer == "sgd":
+            progress = accumulation(update.steps, solver.momentum, solver.lr * self.mu)
+        else:
+            progress = accumulation(update.steps)
+        return {"progress": np.array([progress], np.float32)}, {}
 
 
 @dataclass(frozen=True)
-class FedNovaServer(Server):
-    streams = False
-    proportional = False
-    secure = ONE_SUM
-    announced = ("progress",)  # follows from the steps, which are known
+class FedNovaServer(Factored):
+    def factor(self, client: ClientView) -> float:
+        return 1 / client.number("progress")
 
-    def factors(self, cohort: Cohort) -> Column:
-        return np.asarray(1 / cohort.number("progress"))
+    def term(self, client: ClientView) -> float:
+        return client.number("progress")
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
-        progress = cohort.number("progress")
-        return np.asarray((weights.values @ progress) * weights.values / progress)
+    def scale_by(self, mean_term: float) -> float:
+        return mean_term
 
 
 def fednova(mu: float = 0.0) -> Method:
     """The average of moves per step, made as long as the mean move."""
-    return Method(FedNovaClient(not_negative("mu", mu)), BySize(), FedNovaServer())
+    local = FedNovaClient(not_negative("mu", mu))
+    return Method(Weighted(BySize(), FedNovaServer()), local)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddraw.core import ONE_SUM, Client, Correction, Job, Local, Memory, Method, Server
+from feddraw.core import BySize, Client, Correction, Job, Local, Memory, Method, Weighted
 from feddraw.errors import not_negative
-from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
 class Proximal(Local):
     mu: float = 0.01
-
-    secure = ONE_SUM
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
         return Correction(pull=self.mu)
@@ -26,4 +23,4 @@ class Proximal(Local):
 
 def fedprox(mu: float = 0.01) -> Method:
     """FedAvg with a pull towards the received model."""
-    return Method(Proximal(not_negative("mu", mu)), BySize(), Server())
+    return Method(Weighted(BySize()), Proximal(not_negative("mu", mu)))

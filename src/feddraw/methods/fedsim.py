@@ -16,22 +16,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
+from feddraw.core import GRADIENT, Cohort, Method, Needs, State, Weighted, Weighting, Weights, gram
 from feddraw.errors import at_least
 
 
-def fedsim_coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
+def coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
     """Coordinates of points along the axes that hold this share of their variance, from their
     scalar products.
     """
     centre = np.eye(len(products)) - 1 / len(products)
     variance, axes = np.linalg.eigh(centre @ products @ centre)
-    variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
+    variance = np.maximum(variance[::-1], 0)
+    axes = axes[:, ::-1]
     kept = np.searchsorted(np.cumsum(variance), share * variance.sum()) + 1
     return np.asarray(axes[:, :kept] * np.sqrt(variance[:kept]))
 
 
-def fedsim_k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]:
+def k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]:
     """Each point's group; started from points far from one another."""
     chosen = [int(np.argmax(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
     while len(chosen) < groups:
@@ -39,7 +40,8 @@ def fedsim_k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]
     member = _distances_to_centres(points, points[chosen]).argmin(axis=1)
     for _ in range(100):
         centres = np.stack([points[member == group].mean(axis=0) for group in np.unique(member)])
-        before, member = member, _distances_to_centres(points, centres).argmin(axis=1)
+        before = member
+        member = _distances_to_centres(points, centres).argmin(axis=1)
         if np.array_equal(before, member):
             break
     return np.asarray(member)
@@ -55,18 +57,16 @@ def _distances_to_centres(
 class BySimilarGradient(Weighting):
     groups: int = 2
 
-    asks = ("gradient",)
-    cost = "O(K² d)"
-    secure = not_secure("groups need every client's gradient")
+    needs = Needs(sizes=True, asks=(GRADIENT,), cost="O(K² d)")
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         gradients = cohort.extra("gradient")
-        points = fedsim_coordinates(gram(gradients, np.zeros_like(gradients[0])))
-        member = fedsim_k_means(points, min(self.groups, len(points)))
+        points = coordinates(gram(gradients, np.zeros_like(gradients[0])))
+        member = k_means(points, min(self.groups, len(points)))
         together = np.bincount(member, cohort.sizes)[member]
         return Weights(cohort.sizes / together / len(np.unique(member))), state
 
 
 def fedsim(groups: int = 2) -> Method:
     """Groups of clients with similar gradients count the same."""
-    return Method(Local(), BySimilarGradient(at_least("groups", groups, 1)), Server())
+    return Method(Weighted(BySimilarGradient(at_least("groups", groups, 1))))

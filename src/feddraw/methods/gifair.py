@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure
+from feddraw.core import LOSS, Cohort, Method, Needs, State, Weighted, Weighting, Weights
 from feddraw.core.schedules import size_prior
 from feddraw.errors import below_one
 
@@ -22,18 +22,17 @@ from feddraw.errors import below_one
 class GifairWeighting(Weighting):
     strength: float = 0.5
 
-    asks = ("loss",)
-    secure = not_secure("ranks need every client's own loss")
+    needs = Needs(sizes=True, asks=(LOSS,))
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior, losses = size_prior(cohort.sizes), cohort.number("loss")
+        prior = size_prior(cohort.sizes)
+        losses = cohort.number("loss")
         rank = np.sign(losses[:, None] - losses).sum(axis=1)
         bound = prior.min() / max(1, len(prior) - 1)
-        return Weights(
-            prior + self.strength * bound * rank, {"prior": prior, "reputation": rank}
-        ), state
+        values = prior + self.strength * bound * rank
+        return Weights(values, {"prior": prior, "reputation": rank}), state
 
 
 def gifair(strength: float = 0.5) -> Method:
     """Size, corrected by the rank of the loss."""
-    return Method(Local(), GifairWeighting(below_one("strength", strength)), Server())
+    return Method(Weighted(GifairWeighting(below_one("strength", strength))))

@@ -10,21 +10,21 @@ distances are equal, and so are the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from feddraw.core import (
+    ACCURACY,
     Cohort,
     Column,
-    Local,
     Method,
-    Server,
+    Needs,
     State,
+    Weighted,
     Weighting,
     Weights,
     normalize,
-    not_secure,
 )
 from feddraw.errors import one_of
 
@@ -33,38 +33,32 @@ Times = Literal["nothing", "size", "intrac"]
 
 @dataclass(frozen=True)
 class IdaWeighting(Weighting):
-    needs = "all parameters"
-    cost = "O(K d)"
-    secure = not_secure("distances to the mean model need every client's parameters")
+    times: Times = "nothing"
 
-    def factor(self, cohort: Cohort) -> Column:
-        return np.ones(len(cohort.updates))
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            sizes=self.times == "size",
+            layers="all",
+            asks=(ACCURACY,) if self.times == "intrac" else (),
+            cost="O(K d)",
+        )
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         mean = cohort.params.mean(axis=0)
         distances = np.array(
             [np.abs(params - mean).sum(dtype=np.float64) for params in cohort.params]
         )
-        return normalize(self.factor(cohort) / (distances + 1e-5)), state
+        return normalize(self._factors(cohort) / (distances + 1e-5)), state
 
-
-@dataclass(frozen=True)
-class IdaBySize(IdaWeighting):
-    needs = "sizes, all parameters"
-
-    def factor(self, cohort: Cohort) -> Column:
-        return cohort.sizes
-
-
-@dataclass(frozen=True)
-class IdaIntrac(IdaWeighting):
-    asks = ("accuracy",)
-
-    def factor(self, cohort: Cohort) -> Column:
-        return 1 / np.maximum(1 / len(cohort.updates), cohort.number("accuracy"))
+    def _factors(self, cohort: Cohort) -> Column:
+        if self.times == "size":
+            return cohort.sizes
+        if self.times == "intrac":
+            return 1 / np.maximum(1 / len(cohort.updates), cohort.number("accuracy"))
+        return np.ones(len(cohort.updates))
 
 
 def ida(times: Times = "nothing") -> Method:
     """Weights fall with the distance to the mean model."""
-    rules = {"nothing": IdaWeighting, "size": IdaBySize, "intrac": IdaIntrac}
-    return Method(Local(), rules[one_of("times", times, tuple(rules))](), Server())
+    return Method(Weighted(IdaWeighting(one_of("times", times, get_args(Times)))))

@@ -16,65 +16,55 @@ import numpy as np
 from feddraw.core import (
     Cohort,
     Entry,
-    Local,
+    Joint,
+    JointResult,
     Method,
+    Needs,
     Piece,
-    Server,
-    State,
-    Vector,
-    Weighting,
     Weights,
-    not_secure,
+    mean_buffers,
+    segments_of_sum,
 )
 from feddraw.core.schedules import Floats, cosine
 
 
 @dataclass(frozen=True)
-class LdawaServer(Server):
-    """The clients' models times their coefficients: where these do not sum to one, the model
-    shrinks or grows.
+class LayerwiseScaling(Joint):
+    needs = Needs(layers="all", cost="O(K d)")
+
+    def weigh(self, cohort: Cohort) -> Weights:
+        clients = len(cohort.updates)
+        equal = np.full(clients, 1 / clients)
+        entries = [entry for entry in cohort.sent.layout.entries if entry.kind == "param"]
+        return Weights(equal, pieces=[_layer_piece(cohort, entry, equal) for entry in entries])
+
+    def combine(self, cohort: Cohort, weights: Weights) -> JointResult:
+        return scaled_models(cohort, weights)
+
+
+def scaled_models(cohort: Cohort, weights: Weights) -> JointResult:
+    """The sum of the clients' models, each times its weight, which need not sum to one.
+
+    Where the weights of a piece do not, the model shrinks or grows there.
     """
-
-    linear = False
-    streams = False
-    adds_to_average = False
-    secure = not_secure("coefficients that are no shares scale the model")
-
-    def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
-        """Averaged over the parameters, where pieces of the model have their own."""
-        length = len(cohort.model.params)
-        extra = sum(
-            (span.stop - span.start) * (values - weights.values)
-            for span, values in weights.segments
-        )
-        return np.asarray(weights.values + extra / length)
-
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        return cohort.sum(weights.values, weights.segments), state
+    sent = cohort.sent.params
+    total = cohort.averaged(weights.values, weights.segments)
+    for span, column in segments_of_sum(len(total), weights.values, weights.segments):
+        total[span] += (float(column.sum()) - 1.0) * sent[span]
+    difference = sum(
+        (span.stop - span.start) * (values - weights.values) for span, values in weights.segments
+    )
+    mean_coefficients = weights.values + difference / len(sent)
+    return JointResult(total, mean_buffers(cohort, weights), np.asarray(mean_coefficients))
 
 
-@dataclass(frozen=True)
-class LdawaWeighting(Weighting):
-    needs = "all parameters"
-    cost = "O(K d)"
-    secure = not_secure("a layer's cosine scales the model, it is no share of a sum")
-    sums_to_one = False
-    made_for = LdawaServer
-
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        entries = [entry for entry in cohort.model.layout.entries if entry.kind == "param"]
-        values = np.full(len(cohort.updates), 1 / len(cohort.updates))
-        return Weights(
-            values, pieces=[_layer_piece(cohort, entry, values) for entry in entries]
-        ), state
-
-
-def _layer_piece(cohort: Cohort, entry: Entry, mean: Floats) -> Piece:
-    rows, sent = cohort.params[:, entry.span], cohort.model.params[entry.span]
+def _layer_piece(cohort: Cohort, entry: Entry, equal: Floats) -> Piece:
+    rows = cohort.params[:, entry.span]
+    sent = cohort.sent.params[entry.span]
     similarity = np.where(rows.any(axis=1) & sent.any(), cosine(rows, sent), 1.0)
-    return Piece(entry.name, [entry.span], mean * similarity, {"similarity": similarity})
+    return Piece(entry.name, [entry.span], equal * similarity, {"similarity": similarity})
 
 
 def ldawa() -> Method:
     """Each layer counts by its cosine to the one that was sent."""
-    return Method(Local(), LdawaWeighting(), LdawaServer())
+    return Method(LayerwiseScaling())

@@ -6,11 +6,10 @@ It is the trimmed mean that leaves out all but the middle; sizes do not matter.
 
 from __future__ import annotations
 
-from feddraw.core import Local, Method
+from feddraw.core import Method
 from feddraw.methods.trimmed_mean import TrimmedMean
-from feddraw.methods.uniform import Uniform
 
 
 def median() -> Method:
     """The middle value in every coordinate."""
-    return Method(Local(), Uniform(), TrimmedMean(share=0.5))
+    return Method(TrimmedMean(share=0.5))

@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddraw.core import (
-    ONE_SUM,
+    BySize,
     Client,
     Correction,
     Job,
     Local,
     Memory,
     Method,
-    Server,
     Update,
     Vector,
+    Weighted,
 )
 from feddraw.errors import not_negative, positive
-from feddraw.methods.fedavg import BySize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +47,6 @@ class MoonClient(Local):
     temperature: float = 0.5
 
     keeps = {"last": "model"}
-    secure = ONE_SUM
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
         if "last" not in memory or not self.mu:
@@ -71,6 +69,5 @@ class MoonClient(Local):
 
 def moon(mu: float = 1.0, temperature: float = 0.5) -> Method:
     """FedAvg with a contrastive term on the features."""
-    return Method(
-        MoonClient(not_negative("mu", mu), positive("temperature", temperature)), BySize(), Server()
-    )
+    local = MoonClient(not_negative("mu", mu), positive("temperature", temperature))
+    return Method(Weighted(BySize()), local)

@@ -17,37 +17,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
-from feddraw import core
 from feddraw.core import (
-    TWO_SUMS,
+    CLASSIFIER_GRADIENT_MEAN,
+    GRADIENT_MEAN,
+    GRADIENT_SPREAD,
+    AfterFirstSum,
+    ClientView,
     Cohort,
+    Column,
+    Extra,
     Facts,
-    Local,
+    Layout,
     Measurement,
     Method,
+    Needs,
     Parts,
-    Server,
+    Score,
     State,
-    Weighting,
+    Vector,
+    Weighted,
     Weights,
+    gram,
 )
-from feddraw.core.model import Layout, Vector
 from feddraw.core.schedules import Floats, size_prior
-from feddraw.core.sums import gram
 from feddraw.errors import UserError, at_least, below_one, one_of
 
 Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
 LARGEST_RHO = 1e12  # rho that stands for infinity where it is sent as a number
-SMALLEST_VARIANCE = (
-    1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
-)
+# S² as a part of the gradients' mean square: below it rounding is all that is measured.
+SMALLEST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,8 @@ def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
     between = max(0.0, sums.squares - sums.gradient_square / sums.images)
     if not variance:  # all gradients are zero
         return EffectsEstimate(0.0, sums.clients - 1, 0.0, 0.0)
-    q, expected = (
-        between / variance,
-        sums.variances / variance - sums.weighted_variances / variance / sums.images,
-    )
+    q = between / variance
+    expected = sums.variances / variance - sums.weighted_variances / variance / sums.images
     return EffectsEstimate(
         q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images)
     )
@@ -149,14 +152,23 @@ def weights_by_rho(sizes: Floats, rho: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class RandomEffects(Weighting):
+class RandomEffects(AfterFirstSum):
     measurement: Measurement = field(default_factory=Measurement)
     smoothing: float = 0.0
-    rho: float = -1.0
+    rho: float = -1.0  # below zero: as measured
+    layer: Layer = "classifier"
 
-    asks: ClassVar[tuple[core.Asked, ...]] = ("classifier gradient mean", "gradient spread")
-    cost = "O(K² d) of one layer"
-    secure = TWO_SUMS
+    contributes = "gradients"
+
+    @property
+    def gradient(self) -> Extra:
+        """The mean gradient that clients send."""
+        return GRADIENT_MEAN if self.layer == "all" else CLASSIFIER_GRADIENT_MEAN
+
+    @property
+    def needs(self) -> Needs:
+        cost = "O(K d)" if self.layer == "all" else "O(K d) of one layer"
+        return Needs(sizes=True, asks=(self.gradient, GRADIENT_SPREAD), cost=cost)
 
     def check(self, layout: Layout) -> None:
         layout.find("classifier")
@@ -164,91 +176,86 @@ class RandomEffects(Weighting):
     def broadcast(self, state: State) -> dict[str, Vector]:
         return self.measurement.as_broadcast()
 
+    def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
+        """The client's terms of `EffectSums`, images as a share of the most that are measured."""
+        images, variance = client.update.extra["gradient spread"].astype(np.float64)
+        gradient = client.update.extra[self.gradient.name].astype(np.float64)
+        if not images:
+            return np.zeros(6 + len(gradient))
+        share = images / self._most_images
+        square = gradient @ gradient
+        numbers = (1.0, share, share**2, share * square, variance, share * variance)
+        return np.concatenate([numbers, share * gradient])
+
+    def conclude(
+        self, total: Column, facts: Facts, places: Sequence[int], state: State
+    ) -> tuple[Column, Parts, State]:
+        clients, images, images_squared, squares, variances, weighted_variances = total[:6]
+        gradient = total[6:]
+        most = self._most_images
+        sums = EffectSums(
+            clients=float(round(clients)),
+            images=most * images,
+            images_squared=most**2 * images_squared,
+            gradient_square=most**2 * float(gradient @ gradient),
+            squares=most * squares,
+            variances=float(variances),
+            weighted_variances=most * weighted_variances,
+        )
+        estimate = estimate_effects(sums)
+        parts: dict[str, Floats | float | None] = {}
+        if estimate is not None:
+            state = self._with_estimate(estimate, state)
+            parts = {"q": estimate.q, "q_expected": estimate.expected}
+        measured_rho = max(0.0, state.get("excess", 0.0))
+        parts["rho"] = measured_rho if state else None
+        rho = measured_rho if self.rho < 0 else self.rho
+        return np.array([min(rho, LARGEST_RHO)]), parts, state
+
+    def score(self, client: ClientView, facts: Facts, place: int) -> Score:
+        return self._log_weight(facts, place), {"prior": float(facts.priors[place])}
+
+    def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
+        log_weight = self._log_weight(facts, place)
+        return log_weight, log_weight
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return {"prior": facts.priors[list(places)]}
+
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        """With each client's distance from the others, which only a server that sees all knows."""
+        weights, state = super().weigh(cohort, state)
+        return replace(weights, parts={**weights.parts, **self._distances(cohort)}), state
+
+    def _log_weight(self, facts: Facts, place: int) -> float:
+        rho = float(facts.told[0])
+        size = float(facts.sizes[place])
+        return 0.0 if rho >= LARGEST_RHO else math.log(size / (1 + rho * size))
+
+    def _distances(self, cohort: Cohort) -> Parts:
+        """Images measured, the variance and the distance of each client that has measured."""
         images, variances = cohort.extra("gradient spread").astype(np.float64).T
         measured = images > 0
-        means = cohort.extra(self.asks[0])[measured]
+        parts: dict[str, Floats | float | None] = {"measured": images}
+        if measured.sum() < 2:
+            return parts
+        means = cohort.extra(self.gradient.name)[measured]
         products = gram(means, np.zeros(means.shape[1], np.float32))
-        about = images[measured], products, variances[measured]
-        found = estimate_effects(EffectSums.of(*about))
-        parts: dict[str, Floats | float | None] = {
-            "prior": size_prior(cohort.sizes),
-            "measured": images,
-        }
-        if found is not None:
-            parts |= {"q": found.q, "q_expected": found.expected}
-            for name, values in (
-                ("variance", about[2]),
-                ("distance", distances_by_variance(*about)),
-            ):
-                parts[name] = column = np.full(
-                    len(images), np.nan
-                )  # not a number for those that have not measured
-                column[measured] = values
-            state = self._with_estimate(found, state)
-        rho = max(0.0, state.get("excess", 0.0))
-        parts["rho"] = rho if state else None
-        values = weights_by_rho(cohort.sizes, rho if self.rho < 0 else self.rho)
-        return Weights(values, parts), state
+        variance = np.full(len(images), np.nan)
+        variance[measured] = variances[measured]
+        distance = np.full(len(images), np.nan)
+        distance[measured] = distances_by_variance(images[measured], products, variances[measured])
+        return parts | {"variance": variance, "distance": distance}
 
-    def _with_estimate(self, found: EffectsEstimate, state: State) -> State:
+    def _with_estimate(self, estimate: EffectsEstimate, state: State) -> State:
         """The state after one more estimate."""
-        return {
-            "excess": (
-                self.smoothing * state.get("excess", found.excess)
-                + (1 - self.smoothing) * found.excess
-            )
-        }
-
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
-        """A client's terms of `EffectSums`, its images as a part of the most that are measured."""
-        images, variance = cohort.extra("gradient spread")[0].astype(np.float64)
-        gradient = cohort.extra(self.asks[0])[0].astype(np.float64)
-        part = images / self._most_images
-        numbers = (1.0, part, part**2, part * (gradient @ gradient), variance, part * variance)
-        return (
-            np.concatenate([numbers, part * gradient])
-            if images
-            else np.zeros(len(numbers) + len(gradient))
-        )
-
-    def inform(
-        self, total: Floats, facts: Facts, places: Sequence[int], state: State
-    ) -> tuple[Floats, Parts, State]:
-        count, images, squared, squares, variances, weighted = total[:6]
-        gradient, most = total[6:], self._most_images
-        sums = (
-            most * images,
-            most**2 * squared,
-            most**2 * float(gradient @ gradient),
-            most * squares,
-        )
-        found = estimate_effects(EffectSums(float(round(count)), *sums, variances, most * weighted))
-        state = state if found is None else self._with_estimate(found, state)
-        rho = max(0.0, state.get("excess", 0.0))
-        parts: dict[str, Floats | float | None] = {"rho": rho if state else None}
-        parts |= {} if found is None else {"q": found.q, "q_expected": found.expected}
-        return np.array([rho if self.rho < 0 else min(self.rho, LARGEST_RHO)]), parts, state
+        before = state.get("excess", estimate.excess)
+        excess = self.smoothing * before + (1 - self.smoothing) * estimate.excess
+        return {"excess": float(excess)}
 
     @property
     def _most_images(self) -> float:
         return float(self.measurement.batches * self.measurement.batch_size)
-
-    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        return self.own_limits(facts, place)[0]
-
-    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        values = weights_by_rho(facts.sizes, float(facts.told[0]))
-        return float(values[place] / values.max()), float(values[place] / values.max())
-
-    def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
-        return {"prior": facts.priors[list(places)]}
-
-
-@dataclass(frozen=True)
-class RandomEffectsOfAllLayers(RandomEffects):
-    asks = ("gradient mean", "gradient spread")
-    cost = "O(K² d)"
 
 
 def random_effects(
@@ -261,22 +268,15 @@ def random_effects(
     rho: float = -1.0,  # below zero: as measured
 ) -> Method:
     """Between size and equal weights: the more the clients' gradients differ, the more equal."""
-    for name, value, least in (
-        ("batches", batches, 2),
-        ("batch_size", batch_size, 2),
-        ("every", every, 1),
-    ):
-        at_least(name, value, least)
+    at_least("batches", batches, 2)
+    at_least("batch_size", batch_size, 2)
+    at_least("every", every, 1)
+    one_of("layer", layer, ("classifier", "all"))
+    one_of("mode", mode, ("train", "eval"))
     if math.isnan(rho):
         raise UserError(
             "rho must be a number: below zero to measure it, 0 for FedAvg, inf for equal weights"
         )
-    measurement = Measurement(
-        batches, batch_size, every, one_of("mode", mode, ("train", "eval")) == "eval"
-    )
-    rule = (
-        RandomEffectsOfAllLayers
-        if one_of("layer", layer, ("classifier", "all")) == "all"
-        else RandomEffects
-    )
-    return Method(Local(), rule(measurement, below_one("smoothing", smoothing), rho), Server())
+    measurement = Measurement(batches, batch_size, every, evaluation=mode == "eval")
+    rule = RandomEffects(measurement, below_one("smoothing", smoothing), rho, layer)
+    return Method(Weighted(rule))

@@ -23,26 +23,29 @@ from typing import Literal
 
 import numpy as np
 
-from feddraw import core
 from feddraw.core import (
+    BySize,
     Client,
-    Cohort,
     Column,
     Correction,
+    Equal,
+    Extra,
+    Holds,
     Job,
     Local,
     Memory,
     Method,
-    Server,
+    Model,
+    Solver,
+    StandingMean,
     State,
+    Sums,
     Update,
-    Weights,
+    Vector,
+    Weighted,
     standing_shares,
 )
-from feddraw.core.model import Model, Vector
 from feddraw.errors import UserError, one_of, positive
-from feddraw.methods.fedavg import BySize
-from feddraw.methods.uniform import Uniform
 
 Option = Literal["I", "II"]
 Space = Literal["update", "gradient"]
@@ -55,18 +58,20 @@ class ScaffoldClient(Local):
     space: Space = "update"
 
     keeps = {"control": "params"}
-    secure = core.not_secure(
-        "a control from moves is the move by its steps, and its sum beside the weighted one can"
-        ' leave a single client\'s as their difference; option = "I" with space = "gradient" can'
-    )
     held = "control"
-    sends = {"control_change": "params"}
 
-    def check(self, solver: core.Solver) -> None:
-        if solver.optimizer == "adam" and (self.option, self.space) not in {
-            ("II", "update"),
-            ("I", "gradient"),
-        }:
+    @property
+    def sends(self) -> tuple[Extra, ...]:
+        """Under option II a control is the move by its steps; under option I it is a gradient."""
+        return (Extra("control_change", "params", holds=self._control_holds),)
+
+    @property
+    def _control_holds(self) -> Holds:
+        return "gradients" if self.option == "I" else "moves"
+
+    def check(self, solver: Solver) -> None:
+        fitting = {("II", "update"), ("I", "gradient")}
+        if solver.optimizer == "adam" and (self.option, self.space) not in fitting:
             raise UserError(
                 f"SCAFFOLD's option {self.option} does not fit {self.space} space under Adam, where"
                 " moves and gradients have different units: take option='II' with space='update',"
@@ -74,17 +79,15 @@ class ScaffoldClient(Local):
             )
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
-        correction = job.broadcast["control"] - _control_of_client(memory, job.model)
-        return (
-            Correction(shift=correction)
-            if self.space == "gradient"
-            else Correction(drift=correction)
-        )
+        correction = job.broadcast["control"] - _control_of(memory, job.model)
+        if self.space == "gradient":
+            return Correction(shift=correction)
+        return Correction(drift=correction)
 
     def end(
         self, job: Job, update: Update, memory: Memory, client: Client
     ) -> tuple[dict[str, Vector], Memory]:
-        before = _control_of_client(memory, job.model)
+        before = _control_of(memory, job.model)
         if self.option == "I":
             after = client.full_gradient()
         else:
@@ -93,25 +96,19 @@ class ScaffoldClient(Local):
         return {"control_change": after - before}, {"control": after}
 
 
-@dataclass(frozen=True)
-class ScaffoldClientByGradients(ScaffoldClient):
-    """Option I: a control says nothing of the move."""
-
-    option: Option = "I"
-
-    secure = core.ONE_SUM  # the change of its control is masked as its move is
-
-
-def _control_of_client(memory: Memory, model: Model) -> Vector:
+def _control_of(memory: Memory, model: Model) -> Vector:
     return memory["control"] if "control" in memory else np.zeros_like(model.params)
 
 
 @dataclass(frozen=True)
-class ScaffoldServer(Server):
+class ScaffoldServer(StandingMean):
     lr: float = 1.0
 
-    secure = core.ONE_SUM
-    streams = False
+    averages = "control_change"
+
+    @property
+    def scale(self) -> float:
+        return self.lr
 
     def init(self, model: Model) -> State:
         return {"control": np.zeros_like(model.params)} | standing_shares.initial_shares()
@@ -119,14 +116,14 @@ class ScaffoldServer(Server):
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {"control": state["control"]}
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
-        return self.lr * weights.values
+    def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
+        def change(by: Column, span: slice) -> Vector:
+            return sums.extra_by("control_change", by, span)
 
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        params, _ = super().step(cohort, weights, state)
-        sums = (cohort, weights, lambda by, span: cohort.extra_sum("control_change", by, span))
-        control, standing = standing_shares.update_standing_mean(state["control"], state, *sums)
-        return params, {"control": control} | standing
+        control, standing = standing_shares.update_standing_mean(
+            state["control"], state, sums, change
+        )
+        return sums.average(), {"control": control} | standing
 
 
 def scaffold(
@@ -136,13 +133,9 @@ def scaffold(
     weights: Counting = "uniform",
 ) -> Method:
     """Steps corrected by the difference between the common and the client's own direction."""
-    rule = (
-        ScaffoldClient
-        if one_of("option", option, ("I", "II")) == "II"
-        else ScaffoldClientByGradients
-    )
-    local = rule(option, one_of("space", space, ("update", "gradient")))
-    weighting = (
-        BySize() if one_of("weights", weights, ("uniform", "samples")) == "samples" else Uniform()
-    )
-    return Method(local, weighting, ScaffoldServer(positive("server_lr", server_lr)))
+    one_of("option", option, ("I", "II"))
+    one_of("space", space, ("update", "gradient"))
+    one_of("weights", weights, ("uniform", "samples"))
+    weighting = BySize() if weights == "samples" else Equal()
+    server = ScaffoldServer(positive("server_lr", server_lr))
+    return Method(Weighted(weighting, server), ScaffoldClient(option, space))

@@ -14,61 +14,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import (
-    Cohort,
-    Column,
-    Local,
-    Matrix,
-    Method,
-    Server,
-    State,
-    Vector,
-    Weights,
-    not_secure,
-)
+from feddraw.core import Cohort, Joint, JointResult, Matrix, Method, Needs, Vector, Weights
 from feddraw.errors import UserError
-from feddraw.methods.uniform import Uniform
 
-TRIM_BLOCK = 1 << 16  # columns at a time
+BLOCK = 1 << 16  # columns at a time
 
 
 @dataclass(frozen=True)
-class TrimmedMean(Server):
+class TrimmedMean(Joint):
     share: float = 0.2
 
-    linear = False
-    streams = False
-    takes_weights = False
-    proportional = False
-    secure = not_secure("the middle of all values needs every client's parameters")
+    needs = Needs(layers="all", cost="O(K d)")
 
-    def kept(self, rows: Matrix) -> Iterator[tuple[Matrix, Matrix]]:
-        """Block by block, the clients' values and the sorted ones in the middle."""
-        out = min(math.floor(self.share * len(rows)), (len(rows) - 1) // 2)
-        for start in range(0, rows.shape[1], TRIM_BLOCK):
-            block = rows[:, start : start + TRIM_BLOCK]
-            yield block, np.sort(block, axis=0)[out : len(rows) - out]
+    def weigh(self, cohort: Cohort) -> Weights:
+        clients = len(cohort.updates)
+        return Weights(np.full(clients, 1 / clients))
 
-    def mean(self, rows: Matrix) -> Vector:
+    def combine(self, cohort: Cohort, weights: Weights) -> JointResult:
+        params = self._mean(cohort.params)
+        for span, values in weights.segments:
+            if values.any():  # over the clients that label the row's finding
+                params[span] = self._mean(cohort.params[values > 0][:, span])
+        used = np.zeros(len(cohort.updates))  # in how many coordinates each client's value counts
+        for block, middle in self._blocks(cohort.params):
+            used += ((block >= middle[0]) & (block <= middle[-1])).sum(axis=1)
+        return JointResult(params, self._mean(cohort.buffers), used / used.sum())
+
+    def _mean(self, rows: Matrix) -> Vector:
         means = [
             middle.mean(axis=0, dtype=np.float64).astype(rows.dtype)
-            for _, middle in self.kept(rows)
+            for _, middle in self._blocks(rows)
         ]
         return np.concatenate(means) if means else rows[0].copy()
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
-        used = sum(((b >= m[0]) & (b <= m[-1])).sum(axis=1) for b, m in self.kept(cohort.params))
-        return np.asarray(used / np.sum(used))
-
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        return self.mean(cohort.params), state
-
-    def buffers(self, cohort: Cohort, weights: Weights) -> Vector:
-        return self.mean(cohort.buffers)
+    def _blocks(self, rows: Matrix) -> Iterator[tuple[Matrix, Matrix]]:
+        """Some columns at a time: the clients' values, and the sorted ones in the middle."""
+        left_out = min(math.floor(self.share * len(rows)), (len(rows) - 1) // 2)
+        for start in range(0, rows.shape[1], BLOCK):
+            block = rows[:, start : start + BLOCK]
+            yield block, np.sort(block, axis=0)[left_out : len(rows) - left_out]
 
 
 def trimmed_mean(share: float = 0.2) -> Method:
     """The mean without the highest and lowest values."""
     if not 0 <= share < 0.5:
         raise UserError(f"share must be from 0 to below 0.5, not {share}")
-    return Method(Local(), Uniform(), TrimmedMean(share))
+    return Method(TrimmedMean(share))

@@ -11,7 +11,6 @@ import numpy as np
 
 from feddraw.analysis.statistics import holm, rank
 from feddraw.data.scenarios.skew_measures import measure_sizes
-from feddraw.naming import join_names
 from feddraw.paper.published_tables import (
     METRICS,
     OURS,
@@ -28,6 +27,7 @@ from feddraw.paper.weight_claims import (
     published_claims,
     similarity_gap_needed,
 )
+from feddraw.text import join_names
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
 EQUAL_SIZES = ("CHX-7", "CHM-5")  # clients of equal size
@@ -302,7 +302,8 @@ def _largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1
     """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate
     in every step.
     """
-    parameters, inputs = 5 * 1024 + 5, 1024
+    parameters = 5 * 1024 + 5
+    inputs = 1024
     moved = epochs * math.ceil(images / batch) * rate * math.sqrt(parameters)
     norm = math.sqrt(parameters / (3 * inputs))  # of uniform numbers within ± 1 / sqrt(inputs)
     return 1 - math.sqrt(1 - (moved / norm) ** 2)

@@ -190,9 +190,11 @@ class ReportDocument:
         entries = []
         for block in self.blocks:
             if isinstance(block, OnlyFor):
-                inner, scenario = block.blocks, block.scenario
+                inner = block.blocks
+                scenario = block.scenario
             else:
-                inner, scenario = [block], ""
+                inner = [block]
+                scenario = ""
             for heading in inner:
                 if isinstance(heading, Heading) and heading.anchor and heading.level == 2:
                     entries.append((heading, scenario))

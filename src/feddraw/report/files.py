@@ -15,7 +15,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from feddraw import naming
 from feddraw.analysis.plots import figure_style, lay_out_figure, save_figure
 from feddraw.errors import UserError
 from feddraw.report import html, latex, markdown, paper_tex
@@ -35,6 +34,7 @@ from feddraw.report.statistics import Report, Say, compute_report
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
 from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
+from feddraw.text import distinct_slugs, safe_text
 
 ALPHA = 0.05
 REPLICATES = 1000
@@ -195,7 +195,7 @@ def _make_figures_folder(folder: Path) -> None:
 
 def _with_distinct_figures(document: ReportDocument) -> ReportDocument:
     """No two figures share a file: names that differ may have one slug."""
-    names = naming.distinct_slugs(picture.name for picture in all_pictures(document.blocks))
+    names = distinct_slugs(picture.name for picture in all_pictures(document.blocks))
     return replace(document, blocks=[_renamed(block, names) for block in document.blocks])
 
 
@@ -239,7 +239,7 @@ def _transparent_svg(figure: Figure) -> str:
     lay_out_figure(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return naming.safe_text(text.getvalue())  # an SVG with a control character in it is no SVG
+    return safe_text(text.getvalue())  # an SVG with a control character in it is no SVG
 
 
 def _with_white_ground(svg: str) -> str:

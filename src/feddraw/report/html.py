@@ -6,12 +6,13 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 
-from feddraw import __version__, naming
+from feddraw import __version__
 from feddraw.analysis import palette
 from feddraw.analysis.web_page import offline_policy, read_page_file
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Picture, ReportDocument, ReportTable
 from feddraw.report.runs import METRICS
+from feddraw.text import safe_text
 
 WIDEST_TABLE = 190  # characters: more would need type below 7 points on a page
 PAGE_POINTS = 770  # of A4 across, between the margins
@@ -34,7 +35,7 @@ def render_html(document: ReportDocument, drawings: Mapping[str, str]) -> str:
 
 def escape_html(words: str) -> str:
     """Names are names, whatever they look like."""
-    return html.escape(naming.safe_text(words))
+    return html.escape(safe_text(words))
 
 
 # ----------------------------------------------------------------------------------------- the menu

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from feddraw import naming
 from feddraw.report.blocks import Block, Cell, ReportDocument, ReportTable, blocks_and_inner
+from feddraw.text import safe_line
 
 # Characters of a table in footnote size: in a column, and across the page if made smaller.
 ONE_COLUMN = 52
@@ -61,7 +61,7 @@ def latex_tables(blocks: Sequence[Block]) -> str:
 
 def escape_latex(text: str) -> str:
     """Text as one line of LaTeX that shows the same characters."""
-    line = naming.safe_line(" ".join(text.split()))
+    line = safe_line(" ".join(text.split()))
     return "".join(_CHARACTERS.get(character, character) for character in line)
 
 

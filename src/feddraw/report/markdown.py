@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from feddraw import naming
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, ReportDocument, ReportTable
 from feddraw.system.markdown import escape_markdown, markdown_table
+from feddraw.text import safe_text
 
 
 def render_markdown(document: ReportDocument, folder: str) -> str:
@@ -32,7 +32,7 @@ def _lines(several: Sequence[Block], folder: str) -> Iterator[str]:
             case blocks.Bullets(items):
                 yield from (f"- {escape_markdown(item)}" for item in items)
             case blocks.CodeBlock(text):
-                yield f"```\n{naming.safe_text(text).replace('```', '')}\n```"
+                yield f"```\n{safe_text(text).replace('```', '')}\n```"
             case blocks.Gallery(pictures, note):
                 for picture in pictures:
                     yield f"![{escape_markdown(picture.words)}]({folder}/{picture.name}.svg)"

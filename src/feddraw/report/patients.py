@@ -19,8 +19,8 @@ from feddraw.analysis.bootstrap import (
     weighted_auc,
     weighted_gm,
 )
-from feddraw.naming import join_names
 from feddraw.report.runs import HoldoutPredictions, Predictions, RecordedRun, thresholds
+from feddraw.text import join_names
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}

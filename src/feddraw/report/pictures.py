@@ -11,9 +11,9 @@ import numpy as np
 
 from feddraw.analysis import plots
 from feddraw.analysis.statistics import Comparison
-from feddraw.naming import slug
 from feddraw.report.blocks import Picture
 from feddraw.report.runs import METRICS, RecordedRun
+from feddraw.text import slug
 
 
 def panel_height(rows: int) -> float:

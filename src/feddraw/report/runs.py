@@ -4,6 +4,7 @@ keeps where.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS
+from feddraw.results.metrics import ClientMetrics
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, outcome_device_kind
 from feddraw.results.predictions import HoldoutPredictions, Predictions, read_holdout_predictions
-from feddraw.results.recorded_run import METRICS, REFERENCES, UNTESTED, RecordedRun
+from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
 from feddraw.results.run_collection import RunCollection, collect_runs, findings_of_runs
-from feddraw.system.file_reading import number_or_nan
 
 __all__ = [
     "METRICS",
@@ -37,56 +38,52 @@ Floats = NDArray[np.float64]
 
 def thresholds(run: RecordedRun, client: str = "") -> list[float]:
     """By finding, of the common model or of a client's own; NaN where there is none."""
-    metrics = run.metrics["test"]
+    metrics = run.metrics.test
     if client:
-        metrics = run.metrics["clients"].get(client, {}).get("test", {})
-    by_finding = metrics.get("thresholds", {})
-    return [number_or_nan(by_finding.get(finding)) for finding in run.findings]
+        metrics = run.metrics.clients.get(client, ClientMetrics()).test
+    return [metrics.thresholds.get(finding, math.nan) for finding in run.findings]
 
 
 def sensitivity_and_specificity(run: RecordedRun, finding: str) -> tuple[float, float]:
     """Of the common model at its threshold, on test images."""
-    sensitivity, specificity = (
-        number_or_nan(run.metrics["test"].get(rate, {}).get(finding))
-        for rate in ("sensitivity", "specificity")
-    )
-    return sensitivity, specificity
+    tested = run.metrics.test
+    return tested.sensitivity.get(finding, math.nan), tested.specificity.get(finding, math.nan)
 
 
 def clients_with_metrics(run: RecordedRun) -> list[str]:
     """Clients of which there is a result of their own."""
-    return list(run.metrics["clients"])
+    return list(run.metrics.clients)
 
 
 def has_own_model(run: RecordedRun, client: str) -> bool:
     """Whether the client has a model of its own, evaluated on the common test images."""
-    return "test" in run.metrics["clients"].get(client, {})
+    return run.metrics.clients.get(client, ClientMetrics()).test.evaluated
 
 
 def undefined_findings(run: RecordedRun) -> list[str]:
     """Findings without AUC or GM because labels are missing or of one kind."""
-    undefined: Sequence[str] = run.metrics["test"].get("undefined", [])
-    return [finding for finding in undefined if finding not in findings_without_scores(run)]
+    tested = run.metrics.test
+    return [finding for finding in tested.undefined if finding not in tested.not_finite]
 
 
 def findings_without_scores(run: RecordedRun) -> list[str]:
     """Findings for which the model's scores are not finite numbers."""
-    return list(run.metrics["test"].get("not_finite", []))
+    return list(run.metrics.test.not_finite)
 
 
 def validation_auc(run: RecordedRun) -> float:
     """Macro, of the model that this run stands for."""
-    return number_or_nan(run.metrics.get("validation", UNTESTED)["auc"]["macro"])
+    return run.metrics.validation.auc.macro
 
 
 def rounds_of_model(run: RecordedRun) -> list[int]:
     """The rounds that the model comes from."""
-    return list(run.metrics.get("rounds", [run.metrics.get("round", 0)]))
+    return list(run.metrics.rounds)
 
 
 def choice_of_model(run: RecordedRun) -> str:
     """What chose a model that was kept beside the last."""
-    return str(run.metrics["chosen_by"])
+    return run.metrics.chosen_by
 
 
 # ------------------------------------------------------------------------------------ the partition

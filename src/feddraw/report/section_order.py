@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Heading, OnlyFor, ReportDocument
 from feddraw.report.runs import METRICS
 from feddraw.report.sections import (
@@ -34,6 +33,7 @@ from feddraw.report.sections import (
     what_was_run,
 )
 from feddraw.report.statistics import Report, Say
+from feddraw.text import slug
 
 Section = Callable[[Report], Iterator[Block]]
 ScenarioSection = Callable[[Report, str], Iterator[Block]]  # report, scenario

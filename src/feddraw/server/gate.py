@@ -1,10 +1,10 @@
-"""The gate that every update passes, whatever engine it comes from: a broken one is refused, never
-averaged.
+"""The gate that every update passes, whatever engine it comes from.
 
-`check_update_contents` reads all of an update but its parameters. `accept_by_distance` compares how
-far clients moved: an update that is not finite is refused, and one that moved many times the
-round's median is noted, refused, or clipped to some medians (Sun et al., 2019, clip to a fixed
-length; a median needs no length that is known in advance). Directions are not compared:
+A broken update is refused, never averaged. `inspect` looks at each by itself: form, size, steps,
+and every number finite and within the bounds that the rule that asks for it declares. `accept`
+takes how far clients moved, refuses what is not finite, and compares the rest: an update that moved
+many times the round's median is noted, refused, or clipped to some medians (Sun et al., 2019, clip
+to a fixed length; a median needs no length that is known in advance). Directions are not compared:
 docs/safety.md says what passes.
 """
 
@@ -19,22 +19,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feddraw.core import Cohort, Column, Extent, Model, Update, Vector
+from feddraw.core import (
+    HUGE,
+    MOST_IMAGES,
+    MOST_STEPS,
+    Cohort,
+    Column,
+    Extra,
+    Model,
+    Update,
+    Vector,
+)
 from feddraw.core.sums import squared_distance
 from feddraw.errors import UserError, not_negative, one_of
-
-HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
-MOST_STEPS = 10**9
-MOST_IMAGES = 10**7
 
 
 @dataclass(frozen=True)
 class Gate:
     """What to do about updates that are well-formed but out of proportion."""
 
-    norm: Literal["off", "warn", "refuse"] = (
-        "warn"  # where a client moved more than `factor` times the median
-    )
+    # Where a client moved more than `factor` times the median.
+    norm: Literal["off", "warn", "refuse"] = "warn"
     factor: float = 10.0
     clip: float = 0.0  # medians that a longer move is cut to; 0 = no clipping
     max_size: int = MOST_IMAGES  # images that a client may say it has
@@ -50,7 +55,7 @@ class Gate:
 
 
 @dataclass(frozen=True, eq=False)
-class GateVerdict:
+class Verdict:
     """What the gate found: why an update is refused (empty: it is accepted), and how far the client
     moved.
     """
@@ -58,10 +63,11 @@ class GateVerdict:
     reason: str
     distance: float = math.nan
     note: str = ""  # about an update that counts
+    statistics: float = 0.0  # how far its batch-norm statistics moved (`Model.statistics_moved`)
     keep: float = 1.0  # share of the move that is left after clipping
-    beside: Mapping[str, float] = field(
-        default_factory=dict
-    )  # lengths of the long vectors beside the model
+    keep_statistics: float = 1.0  # the same for batch-norm statistics
+    # Lengths of the long vectors beside the model.
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -69,64 +75,65 @@ class GateVerdict:
         return (
             f"refused: {self.reason}"
             if self.reason
-            else f"counted: {self.note}"
+            else f"weighted: {self.note}"
             if self.note
-            else "counted"
+            else "weighted"
         )
 
 
 def check_update(
-    update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int
-) -> GateVerdict:
-    """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
-    verdict = check_update_contents(update, sent, sends, max_size)
+    update: Update, sent: Model, extras: Mapping[str, Extra], max_size: int
+) -> Verdict:
+    """Form, size, steps, and every number finite and within the bounds of an honest one.
+
+    `extras` is what goes up beside the model.
+    """
+    verdict = check_contents(update, sent, extras, max_size)
     if verdict.reason:
         return verdict
-    return verdict_with_distance(
-        update, verdict, math.sqrt(squared_distance(update.model.params, sent.params))
-    )
+    distance = math.sqrt(squared_distance(update.model.params, sent.params))
+    return _with_distance(update, verdict, distance)
 
 
-def check_update_contents(
-    update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int
-) -> GateVerdict:
-    """The same without the parameters' values, which a server reads only once, when it sums
-    them.
-    """
+def check_contents(
+    update: Update, sent: Model, extras: Mapping[str, Extra], max_size: int
+) -> Verdict:
+    """The same but for the parameters' values, which a server reads only once, in the sum."""
     reason = (
         _form_refusal(update, sent)
         or _numbers_refusal(update, max_size)
-        or _extra_refusal(update, sent, sends)
+        or _extras_refusal(update, sent, extras)
+        or _buffers_refusal(update.model, sent)
     )
     if reason:
-        return GateVerdict(reason)
-    vectors = {name: update.extra[name] for name in sends}
-    beside = {
-        name: math.sqrt(squared_distance(one, np.zeros_like(one))) for name, one in vectors.items()
-    }
-    if not (
-        np.abs(update.model.buffers).max(initial=0) < HUGE
-        and all(one < HUGE for one in beside.values())
-    ):
-        return GateVerdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}")
-    long = [name for name, extent in sends.items() if extent in ("params", "model", "classifier")]
-    return GateVerdict(
-        _batch_norm_refusal(update.model, sent), beside={name: beside[name] for name in long}
-    )
+        return Verdict(reason)
+    statistics = float(np.linalg.norm(update.model.statistics_moved(sent)))
+    return Verdict("", statistics=statistics, beside=_lengths_beside(update, extras))
 
 
-def verdict_with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
+def _with_distance(update: Update, verdict: Verdict, distance: float) -> Verdict:
     """The verdict with how far the client moved; a refusal where that is no number."""
     if distance < HUGE:
         return replace(verdict, distance=distance)
-    return GateVerdict(f"parameters are not finite ({_first_layer_not_finite(update.model)})")
+    return Verdict(f"parameters are not finite ({_first_layer_not_finite(update.model)})")
+
+
+def _lengths_beside(update: Update, extras: Mapping[str, Extra]) -> dict[str, float]:
+    """The lengths of the long vectors beside the model."""
+    long = [e.name for e in extras.values() if e.extent in ("params", "model", "classifier")]
+    return {name: _length(update.extra[name]) for name in long}
+
+
+def _length(vector: Vector) -> float:
+    return math.sqrt(squared_distance(vector, np.zeros_like(vector)))
 
 
 def _form_refusal(update: Update, sent: Model) -> str:
     if update.model.layout is not sent.layout and update.model.layout != sent.layout:
         return "another network: its tensors differ in name, shape or type"
     for name in ("params", "buffers", "counters"):
-        own, other = getattr(update.model, name), getattr(sent, name)
+        own = getattr(update.model, name)
+        other = getattr(sent, name)
         if reason := _array_refusal(name, own, other.shape, other.dtype):
             return reason
     if update.labelled is None:
@@ -153,19 +160,44 @@ def _possible_steps(value: Any) -> bool:
 
 
 def _finite_number(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    """Whether it is a number that a float can hold; a whole number may have any length."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
-def _extra_refusal(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str:
-    for name, extent in sends.items():
+def _extras_refusal(update: Update, sent: Model, extras: Mapping[str, Extra]) -> str:
+    for name, extra in extras.items():
         if name not in update.extra:
             return f"no {name} beside the model"
-        if reason := _array_refusal(
-            name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)
-        ):
+        vector = update.extra[name]
+        shape = (sent.layout.extent(extra.extent),)
+        if reason := _array_refusal(name, vector, shape, np.dtype(np.float32)):
             return reason
-        if extent in ("findings", "groups", "spread") and (update.extra[name] < 0).any():
-            return f"{name} with a count below zero"
+        if not _length(vector) < HUGE:
+            return f"{name} is not finite, or beyond {HUGE:g}"
+        if reason := _bounds_refusal(vector, extra):
+            return reason
+    return ""
+
+
+def _bounds_refusal(vector: Vector, extra: Extra) -> str:
+    outside = vector[(vector < extra.low) | (vector > extra.high)]
+    if len(outside):
+        return f"{extra.name} of {outside[0]:.6g} is not from {extra.low:g} to {extra.high:g}"
+    if extra.extent == "groups":
+        return _group_counts_refusal(vector)
+    return ""
+
+
+def _group_counts_refusal(counts: Vector) -> str:
+    """Calls are of positives, and right answers of labels, so neither is more than they are."""
+    positives_first, positives_second, called_first, called_second = counts[:-2].reshape(4, -1)
+    labels, right = counts[-2:]
+    possible = (called_first <= positives_first).all() and (called_second <= positives_second).all()
+    if not (possible and labels > 0 and right <= labels):
+        return "counts of groups that no images give"
     return ""
 
 
@@ -183,109 +215,143 @@ def _first_layer_not_finite(model: Model) -> str:
     return next(bad, f"finite, but beyond {HUGE:g}")
 
 
-def _batch_norm_refusal(model: Model, sent: Model) -> str:
-    """Batch norm: a negative variance makes the next model's outputs NaN, and a counter only goes
-    up.
-    """
+def _buffers_refusal(model: Model, sent: Model) -> str:
+    """Batch norm: a negative variance makes the next model's outputs NaN; counters only go up."""
+    if not np.abs(model.buffers).max(initial=0) < HUGE:
+        return f"buffers are not finite, or beyond {HUGE:g}"
     if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
     taken = model.counters - sent.counters
-    return "" if ((taken >= 0) & (taken <= MOST_STEPS)).all() else "counters that no training gives"
+    if not ((taken >= 0) & (taken <= MOST_STEPS)).all():
+        return "counters that no training gives"
+    return ""
 
 
-def check_each_update(
-    updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
-) -> dict[int, GateVerdict]:
-    """By client: whether it may answer at all, and whether the contents of its update are sound."""
-    times = Counter(update.client for update in updates)
-    found = {}
+def inspect(
+    updates: Sequence[Update], sent: Model, extras: Mapping[str, Extra], clients: int, gate: Gate
+) -> dict[int, Verdict]:
+    """By client: whether it may answer at all, and whether its update is sound by itself."""
+    answers = Counter(update.client for update in updates)
+    verdicts = {}
     for update in updates:
         if not 0 <= update.client < clients:
-            found[update.client] = GateVerdict("not a client of this federation")
-        elif times[update.client] > 1:
-            found[update.client] = GateVerdict(
-                f"answered {times[update.client]} times in one round"
-            )
+            verdicts[update.client] = Verdict("not a client of this federation")
+        elif answers[update.client] > 1:
+            reason = f"answered {answers[update.client]} times in one round"
+            verdicts[update.client] = Verdict(reason)
         else:
-            found[update.client] = check_update_contents(update, sent, sends, gate.max_size)
-    return found
+            verdicts[update.client] = check_contents(update, sent, extras, gate.max_size)
+    return verdicts
 
 
-def accept_by_distance(
-    cohort: Cohort, distances: Column, checked: Mapping[int, GateVerdict], gate: Gate
-) -> tuple[list[Update], dict[int, GateVerdict]]:
-    """The updates that count, clipped where that is asked for, and the verdicts on all that were
-    checked.
+def accept(
+    cohort: Cohort, distances: Column, verdicts: Mapping[int, Verdict], gate: Gate
+) -> tuple[list[Update], dict[int, Verdict]]:
+    """The updates that are aggregated, clipped where that is wanted, and the last verdict on all.
 
-    `cohort` has the updates that were found sound, `distances` says how far each of them moved.
+    `cohort` has the updates whose contents are sound, `distances` says how far each moved.
     """
-    moves = zip(cohort.updates, distances.tolist(), strict=True)
-    found = {
-        update.client: verdict_with_distance(update, checked[update.client], distance)
-        for update, distance in moves
-    }
-    found |= compare_with_median(
-        {client: verdict for client, verdict in found.items() if not verdict.reason}, gate
-    )
-    accepted = [update for update in cohort.updates if not found[update.client].reason]
-    counted = [
-        _clipped_update(update, cohort.model, found[update.client].keep) for update in accepted
+    final = dict(verdicts)
+    for update, distance in zip(cohort.updates, distances.tolist(), strict=True):
+        final[update.client] = _with_distance(update, final[update.client], distance)
+    finite = {client: verdict for client, verdict in final.items() if not verdict.reason}
+    final |= compare_with_median(finite, gate)
+    accepted = [
+        _clipped(update, cohort.sent, final[update.client])
+        for update in cohort.updates
+        if not final[update.client].reason
     ]
-    return counted, {**checked, **found}
+    return accepted, final
 
 
-def compare_with_median(verdicts: Mapping[int, GateVerdict], gate: Gate) -> dict[int, GateVerdict]:
+def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
     """Each client's lengths against the median of all.
 
     With one or two clients nobody can be far from it.
     """
     if not verdicts:
         return {}
-    median = _median_length([verdict.distance for verdict in verdicts.values()])
-    names = next(iter(verdicts.values())).beside
-    medians = {
-        name: _median_length([verdict.beside[name] for verdict in verdicts.values()])
-        for name in names
-    }
+    sound = list(verdicts.values())
+    medians = Medians(
+        distance=_median_length([verdict.distance for verdict in sound]),
+        statistics=_median_length([verdict.statistics for verdict in sound]),
+        beside={
+            name: _median_length([verdict.beside[name] for verdict in sound])
+            for name in sound[0].beside
+        },
+    )
     return {
-        client: _compared_with_median(verdict, median, medians, gate)
+        client: _compared_with_median(verdict, medians, gate)
         for client, verdict in verdicts.items()
     }
 
 
+@dataclass(frozen=True)
+class Medians:
+    """The middle of the clients' lengths in a round."""
+
+    distance: float
+    statistics: float
+    beside: Mapping[str, float]
+
+
 def _median_length(lengths: Sequence[float]) -> float:
-    return (
-        float(np.median(lengths)) or math.inf
-    )  # where most have not moved, there is nothing to compare with
+    # Where most have not moved, there is nothing to compare with.
+    return float(np.median(lengths)) or math.inf
 
 
-def _compared_with_median(
-    verdict: GateVerdict, median: float, medians: Mapping[str, float], gate: Gate
-) -> GateVerdict:
-    times = verdict.distance / median
-    far = [f"moved {times:.3g} times the median"] if times > gate.factor else []
-    beside = {name: verdict.beside[name] / middle for name, middle in medians.items()}
-    far += [
-        f"{name} of {ratio:.3g} times the median"
-        for name, ratio in beside.items()
+def _compared_with_median(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
+    times = verdict.distance / medians.distance
+    statistics_times = verdict.statistics / medians.statistics
+    ratios = {"moved": times, "batch-norm statistics moved": statistics_times}
+    far = [
+        f"{what} {ratio:.3g} times the median"
+        for what, ratio in ratios.items()
         if ratio > gate.factor
     ]
+    for name, middle in medians.beside.items():
+        ratio = verdict.beside[name] / middle
+        if ratio > gate.factor:
+            far.append(f"{name} of {ratio:.3g} times the median")
     if far and gate.norm == "refuse":
         return replace(verdict, reason=f"{far[0]} (limit {gate.factor:g})")
-    if 0 < gate.clip < times:
-        note = f"clipped from {times:.3g} to {gate.clip:g} times the median"
-        return replace(verdict, note=note, keep=gate.clip / times, distance=gate.clip * median)
+    if 0 < gate.clip < max(times, statistics_times):
+        return _to_be_clipped(verdict, medians, gate)
     return replace(verdict, note=far[0]) if far and gate.norm == "warn" else verdict
 
 
-def _clipped_update(update: Update, sent: Model, keep: float) -> Update:
-    if keep == 1.0:
+def _to_be_clipped(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
+    """With the shares of its move and of its statistics' move that are left."""
+    times = verdict.distance / medians.distance
+    statistics_times = verdict.statistics / medians.statistics
+    keep = min(1.0, gate.clip / times) if times else 1.0
+    keep_statistics = keep
+    notes = []
+    if times > gate.clip:
+        notes.append(f"clipped from {times:.3g} to {gate.clip:g} times the median")
+    if statistics_times > gate.clip:
+        keep_statistics = min(keep, gate.clip / statistics_times)
+        notes.append(f"batch-norm statistics clipped from {statistics_times:.3g} times the median")
+    return replace(
+        verdict,
+        note="; ".join(notes),
+        keep=keep,
+        keep_statistics=keep_statistics,
+        distance=keep * verdict.distance if keep == 1.0 else gate.clip * medians.distance,
+    )
+
+
+def _clipped(update: Update, sent: Model, verdict: Verdict) -> Update:
+    if verdict.keep == 1.0 and verdict.keep_statistics == 1.0:
         return update
 
-    def cut(origin: Vector, end: Vector) -> Vector:
+    def cut(origin: Vector, end: Vector, keep: float) -> Vector:
         start = origin.astype(np.float64)
         return (start + keep * (end - start)).astype(origin.dtype)
 
     model = update.model
-    params, buffers = cut(sent.params, model.params), cut(sent.buffers, model.buffers)
+    params = model.params
+    if verdict.keep < 1.0:
+        params = cut(sent.params, params, verdict.keep)
+    buffers = cut(sent.buffers, model.buffers, verdict.keep_statistics)
     return replace(update, model=replace(model, params=params, buffers=buffers))

@@ -16,27 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    Aggregate,
-    Bound,
-    Cohort,
-    Method,
-    Model,
-    Piece,
-    State,
-    Vector,
-    Weights,
-    class_row_name,
-)
-
-
-def bound_then_divide(bound: Bound | None) -> Bound:
-    """The policy's limits first, then the division among the clients that label a finding."""
-
-    def bounded(cohort: Cohort, weights: Weights) -> Weights:
-        return divided_among_labelling(cohort, weights if bound is None else bound(cohort, weights))
-
-    return bounded
+from feddraw.core import Cohort, Piece, Vector, Weights, output_name
 
 
 def divided_among_labelling(cohort: Cohort, weights: Weights) -> Weights:
@@ -45,9 +25,9 @@ def divided_among_labelling(cohort: Cohort, weights: Weights) -> Weights:
         return weights
     pieces = list(weights.pieces)
     for output in np.flatnonzero(~cohort.labelled.all(axis=0)).tolist():
-        for span in cohort.model.layout.rows_of(output):
+        for span in cohort.sent.layout.rows_of(output):
             pieces = _pieces_with_row(
-                pieces, weights.values, span, class_row_name(output), cohort.labelled[:, output]
+                pieces, weights.values, span, output_name(output), cohort.labelled[:, output]
             )
     return replace(weights, pieces=pieces)
 
@@ -62,7 +42,8 @@ def _pieces_with_row(
     """The pieces, with the row cut out of the one that it lies in and its weights divided among
     those who label it.
     """
-    found, source = [], Piece(name, [], values)
+    found = []
+    source = Piece(name, [], values)
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
             source = piece
@@ -72,9 +53,8 @@ def _pieces_with_row(
             found.append(piece)
     own = _values_among_labelling(source.values, labelling)
     for number, piece in enumerate(found):
-        if piece.name == name and np.array_equal(
-            piece.values, own
-        ):  # the weights and the bias of one row
+        # The weights and the bias of one row.
+        if piece.name == name and np.array_equal(piece.values, own):
             found[number] = replace(piece, spans=[*piece.spans, row])
             return found
     return [*found, Piece(name, [row], own, source.parts, source.limited)]
@@ -102,37 +82,12 @@ def _values_among_labelling(
     return kept * (values.sum() / total) if total else np.zeros_like(kept)
 
 
-def with_unweighted_rows(
-    aggregate: Aggregate, cohort: Cohort, method: Method, state: State
-) -> Aggregate:
-    """With the rows that weights do not decide: of findings that nobody labels, and of rules
-    without weights.
-    """
-    if cohort.labelled is None:
-        return aggregate
-    params = aggregate.model.params.copy()
-    for piece in aggregate.weights.pieces:
-        for span in piece.spans:
-            if not piece.values.any():
-                params[span] = cohort.model.params[span]
-            elif not method.server.takes_weights:
-                params[span] = _row_by_unweighted_rule(cohort, piece, span, method, state)
-    return replace(aggregate, model=replace(aggregate.model, params=params))
-
-
-def _row_by_unweighted_rule(
-    cohort: Cohort, piece: Piece, span: slice, method: Method, state: State
-) -> Vector:
-    """A span of the parameters by a rule that takes no weights, over the clients that label its
-    finding.
-    """
-
-    def cut(model: Model) -> Model:
-        return replace(model, params=model.params[span])
-
-    labelling = [
-        update for update, value in zip(cohort.updates, piece.values, strict=True) if value
-    ]
-    updates = [replace(update, model=cut(update.model)) for update in labelling]
-    small = replace(cohort, model=cut(cohort.model), updates=updates)
-    return method.server.step(small, Weights(piece.values[piece.values > 0]), state["server"])[0]
+def with_unlabelled_rows_as_sent(params: Vector, sent: Vector, weights: Weights) -> Vector:
+    """The parameters, with the rows of findings that nobody present labels as they were sent."""
+    unlabelled = [span for span, values in weights.segments if not values.any()]
+    if not unlabelled:
+        return params
+    params = params.copy()
+    for span in unlabelled:
+        params[span] = sent[span]
+    return params

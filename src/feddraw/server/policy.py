@@ -20,19 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Bound, Cohort, LimitedWeights, Method, Piece, Server, Update, Weights
+from feddraw.core import Cohort, LimitedWeights, Method, Piece, Update, Weights, why_no_policy
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.system.file_reading import read_toml
 
 Floats = NDArray[np.float64]
 
+# Settings that can decide a weight.
 POLICY_LIMITS = (
     "floor",
     "floor_times",
     "cap",
     "cap_times",
     "fixed",
-)  # settings that can decide a weight
+)
 EASED = " eased"  # behind the setting's name where too few clients were there to keep it
 POLICY_CLAUSES = frozenset(("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS)))
 
@@ -51,15 +52,12 @@ class Policy:
     floor_times: float = 0.0  # the same, in multiples of the equal share
     cap: float = 1.0  # largest weight of a client
     cap_times: float = 0.0  # the same, in multiples of the equal share; 0: no such cap
-    fixed: str = (
-        ""  # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says
-    )
-    max_size: int = (
-        0  # images; a client that says it has more counts as having so many; 0: no limit
-    )
-    max_size_times: float = (
-        0.0  # the same, in medians of the round's sizes; from three clients on; 0: no limit
-    )
+    # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says.
+    fixed: str = ""
+    # Images; a client that says it has more counts as having so many; 0: no limit.
+    max_size: int = 0
+    # The same, in medians of the round's sizes; from three clients on; 0: no limit.
+    max_size_times: float = 0.0
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Policy:
@@ -169,21 +167,14 @@ class Policy:
             np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high
         )
 
-    def bound(self, clients: Sequence[str], server: Server) -> Bound | None:
-        """The function that limits the weights of a cohort; None where nothing is limited."""
+    def bounded(self, weights: Weights, cohort: Cohort, clients: Sequence[str]) -> Weights:
+        """The nearest weights that keep the limits; the same ones where nothing is limited."""
         if not self.limits_weights:
-            return None
-
-        def bounded(cohort: Cohort, weights: Weights) -> Weights:
-            limits = self.limits([clients[client] for client in cohort.clients])
-            values, limited = limits.apply(weights.values)
-            pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
-            found = replace(weights, values=values, pieces=pieces, limited=limited)
-            if server.proportional:
-                _check_proportional_server(server, cohort, found)
-            return found
-
-        return bounded
+            return weights
+        limits = self.limits([clients[client] for client in cohort.clients])
+        values, limited = limits.apply(weights.values)
+        pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
+        return replace(weights, values=values, pieces=pieces, limited=limited)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +192,8 @@ class WeightLimits:
     @property
     def impossible(self) -> str:
         """Why no weights keep the limits; empty where some do."""
-        least, most = float(self.lower.sum()), float(self.upper.sum())
+        least = float(self.lower.sum())
+        most = float(self.upper.sum())
         if least > 1 + SUM_ROUNDING:
             return (
                 f"their minimum weights add up to {least:.4g}, more than 1: lower policy.{self.low}"
@@ -223,11 +215,13 @@ class WeightLimits:
         Where too few clients are present to keep the limits, all limits are scaled by one factor,
         the mildest possible.
         """
-        least, most = float(self.lower.sum()), float(self.upper.sum())
+        least = float(self.lower.sum())
+        most = float(self.upper.sum())
         if least > 1 or most < 1:
             nearest = self.lower / least if least > 1 else self.upper / most
             eased = least > 1 + SUM_ROUNDING or most < 1 - SUM_ROUNDING
-            setting, end = self.low if least > 1 else self.high, EASED if eased else ""
+            setting = self.low if least > 1 else self.high
+            end = EASED if eased else ""
             clauses = [("fixed" if fixed else setting) + end for fixed in self.fixed]
         else:
             nearest = nearest_within_limits(values, self.lower, np.maximum(self.lower, self.upper))
@@ -255,10 +249,9 @@ def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats
     if ((lower <= point) & (point <= upper)).all() and abs(point.sum() - 1) <= SUM_ROUNDING:
         return point
     corners = np.unique(np.concatenate([point - upper, point - lower]))
-    first, last = (
-        0,
-        len(corners) - 1,
-    )  # the sum is at least one at the first, at most one at the last
+    # The sum is at least one at the first, at most one at the last.
+    first = 0
+    last = len(corners) - 1
     while last - first > 1:
         middle = (first + last) // 2
         above = np.clip(point - corners[middle], lower, upper).sum() >= 1
@@ -270,29 +263,12 @@ def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats
     return np.asarray(np.clip(point - shift, lower, upper))
 
 
-def why_no_policy(method: Method) -> str:
-    """Why limits on the weights would not limit a client's influence under a method; empty where
-    they do.
-    """
-    if not method.server.takes_weights:
-        return "its server rule takes no weights"
-    if not method.weighting.sums_to_one:
-        return "its coefficients also scale the model, they are not shares"
-    if method.weighting.selects:
-        return "it selects clients, and limits would bring in those that it left out"
-    if not (method.server.proportional or method.server.limitable):
-        return (
-            "its server rule turns weights into coefficients by numbers that the clients report"
-            " themselves"
-        )
-    return ""
-
-
-def policy_remark(limited: LimitedWeights, index: int) -> str:
+def remark_on_limit(limited: LimitedWeights, index: int) -> str:
     """For the ledger's status: how a client's weight met a limit; empty where none decided it, or
     it is fixed.
     """
-    clause, after = limited.clauses[index], limited.after[index]
+    clause = limited.clauses[index]
+    after = limited.after[index]
     if clause in ("", "fixed"):
         return ""
     if clause.endswith(EASED):
@@ -304,19 +280,6 @@ def policy_remark(limited: LimitedWeights, index: int) -> str:
 def _limited_piece(limits: WeightLimits, piece: Piece) -> Piece:
     values, limited = limits.apply(piece.values)
     return replace(piece, values=values, limited=limited)
-
-
-def _check_proportional_server(server: Server, cohort: Cohort, weights: Weights) -> None:
-    """Refuse a rule that is declared proportional and is not: it would exceed the limits."""
-    given = server.coefficients(cohort, replace(weights, pieces=()))
-    total = given.sum()
-    if np.isfinite(given).all() and not np.allclose(
-        given, total * weights.values, atol=1e-9 * abs(total)
-    ):
-        raise UserError(
-            f"a policy cannot limit {type(server).__name__}: its coefficients are not proportional"
-            " to its weights"
-        )
 
 
 def size_as_int_if_whole(size: float) -> float:

@@ -1,33 +1,60 @@
-"""One round at the server: check the updates, weigh them, step, and write down who counted how
-much.
+"""One round at the server as values: what goes in, what was received, what comes out.
+
+A collector (`collectors`, `secure`) takes a `Round` and the updates as they arrive, and gives a
+`RoundResult`. What of it is written down is a `RoundRecord`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from feddraw.core import (
-    Aggregate,
-    Bound,
-    Cohort,
-    Column,
-    Method,
-    Model,
-    Proxy,
-    State,
-    SummedCohort,
-    Update,
-)
-from feddraw.errors import UserError
-from feddraw.server.gate import Gate, GateVerdict, accept_by_distance, check_each_update
-from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, ledger_remarks, piece_entries
-from feddraw.server.partial_labels import bound_then_divide, with_unweighted_rows
-from feddraw.server.policy import Policy, with_limited_size
+from feddraw.core import Cohort, Method, Model, Proxy, State, Update
+from feddraw.server.aggregate import Aggregate
+from feddraw.server.gate import Verdict
+from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, piece_entries, remarks
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round of a federation, before its updates arrive."""
+
+    number: int
+    rounds: int
+    sent: Model
+    method: Method
+    state: State  # of the method's rules, before this round
+    clients: Sequence[str]  # names of all clients of the federation
+    sampled: Collection[int]  # numbers of those that were to train
+
+    def cohort(self, updates: Sequence[Update], proxy: Proxy | None = None) -> Cohort:
+        """Some of its updates, as the rules see them."""
+        return Cohort(
+            round=self.number,
+            rounds=self.rounds,
+            sent=self.sent,
+            updates=updates,
+            population=len(self.clients),
+            proxy=proxy,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Intake:
+    """The updates of a round and what was found about them, before they are aggregated."""
+
+    received: Sequence[Update]  # with sizes as they count
+    verdicts: Mapping[int, Verdict]  # by client
+    reported_sizes: Mapping[int, float]  # that clients say they have
+    # Of those that the policy limits: the size that counts, and the setting that limits it.
+    limited_sizes: Mapping[int, tuple[float, str]]
+
+    def accepted(self) -> list[Update]:
+        return [update for update in self.received if not self.verdicts[update.client].reason]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,141 +65,82 @@ class RoundRecord:
     ledger: tuple[LedgerEntry, ...]
     loss: float = math.nan  # mean training loss of the clients that counted
     seconds: Mapping[str, float] = field(default_factory=dict)  # training and aggregation
-    client_seconds: Mapping[str, float] = field(
-        default_factory=dict, repr=False
-    )  # how long each worked, if it says so
+    # How long each client worked, if it says so.
+    client_seconds: Mapping[str, float] = field(default_factory=dict, repr=False)
     pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    # what the strategy reports to Flower: means of the clients' own metrics, columns of the ledger
+    reported: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def diverged(self) -> str:
-        """How this round shows that the run has diverged; empty if it does not."""
-        broken = self.metrics.get("validation", {}).get("not_finite", ())
-        if broken:
-            return f"the model's scores are not finite numbers ({', '.join(broken)})"
-        answers = [
-            entry.status for entry in self.ledger if entry.status not in ("missing", "not asked")
-        ]
-        if answers and all(
-            status.startswith("refused") and "finite" in status for status in answers
-        ):
+        """How the updates show that the run has diverged; empty if they do not."""
+        silent = ("missing", "not sampled")
+        answers = [entry.status for entry in self.ledger if entry.status not in silent]
+        if answers and all(_refused_as_not_finite(status) for status in answers):
             return "every update was refused, because none was finite"
         return ""
 
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
+
+
+def _refused_as_not_finite(status: str) -> bool:
+    return status.startswith("refused") and "finite" in status
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundResult(RoundRecord):
-    """What a round gave.
-
-    The model is the one to evaluate; `next_model` is the one that is sent next.
-    """
+    """What a round gave. The model is the one to evaluate; `next_model` is sent next."""
 
     model: Model
     next_model: Model
     state: State
-    kept: Mapping[str, Model] = field(
-        default_factory=dict
-    )  # after the last round: other models asked for (`keep`)
 
 
-def aggregate_round(
-    round: int,
-    rounds: int,
-    model: Model,
-    method: Method,
-    state: State,
-    updates: Sequence[Update],
-    clients: Sequence[str],
-    gate: Gate | None = None,
-    *,
-    asked: Collection[int] | None = None,  # left out: all
-    proxy: Proxy | None = None,
-    policy: Policy | None = None,
-) -> RoundResult:
-    """Check the updates, weigh and step. Where none is accepted, the model stays as it was."""
-    if method.weighting.proxy and proxy is None:
-        raise UserError("this weighting needs labelled images at the server")
-    gate, policy = gate or Gate(), policy or Policy()
-    bound = bound_then_divide(policy.bound(clients, method.server))
-    updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    checked = check_each_update(updates, model, method.sends, len(clients), gate)
-    sizes = {update.client: update.size for update in updates if not checked[update.client].reason}
-    limited = policy.limited_sizes(sizes)
-    updates = [with_limited_size(update, limited) for update in updates]
-    sound = [update for update in updates if not checked[update.client].reason]
-    cohort = Cohort(round, rounds, model, sound, len(clients), proxy)
-    early = _sum_before_accepting(method, cohort, state, bound)
-    summed, distances, weighed = early or (None, cohort.distances, state)
-    accepted, verdicts = accept_by_distance(cohort, distances, checked, gate)
-    if summed is not None and accepted == sound:
-        aggregate: Aggregate | None = method.step(summed, summed.weights, weighed)
-    else:
-        cohort = replace(cohort, updates=accepted)
-        aggregate = method.aggregate(cohort, state, bound) if accepted else None
-    if aggregate is not None:
-        aggregate = with_unweighted_rows(aggregate, cohort, method, state)
-    everyone = range(len(clients)) if asked is None else asked
-    return round_result(
-        method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited
+Collector = Callable[[Round, Iterable[Update]], RoundResult]
+
+
+def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> RoundResult:
+    """The new model and the ledger; where nothing was aggregated, the model stays as it was."""
+    if aggregate is not None and not aggregate.finite:
+        intake = _refused_for_the_sum(intake)
+        aggregate = None
+    accepted = intake.accepted()
+    verdicts = remarks(
+        intake.verdicts, intake.reported_sizes, intake.limited_sizes, accepted, aggregate
     )
-
-
-def _sum_before_accepting(
-    method: Method, cohort: Cohort, state: State, bound: Bound | None
-) -> tuple[SummedCohort, Column, State] | None:
-    """One pass over all updates for the sum and the distances; the sum holds if the gate then
-    refuses nobody.
-
-    The state is that after weighing. Only for rules that weigh each client by itself: there, an
-    update that will be refused spoils nothing but the sum.
-    """
-    if not (method.streams and cohort.updates):
-        return None
-    try:
-        with np.errstate(all="ignore"):
-            weights, weighting = method.weigh(cohort, state, bound)
-            return *cohort.summed(weights), state | {"weighting": weighting}
-    except (ArithmeticError, ValueError):
-        return None
-
-
-def round_result(
-    method: Method,
-    cohort: Cohort,
-    state: State,
-    aggregate: Aggregate | None,
-    clients: Sequence[str],
-    asked: Collection[int],
-    received: Sequence[Update],
-    verdicts: Mapping[int, GateVerdict],
-    sizes: Mapping[int, float],  # that clients say they have
-    limited: Mapping[
-        int, tuple[float, str]
-    ],  # those that the policy limits (`Policy.limited_sizes`)
-) -> RoundResult:
-    """The new model, or the one that was sent where no update was accepted, and who counted how
-    much.
-    """
-    accepted = [update for update in received if not verdicts[update.client].reason]
-    verdicts = ledger_remarks(verdicts, sizes, limited, accepted, aggregate)
-    ledger = ledger_of(cohort.round, clients, asked, received, verdicts, aggregate)
-    model, loss = cohort.model, math.nan
+    ledger = ledger_of(
+        round.number, round.clients, round.sampled, intake.received, verdicts, aggregate
+    )
+    names = [round.clients[update.client] for update in accepted]
+    next_model = round.sent
+    state = round.state
+    loss = math.nan
     if aggregate is not None:
-        model, state = aggregate.model, aggregate.state
+        next_model = aggregate.model
+        state = aggregate.state
         loss = float(np.mean([update.metrics["loss"] for update in accepted]))
-    pieces = piece_entries(cohort.round, [clients[update.client] for update in accepted], aggregate)
-    shown = method.shown(model, state)
     return RoundResult(
-        round=cohort.round,
+        round=round.number,
         ledger=ledger,
         loss=loss,
-        pieces=pieces,
-        model=shown,
-        next_model=model,
+        pieces=piece_entries(round.number, names, aggregate),
+        model=round.method.shown(next_model, state),
+        next_model=next_model,
         state=state,
     )
+
+
+def _refused_for_the_sum(intake: Intake) -> Intake:
+    """Nobody counts in a round whose model would not be finite; the likely culprit is named."""
+    accepted = intake.accepted()
+    longest = max(accepted, key=lambda update: intake.verdicts[update.client].distance)
+    verdicts = dict(intake.verdicts)
+    for update in accepted:
+        reason = "the model of this round would not be finite"
+        if update is longest:
+            reason = f"{reason}; it moved farthest of all"
+        verdicts[update.client] = replace(verdicts[update.client], reason=reason)
+    return replace(intake, verdicts=verdicts)

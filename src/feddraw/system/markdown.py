@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from feddraw import naming
+from feddraw.text import safe_line
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
@@ -14,7 +14,7 @@ def escape_markdown(text: str) -> str:
     """Text as one line of Markdown that shows the same characters: names are names, whatever they
     look like.
     """
-    line = naming.safe_line(" ".join(text.split()))
+    line = safe_line(" ".join(text.split()))
     escaped = _MARKUP.sub(r"\\\1", line)
     return escaped.replace(r"\<", "&lt;").replace(r"\>", "&gt;")
 

@@ -10,11 +10,11 @@ from feddraw.analysis import plots
 from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.site_heterogeneity import Heterogeneity, site_distances_in_ledger
-from feddraw.naming import join_names, slug
 from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Paragraph, Picture
 from feddraw.report.pictures import ledger_column, panel_height, weight_pictures
 from feddraw.report.runs import RecordedRun, ledger_client_sizes
 from feddraw.report.statistics import Report
+from feddraw.text import join_names, slug
 
 Runs = Sequence[RecordedRun]
 SMALLEST_DEVIATION = 0.01  # of the equal weight: below it, clients of one size are alike

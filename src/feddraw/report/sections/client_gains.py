@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.statistics_in_words import interval_from_to
-from feddraw.grouping import grouped
-from feddraw.naming import slug
 from feddraw.report.blocks import (
     Block,
     Cell,
@@ -23,6 +21,7 @@ from feddraw.report.cells import number_cell
 from feddraw.report.pictures import panel_height
 from feddraw.report.runs import METRICS, RecordedRun, clients_with_metrics, has_own_model
 from feddraw.report.statistics import MeanOverRepeats, Report
+from feddraw.text import grouped, slug
 
 
 @dataclass(frozen=True)

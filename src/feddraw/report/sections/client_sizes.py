@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from feddraw.analysis import plots
-from feddraw.naming import join_names, slug
 from feddraw.report.blocks import Block, Gallery, Picture
 from feddraw.report.pictures import panel_height
 from feddraw.report.runs import (
@@ -18,6 +17,7 @@ from feddraw.report.runs import (
     shares_with_finding,
 )
 from feddraw.report.statistics import Report
+from feddraw.text import join_names, slug
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:

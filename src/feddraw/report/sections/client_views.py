@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.analysis.bootstrap import Interval, interval
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.cells import number_cell
 from feddraw.report.patients import PatientBootstrap, bootstrap_of_holdout
 from feddraw.report.runs import HoldoutPredictions, RecordedRun, read_holdout_predictions
 from feddraw.report.statistics import Report
+from feddraw.text import slug
 
 ALONE = "alone"
 FEDAVG = "fedavg"

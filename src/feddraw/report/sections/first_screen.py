@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
-from feddraw.naming import join_names, slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
 from feddraw.report.cells import column_cells, interval_cell, note_on_means, number_cell
@@ -19,6 +18,7 @@ from feddraw.report.sections.images_by_finding import tested_images_in_words
 from feddraw.report.sections.summary import headline
 from feddraw.report.statistics import Report
 from feddraw.report.trainings import note_on_trainings
+from feddraw.text import join_names, slug
 
 
 def section(report: Report) -> Iterator[Block]:

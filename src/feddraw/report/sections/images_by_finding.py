@@ -13,11 +13,11 @@ from feddraw.data.finding_counts import (
     split_counts_in_words,
     too_few_for_auc,
 )
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.patients import auc_intervals_by_finding
 from feddraw.report.runs import RecordedRun, findings_of_runs, image_counts_by_split
 from feddraw.report.statistics import Report
+from feddraw.text import slug
 
 METHODS_BESIDE_FOCUS = ("fedavg",)  # whose intervals stand beside those of the method in focus
 MOST_SITES = 8  # that are named in a sentence

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.cells import difference_cells, mean_cell
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods, note_on_patients
 from feddraw.report.runs import RecordedRun, choice_of_model, rounds_of_model, validation_auc
 from feddraw.report.statistics import MeanOverRepeats, Report, mean_over_repeats
+from feddraw.text import slug
 
 MODEL_NAMES = {
     "last": "last round",

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from feddraw.data.finding_counts import few_in_words
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
 from feddraw.report.cells import column_cells
 from feddraw.report.runs import METRICS, RecordedRun
@@ -15,6 +14,7 @@ from feddraw.report.sections.images_by_finding import (
     findings_with_few_images,
 )
 from feddraw.report.statistics import Report, mean_over_findings
+from feddraw.text import slug
 
 
 def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:

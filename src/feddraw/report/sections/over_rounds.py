@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from feddraw.analysis import plots
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Gallery, Heading, Picture
 from feddraw.report.runs import METRICS
 from feddraw.report.statistics import Report
+from feddraw.text import slug
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:

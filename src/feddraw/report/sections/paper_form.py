@@ -13,8 +13,6 @@ from feddraw.analysis import plots
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.statistics import Comparison
 from feddraw.data.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
-from feddraw.grouping import grouped
-from feddraw.naming import join_names
 from feddraw.paper.published_tables import published_comparisons, published_results
 from feddraw.report.blocks import (
     Block,
@@ -32,6 +30,7 @@ from feddraw.report.pictures import ledger_column, ranks_picture
 from feddraw.report.runs import METRICS, data_name, ledger_client_sizes
 from feddraw.report.sections.aggregation_weights import runs_with_weights
 from feddraw.report.statistics import Report
+from feddraw.text import grouped, join_names
 
 SCENARIOS_IN_A_ROW = 6
 SEVEN_SCENARIOS_IN_A_ROW = 4  # where the paper breaks its table of seven

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import plots
 from feddraw.analysis.metrics import ROC_GRID, roc_curve
-from feddraw.grouping import grouped
-from feddraw.naming import slug
 from feddraw.report.blocks import Block, Gallery, Heading, Picture
 from feddraw.report.runs import Predictions, RecordedRun, sensitivity_and_specificity
 from feddraw.report.statistics import Report
+from feddraw.text import grouped, slug
 
 Floats = NDArray[np.float64]
 ScoredRun = tuple[RecordedRun, Predictions]

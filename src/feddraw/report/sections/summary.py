@@ -10,8 +10,6 @@ import numpy as np
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
-from feddraw.grouping import grouped
-from feddraw.naming import join_names
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.patients import interval_over_patients
 from feddraw.report.runs import (
@@ -25,6 +23,7 @@ from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report, mean_over_repeats
 from feddraw.report.trainings import differences_over_trainings
+from feddraw.text import grouped, join_names
 
 
 def section(report: Report) -> Iterator[Block]:
@@ -284,8 +283,8 @@ def _undefined(runs: Sequence[RecordedRun]) -> list[str]:
 def _diverged(runs: Sequence[RecordedRun]) -> Iterator[str]:
     for run in runs:
         if run.diverged:
-            round, why = run.diverged
-            yield f"{_named(run)}, diverged in round {round}: {why}."
+            divergence = run.diverged
+            yield f"{_named(run)}, diverged in round {divergence.round}: {divergence.why}."
 
 
 def _not_finite(runs: Sequence[RecordedRun]) -> Iterator[str]:

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from feddraw.grouping import grouped
 from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragraph, ReportTable
 from feddraw.report.cells import number_cell
 from feddraw.report.runs import METRICS, RecordedRun, partition_hash, versions_and_machine
 from feddraw.report.statistics import Report
+from feddraw.text import grouped
 
 Runs = Sequence[RecordedRun]
 MOST_COMMANDS = 20

@@ -1,0 +1,33 @@
+"""`feddraw check-method`: the properties that every method must have, on a method of one's own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from feddraw.cli.terminal import console, print_line, table
+
+
+def check_method(
+    method: Annotated[
+        str, Argument(help="A method's name, A+B, or package.module:function of your own.")
+    ],
+    settings: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting of the method.")
+    ] = None,
+) -> None:
+    """Check a method of your own on made-up updates, without training; exit code 1 if it fails."""
+    from feddraw.experiment.settings import Experiment, make_method, parse_settings
+    from feddraw.server import method_check
+
+    given = {f"method.{key}": value for key, value in parse_settings(settings or []).items()}
+    rule = make_method(Experiment(method=method).with_settings(given))
+    properties = method_check.check_method(rule)
+    rows = [[row.name, row.wrong or "yes"] for row in properties]
+    console().print(table(["property", "holds"], rows))
+    for line in method_check.properties_that_apply(rule):
+        print_line(line)
+    if any(row.wrong for row in properties):
+        raise typer.Exit(1)

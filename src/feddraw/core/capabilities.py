@@ -1,0 +1,129 @@
+"""What a method can do, and why not: streaming, secure sums, a policy, combining with another.
+
+Each answer is empty where it can, and else a reason in words. It follows from the kinds of a
+method's rules (`SelfScored`, `Factored`, `Joint`, …) and from what they need; nothing else in the
+package decides it.
+"""
+
+from __future__ import annotations
+
+from feddraw.core.exchange import HELD
+from feddraw.core.local import Local, OnItsOwn
+from feddraw.core.method import Method
+from feddraw.core.server import Factored, Joint, Server, StandingMean
+from feddraw.core.weighting import (
+    AfterFirstSum,
+    BySize,
+    Equal,
+    ScoredByOutput,
+    Selection,
+    SelfScored,
+    Weighting,
+)
+
+
+def why_not_streaming(method: Method) -> str:
+    """Why updates cannot be added up one by one as they come."""
+    if isinstance(method.aggregation, Joint):
+        return "its model is made from all updates at once"
+    weighting = method.aggregation.weighting
+    server = method.aggregation.server
+    if not isinstance(weighting, SelfScored):
+        return "a client's weight depends on the other clients' updates"
+    if isinstance(weighting, AfterFirstSum):
+        return "a client's weight needs a sum over all clients first"
+    if isinstance(weighting, ScoredByOutput):
+        return "each output of the classifier has weights of its own"
+    if isinstance(server, Factored):
+        return "its server rule multiplies moves by what follows from all clients"
+    if isinstance(server, StandingMean):
+        return "its server rule sums updates by other numbers than the weights"
+    if server.needs.layers == "all":
+        return "its server rule needs every client's parameters"
+    return ""
+
+
+def why_not_secure(method: Method) -> str:
+    """Why it cannot run where the server sees sums over clients only (docs/privacy.md)."""
+    if method.centralised:
+        return "all images are in one place, so there is nothing to add up"
+    if isinstance(method.aggregation, Joint):
+        return "its model is made from every client's parameters"
+    weighting = method.aggregation.weighting
+    server = method.aggregation.server
+    if reason := _why_weighting_not_secure(weighting):
+        return reason
+    if server.needs.layers == "all":
+        return "its server rule needs every client's parameters"
+    if any(extra.holds == "moves" for extra in method.local.sends):
+        return (
+            "what its clients send beside the model follows from their moves, and its sum beside "
+            "the weighted one can leave a single client's as their difference"
+        )
+    if HELD.name in method.asks:
+        return "under unequal weights the server needs what each client remembers by its own share"
+    return ""
+
+
+def _why_weighting_not_secure(weighting: Weighting) -> str:
+    if not isinstance(weighting, SelfScored):
+        return "a client's weight depends on the other clients' updates"
+    if isinstance(weighting, AfterFirstSum) and weighting.contributes != "numbers":
+        return (
+            f"its first sum is of {weighting.contributes}, and beside the weighted sum of moves it "
+            "can leave a single client's as their difference"
+        )
+    return ""
+
+
+def secure_sums(method: Method) -> int:
+    """How many masked sums a round takes; 0 where the method is not secure."""
+    if why_not_secure(method) or isinstance(method.aggregation, Joint):
+        return 0
+    return 2 if isinstance(method.aggregation.weighting, AfterFirstSum) else 1
+
+
+def why_no_policy(method: Method) -> str:
+    """Why limits on the weights would not limit how much a client counts."""
+    if isinstance(method.aggregation, Joint):
+        return "its rule makes model and weights together, and takes no others"
+    if isinstance(method.aggregation.weighting, Selection):
+        return "it selects clients, and limits would bring in those that it left out"
+    if isinstance(method.aggregation.server, Factored):
+        return (
+            "its server rule turns weights into coefficients by numbers that the clients report "
+            "themselves"
+        )
+    return ""
+
+
+def why_not_first(method: Method) -> str:
+    """Why a method cannot be A in `A+B`, which gives its weighting."""
+    if method.centralised:
+        return "trains in one place, so there are no clients to weigh"
+    if isinstance(method.aggregation, Joint):
+        return ""  # it has no weighting to give, and takes the other's local rule instead
+    if isinstance(method.aggregation.weighting, BySize | Equal) and not only_weighs(method):
+        return "has no weighting of its own, so it cannot come first: use fedavg or uniform instead"
+    return ""
+
+
+def why_not_second(method: Method) -> str:
+    """Why a method cannot be B in `A+B`, which gives its local and server rules."""
+    if method.centralised:
+        return "trains in one place, so there are no clients to weigh"
+    if isinstance(method.local, OnItsOwn):
+        return "never trains on the common model, so it cannot come second"
+    if isinstance(method.aggregation, Joint):
+        return "makes model and weights together, so it takes no weights and cannot come second"
+    if only_weighs(method):
+        return "is a weighting only, so it cannot come second"
+    return ""
+
+
+def only_weighs(method: Method) -> bool:
+    """Whether only the weighting of a method differs from plain averaging."""
+    if method.centralised or isinstance(method.aggregation, Joint):
+        return False
+    plain_server = type(method.aggregation.server) is Server
+    return plain_server and type(method.local) is Local

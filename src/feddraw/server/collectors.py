@@ -1,0 +1,371 @@
+"""From updates to a new model: all together, or one by one as they arrive.
+
+A collector is called with a `Round` and the updates as they arrive, and tells the round in the
+order in which it happens: check, accept, weigh, sum, step, write down. `Together` waits for all
+updates. `Streaming` adds each to the sum at once and forgets it: memory for one model, whatever the
+number of clients. The third collector is `secure.rounds`, where the server sees sums only.
+
+Where nobody is refused all three give the same weights. They differ in whose images the prior is
+over: here, those of the clients that are accepted; in a stream and under secure sums, which must
+weigh before all have answered, those of the clients that were sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from feddraw.core import (
+    ClientView,
+    Cohort,
+    Column,
+    Factored,
+    Facts,
+    Joint,
+    Model,
+    Proxy,
+    SelfScored,
+    State,
+    Sums,
+    Update,
+    Vector,
+    Weighted,
+    Weights,
+    mean_buffers,
+    weighted_sum,
+    why_not_streaming,
+)
+from feddraw.core.cohort import columns_of
+from feddraw.errors import UserError
+from feddraw.server.aggregate import Aggregate
+from feddraw.server.gate import Gate, Verdict, accept, check_update, compare_with_median, inspect
+from feddraw.server.partial_labels import divided_among_labelling, with_unlabelled_rows_as_sent
+from feddraw.server.policy import Policy, with_limited_size
+from feddraw.server.round import Intake, Round, RoundResult, close_round
+
+BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Waits for all updates, so that each can be compared with the others."""
+
+    gate: Gate = field(default_factory=Gate)
+    policy: Policy = field(default_factory=Policy)
+    proxy: Proxy | None = None  # labelled images at the server, for the methods that need some
+
+    def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
+        """Check the updates, weigh them, sum them, step, and write down who counted how much."""
+        if round.method.needs.server_images and self.proxy is None:
+            raise UserError("this weighting needs labelled images at the server")
+        updates = sorted(arriving, key=lambda update: update.client)  # never in order of arrival
+        verdicts = inspect(updates, round.sent, round.method.extras, len(round.clients), self.gate)
+        sizes = {u.client: u.size for u in updates if not verdicts[u.client].reason}
+        limited_sizes = self.policy.limited_sizes(sizes)
+        received = [with_limited_size(update, limited_sizes) for update in updates]
+        sound = [update for update in received if not verdicts[update.client].reason]
+        cohort = round.cohort(sound, self.proxy)
+        draft = self._draft(cohort, round)
+        distances = cohort.distances if draft is None else draft.distances
+        accepted, verdicts = accept(cohort, distances, verdicts, self.gate)
+        if draft is not None and accepted == sound:
+            aggregate: Aggregate | None = draft.aggregate()
+        elif accepted:
+            aggregate = self._aggregate(replace(cohort, updates=accepted), round)
+        else:
+            aggregate = None
+        return close_round(round, Intake(received, verdicts, sizes, limited_sizes), aggregate)
+
+    def _draft(self, cohort: Cohort, round: Round) -> _Draft | None:
+        """The sum of all sound updates, which holds if the gate accepts them all.
+
+        The gate wants to know how far each client moved, and the sum reads the same memory: one
+        pass gives both. Only for rules that weigh each client by itself, where a broken update
+        spoils nothing but the sum.
+        """
+        rule = round.method.aggregation
+        if not cohort.updates or isinstance(rule, Joint) or why_not_streaming(round.method):
+            return None
+        with np.errstate(all="ignore"):
+            weights, state = self._weigh(rule, cohort, round)
+            if not np.isfinite(weights.values).all():
+                return None
+            sums, distances = CohortSums.measured(rule, cohort, weights)
+        return _Draft(rule, sums, distances, state)
+
+    def _aggregate(self, cohort: Cohort, round: Round) -> Aggregate:
+        rule = round.method.aggregation
+        if isinstance(rule, Joint):
+            return joined(rule, cohort, round.state)
+        weights, state = self._weigh(rule, cohort, round)
+        sums, _ = CohortSums.measured(rule, cohort, weights)
+        return stepped(rule, sums, state)
+
+    def _weigh(self, rule: Weighted, cohort: Cohort, round: Round) -> tuple[Weights, State]:
+        """How much each client counts, within the policy and by finding, and the next state.
+
+        Weights that are no numbers pass as they are: `close_round` refuses the model they give.
+        """
+        weights, weighting_state = rule.weighting.weigh(cohort, round.state["weighting"])
+        state = round.state | {"weighting": weighting_state}
+        if not np.isfinite(weights.values).all():
+            return weights, state
+        weights = self.policy.bounded(weights, cohort, round.clients)
+        return divided_among_labelling(cohort, weights), state
+
+
+@dataclass(frozen=True, eq=False)
+class _Draft:
+    """The sums over all sound updates, and how far each of them moved."""
+
+    rule: Weighted
+    sums: CohortSums
+    distances: Column
+    state: State
+
+    def aggregate(self) -> Aggregate:
+        return stepped(self.rule, self.sums, self.state)
+
+
+def joined(rule: Joint, cohort: Cohort, state: State) -> Aggregate:
+    """What a joint rule makes of a cohort."""
+    weights = divided_among_labelling(cohort, rule.weigh(cohort))
+    result = rule.combine(cohort, weights)
+    model = _model_of(cohort, result.params, result.buffers, weights)
+    return Aggregate(model, weights, result.coefficients, state)
+
+
+def stepped(rule: Weighted, sums: Sums, state: State) -> Aggregate:
+    """The server's step with these sums."""
+    params, server_state = rule.server.step(sums, state["server"])
+    buffers = mean_buffers(sums.cohort, sums.weights)
+    model = _model_of(sums.cohort, params, buffers, sums.weights)
+    coefficients = rule.server.coefficients_in_ledger(sums)
+    return Aggregate(model, sums.weights, coefficients, state | {"server": server_state})
+
+
+def _model_of(cohort: Cohort, params: Vector, buffers: Vector, weights: Weights) -> Model:
+    """The new model; counters take their maximum."""
+    if cohort.labelled is not None:
+        params = with_unlabelled_rows_as_sent(params, cohort.sent.params, weights)
+    counters = np.max([update.model.counters for update in cohort.updates], axis=0)
+    return Model(params, buffers, counters, cohort.sent.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class CohortSums(Sums):
+    """Sums over updates that all lie here."""
+
+    @staticmethod
+    def measured(rule: Weighted, cohort: Cohort, weights: Weights) -> tuple[CohortSums, Column]:
+        """The sums under these weights and the server rule's factors, and how far each moved."""
+        server = rule.server
+        if isinstance(server, Factored):
+            views = cohort.views()
+            factors = np.array([server.factor(view) for view in views])
+            terms = np.array([server.term(view) for view in views])
+            coefficients, segments = weights.times(
+                lambda values: server.coefficients(values, factors, terms)
+            )
+        elif server.scale != 1.0:
+            coefficients, segments = weights.times(lambda values: server.scale * values)
+        else:
+            coefficients = weights.values
+            segments = weights.segments
+        total, distances = cohort.averaged_and_measured(coefficients, segments)
+        return CohortSums(cohort, weights, coefficients, total), distances
+
+    def moved_by(self, by: Column, span: slice) -> Vector:
+        return self.cohort.moved(by, span)
+
+    def extra_by(self, name: str, by: Column, span: slice) -> Vector:
+        return weighted_sum(by, self.cohort.extra(name)[:, span])
+
+
+@dataclass(frozen=True, eq=False)
+class Streaming:
+    """Adds each update to the sum as it arrives, in client order, and forgets it.
+
+    A softmax is carried with its running maximum: when a larger score comes, the sum so far is
+    scaled down. The order is that of the clients, so the bits depend neither on who answers first
+    nor on the number of workers; they differ from those of `Together` in the last digit.
+    """
+
+    sizes: Sequence[int]  # by client, the images that it will report
+    gate: Gate = field(default_factory=Gate)
+    policy: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        check_stream_limits(self.gate, self.policy)
+
+    def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
+        """Check, weigh and add each update; then step, and write down who counted how much."""
+        announced = {client: self.sizes[client] for client in round.sampled}
+        limited_sizes = self.policy.limited_sizes(announced)
+        stream = _Stream.begin(round, announced, limited_sizes)
+        verdicts: dict[int, Verdict] = {}
+        received = []
+        for update in arriving:
+            if update.client in verdicts:  # what is in the sum stays there
+                again = "answered again, its first answer counts"
+                verdicts[update.client] = replace(verdicts[update.client], note=again)
+                continue
+            verdict = self._check(update, round, announced)
+            resized = with_limited_size(update, limited_sizes)
+            if not verdict.reason:
+                stream.add(resized)
+            verdicts[update.client] = verdict
+            received.append(replace(resized, model=round.sent))  # its own goes with the next one
+        sound = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
+        verdicts |= compare_with_median(sound, self.gate)
+        aggregate = stream.aggregate() if stream.updates else None
+        return close_round(round, Intake(received, verdicts, announced, limited_sizes), aggregate)
+
+    def _check(self, update: Update, round: Round, announced: Mapping[int, int]) -> Verdict:
+        """What can be said of an update before the others are there."""
+        if update.client not in announced:
+            return Verdict("not a client of this federation, or not asked")
+        verdict = check_update(update, round.sent, round.method.extras, self.gate.max_size)
+        if not verdict.reason and update.size != announced[update.client]:
+            size = announced[update.client]
+            return Verdict(f"size {update.size} where {size} was announced")
+        return verdict
+
+
+def check_stream_limits(gate: Gate, policy: Policy) -> None:
+    """Refuse a gate and a policy that need all updates at once."""
+    if gate.norm == "refuse" or gate.clip:
+        raise UserError(
+            "stream = true cannot wait for the median: set gate.norm to off or warn, and gate.clip"
+            " to 0"
+        )
+    if policy.limits_weights:
+        raise UserError(
+            "a stream adds an update before all weights are known, so a policy cannot limit them:"
+            " set stream = false, or leave only policy.max_size and policy.max_size_times"
+        )
+
+
+@dataclass(eq=False)
+class _Stream:
+    """The sum of one round, update by update."""
+
+    round: Round
+    rule: Weighted
+    weighting: SelfScored
+    facts: Facts
+    places: Mapping[int, int]  # by client, its index in the facts
+    sum: RunningSum
+    counters: Vector
+    scores: list[float] = field(default_factory=list)
+    parts: list[Mapping[str, float]] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)  # with the sent model in place of theirs
+
+    @staticmethod
+    def begin(
+        round: Round,
+        announced: Mapping[int, float],
+        limited_sizes: Mapping[int, tuple[float, str]],
+    ) -> _Stream:
+        rule = round.method.aggregation
+        if isinstance(rule, Joint) or not isinstance(rule.weighting, SelfScored):
+            raise UserError(f"this method cannot stream: {why_not_streaming(round.method)}")
+        sizes_by_client = {
+            client: limited_sizes[client][0] if client in limited_sizes else size
+            for client, size in announced.items()
+        }
+        sizes = np.array(list(sizes_by_client.values()), np.float64)
+        return _Stream(
+            round=round,
+            rule=rule,
+            weighting=rule.weighting,
+            facts=Facts(round.number, round.rounds, sizes),
+            places={client: place for place, client in enumerate(sizes_by_client)},
+            sum=RunningSum(len(round.sent.params), len(round.sent.buffers)),
+            counters=np.zeros_like(round.sent.counters),
+        )
+
+    def add(self, update: Update) -> None:
+        """Score an accepted update, add it to the sum, forget its model."""
+        view = ClientView(self.round.sent, update)
+        score, parts = self.weighting.score(view, self.facts, self.places[update.client])
+        params = update.model.params
+        learnt = view.learnt(slice(None))
+        if learnt is not None:
+            # Zeros in rows of findings that it does not label; the others' are scaled up later.
+            params = np.where(learnt, params, 0).astype(params.dtype)
+        self.sum.add(score, params, update.model.buffers)
+        np.maximum(self.counters, update.model.counters, out=self.counters)
+        self.scores.append(score)
+        self.parts.append(parts)
+        self.updates.append(replace(update, model=self.round.sent))
+
+    def aggregate(self) -> Aggregate:
+        """As `stepped` for all updates at once."""
+        sent = self.round.sent
+        cohort = self.round.cohort(self.updates)
+        values = np.exp(np.array(self.scores) - self.sum.top) / self.sum.total
+        weights = divided_among_labelling(cohort, Weights(values, columns_of(self.parts)))
+        average, buffers = self.sum.averages()
+        for piece in weights.pieces:
+            share = values[piece.values > 0].sum()
+            for span in piece.spans:
+                average[span] = average[span] / share if share else sent.params[span]
+        sums = StreamedSums(cohort, weights, values, average)
+        params, server_state = self.rule.server.step(sums, self.round.state["server"])
+        if cohort.labelled is not None:
+            params = with_unlabelled_rows_as_sent(params, sent.params, weights)
+        return Aggregate(
+            model=Model(params, buffers, self.counters, sent.layout),
+            weights=weights,
+            coefficients=self.rule.server.coefficients_in_ledger(sums),
+            state=self.round.state | {"server": server_state},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedSums(Sums):
+    """Sums of which only the weighted average is left."""
+
+    def moved_by(self, by: Column, span: slice) -> Vector:
+        raise UserError("the server rule needs more than the clients' average: set stream = false")
+
+    def extra_by(self, name: str, by: Column, span: slice) -> Vector:
+        raise UserError("the server rule needs more than the clients' average: set stream = false")
+
+
+class RunningSum:
+    """Vectors times exp(score), in float64, under the running maximum of the scores."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.sums = [np.zeros(length) for length in lengths]
+        self.total = 0.0
+        self.top = -math.inf
+
+    def add(self, score: float, *vectors: Vector) -> None:
+        """One client's vectors, times its weight."""
+        if score > self.top:
+            scale = math.exp(self.top - score)
+            if self.total:
+                for so_far in self.sums:
+                    np.multiply(so_far, scale, out=so_far)
+            self.top = score
+            self.total *= scale
+        weight = math.exp(score - self.top)
+        self.total += weight
+        for so_far, vector in zip(self.sums, vectors, strict=True):
+            for start in range(0, len(vector), BLOCK):
+                span = slice(start, start + BLOCK)
+                so_far[span] += np.multiply(vector[span], weight, dtype=np.float64)
+
+    def averages(self) -> list[Vector]:
+        """The weighted means, as float32."""
+        means = []
+        for so_far in self.sums:
+            mean = np.empty(len(so_far), np.float32)
+            np.divide(so_far, self.total, out=mean, casting="same_kind")
+            means.append(mean)
+        return means
