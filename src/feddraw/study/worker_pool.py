@@ -37,7 +37,7 @@ Admit = Callable[[PlannedRun], bool]
 REPORT_INTERVAL = 0.5  # seconds between two reports of a worker
 
 
-# ----------------------------------------------------------------------------- what a worker is told
+# ---------------------------------------------------------------------------- what a worker is told
 
 
 @dataclass(frozen=True)
