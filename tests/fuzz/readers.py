@@ -1028,7 +1028,7 @@ def targets(room: Path) -> list[Target]:
         *named(corruption.Corruption, "alterations check"),
     ]
     sheet = functions(
-        csv_sheet, finding_names, label_table, without="split_rows first_row_problems"
+        csv_sheet, finding_names, label_table, without="split_rows _first"
     )
     release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
     logs = [
