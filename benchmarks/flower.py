@@ -1,7 +1,7 @@
 """What a server does with ten replies of DenseNet121's size, beside Flower's FedAvg, from the same
 real messages.
 
-    python benchmarks/flower.py [--blocks 20]
+    python -m benchmarks.flower [--blocks 20]
 
 Both decode the messages and give the next model's record. Times are ratios from alternating blocks;
 memory is the process's peak beyond what it holds when the replies are there, each measured in a
@@ -27,13 +27,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.timing import TimingSession, ratio_of_times, seconds_of
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
-from feddraw.server.gate import Gate, accept_by_distance, check_each_update
+from feddraw.server.collectors import CohortSums, stepped
+from feddraw.server.gate import Gate, accept, inspect
 from feddraw.training import network_by_name
 
 CLIENTS = 10
@@ -80,10 +81,10 @@ def fresh(replies: list[Message]) -> list[Message]:
 
 def whole(strategy: Any, replies: list[Message]) -> float:
     """Seconds of `aggregate_train`: for ours with the gate and the ledger."""
-    model, state = getattr(strategy, "model", None), getattr(strategy, "state", None)
+    before = getattr(strategy, "_global", None)
     messages = fresh(replies)
     seconds = seconds_of(partial(strategy.aggregate_train, 1, messages))
-    strategy.model, strategy.state = model, state
+    strategy._global = before
     return seconds
 
 
@@ -99,10 +100,10 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         return found
 
     def decode() -> Any:
-        answers, _ = reply_intake.read_replies(messages, strategy._asked, "1")
+        answers, _ = reply_intake.read_replies(messages, strategy._training.nodes, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
         return reply_intake.decode_replies(
-            answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room
+            answers, places, sent, reply_intake.ReplyFormat({}), reuse=strategy._matrices
         )[0]
 
     sent, method = strategy.model, strategy.method
@@ -111,12 +112,17 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     cohort = Cohort(0, 15, sent, updates, CLIENTS)
 
     def gate() -> None:
-        accept_by_distance(
-            cohort, cohort.distances, check_each_update(updates, sent, {}, CLIENTS, Gate()), Gate()
-        )
+        verdicts = inspect(updates, sent, {}, CLIENTS, Gate())
+        accept(cohort, cohort.distances, verdicts, Gate())
+
+    def weigh_and_sum() -> Any:
+        rule, state = method.aggregation, method.init(sent)
+        weights, _ = rule.weighting.weigh(cohort, state["weighting"])
+        sums, _ = CohortSums.measured(rule, cohort, weights)
+        return stepped(rule, sums, state)
 
     lap("gate", gate)
-    summed = lap("weigh and sum", lambda: method.aggregate(cohort, method.init(sent)))
+    summed = lap("weigh and sum", weigh_and_sum)
     lap("encode", lambda: model_to_arrays(summed.model))
     return clock
 

@@ -1,5 +1,8 @@
 """What every method must hold, run over every file in `methods/`: a new one is under test as soon
 as it is there.
+
+Each method is trained once (`tiny.trained`); the properties look at that run, or replay the updates
+that its clients sent.
 """
 
 from __future__ import annotations
@@ -16,41 +19,40 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+import tiny
 from bad_updates import BAD, BAD_EXTRAS
-from feddraw import catalog, federation
-from feddraw.core import ASKED, Cohort, Job, Server
-from feddraw.experiment.method_by_name import why_no_training, why_no_weighting
-from feddraw.experiment.settings import Experiment, make_method
+from feddraw import catalog
+from feddraw.core import ASKED, Job, Joint, Server, why_not_first, why_not_second
 from feddraw.federation import client_seed
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
 from tiny import (
+    METHODS,
     NAMES,
     SIZES,
     Altered,
     Canned,
     bench,
     copied,
+    covering,
     initial,
+    kinds_of_client,
+    method_of,
     same,
     server_images,
+    server_of,
     shards,
+    together,
     train,
+    trained,
+    weighting_of,
 )
 
-METHODS = catalog.names("methods")
 every_method = pytest.mark.parametrize("name", METHODS)
-
-
-FEWER = {  # slow at the server; too few images
-    "fedlaw": {"epochs": 2},
-    "random_effects": {"batch_size": 4},
-    "effects_then_uniform": {"batch_size": 4},
-}
-
-
-def method_of(name):
-    return make_method(Experiment(method={"name": name} | FEWER.get(name.partition("+")[0], {})))
+federate = partial(tiny.federate, proxy=server_images())
+JOINT = [name for name in METHODS if isinstance(method_of(name).aggregation, Joint)]
+NOT_LINEAR = {*JOINT, "fedadagrad", "fedadam", "fedyogi"}
+AVERAGING = [name for name in METHODS if type(server_of(method_of(name))) is Server]
 
 
 def first_of_each(rule):
@@ -58,29 +60,15 @@ def first_of_each(rule):
     return list({repr(rule(method_of(name))): name for name in METHODS[::-1]}.values())
 
 
-federate = partial(federation.federate, proxy=server_images())
-AVERAGING = [name for name in METHODS if type(method_of(name).server) is Server]
-
-
-@cache
 def second_round(name):
     """The cohort and the server's state of a round in which every memory and control is in use."""
-    method = method_of(name)
-    kept = []
-    engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
-    first, _ = train(method, rounds=2, engine=engine)
-    return Cohort(1, 15, first.next_model, kept[1], len(NAMES), server_images()), first.state
+    _, state = trained(name).before(1)
+    return trained(name).cohort(1, rounds=15), state
 
 
 def aggregate(name, cohort=None, state=None):
     there, before = second_round(name)
-    return method_of(name).aggregate(cohort or there, before if state is None else state)
-
-
-@cache
-def straight(name):
-    """Four rounds as they should be."""
-    return train(method_of(name), rounds=4)
+    return tiny.aggregate(method_of(name), cohort or there, before if state is None else state)
 
 
 def leaves(tree):
@@ -108,18 +96,17 @@ def test_weights_are_a_distribution(name):
         assert values.sum() == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if method_of(name).server.linear])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NOT_LINEAR])
 def test_coefficients_explain_the_step(name):
     """The new parameters are the sent ones plus each move times its coefficient, but for what the
     server remembers.
     """
     cohort, _ = second_round(name)
-    method = method_of(name)
-    fresh = aggregate(name, state=method.init(cohort.model))
-    moves = cohort.deltas.astype(np.float64)
-    expected = cohort.model.params + fresh.coefficients @ moves
-    for place, coefficients in method.server.segments(cohort, fresh.weights):
-        expected[place] = cohort.model.params[place] + coefficients @ moves[:, place]
+    fresh = aggregate(name, state=method_of(name).init(cohort.sent))
+    moves = cohort.moves.astype(np.float64)
+    expected = cohort.sent.params + fresh.coefficients @ moves
+    for span, coefficients in fresh.weights.segments:
+        expected[span] = cohort.sent.params[span] + coefficients @ moves[:, span]
     assert fresh.model.params == pytest.approx(expected, abs=1e-5)
 
 
@@ -149,63 +136,80 @@ class Relabelled:
     def commit(self, clients):
         self.engine.commit([self.label[client] for client in clients])
 
-    def train(self, jobs):
-        own = [
-            replace(job, client=c, seed=client_seed(0, job.round, c))
+    def train(self, jobs, *, in_turn=False):
+        theirs = [
+            replace(job, client=client, seed=client_seed(0, job.round, client))
             for job in jobs
-            for c in [self.label[job.client]]
+            for client in [self.label[job.client]]
         ]
-        for job, update in zip(jobs, list(self.engine.train(own)), strict=True):
+        for job, update in zip(jobs, list(self.engine.train(theirs)), strict=True):
             yield replace(update, client=job.client)
 
 
+ORDER = [2, 0, 3, 1]
+
+
+def replayed(name, change):
+    """The server's four rounds again, on the updates that its clients sent, each round's changed:
+    the results beside those of the first time.
+    """
+    run = trained(name)
+    sent, state = run.before(0)
+    for round, result in enumerate(run.results):
+        again = together(run.method, sent, state, change(run.updates[round]), round=round, rounds=4)
+        yield result, again
+        sent, state = again.next_model, again.state
+
+
 @every_method
-def test_relabelled_clients_give_the_same_model(name):
+def test_clients_under_other_numbers_give_the_same_model(name):
+    """Moves are summed in float32 in the order of the clients, so the last place differs."""
+
+    def relabelled(updates):
+        return [replace(updates[old], client=new) for new, old in enumerate(ORDER)]
+
+    for result, again in replayed(name, relabelled):
+        assert again.model.params == pytest.approx(result.model.params, abs=1e-5)
+        assert again.model.buffers == pytest.approx(result.model.buffers, rel=1e-5, abs=1e-6)
+        expected = [list(result.weights.values())[old] for old in ORDER]
+        assert list(again.weights.values()) == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", kinds_of_client())
+def test_clients_that_train_under_other_numbers_give_the_same_model(name):
     method = method_of(name)
-    crossed = train(method, rounds=4, engine=Relabelled(bench(method), label=[2, 0, 3, 1]))
-    for one, other in zip(straight(name), crossed, strict=True):
-        # moves are summed in float32 in the order of the clients, so the last place differs; from
-        # the third round on Adam may turn that into a small part of a step (1e-2) where a gradient
-        # is next to nothing
-        near = 1e-5 if one.round < 2 else 2e-4
-        assert other.model.params == pytest.approx(one.model.params, abs=near)
-        assert other.model.buffers == pytest.approx(one.model.buffers, rel=near, abs=near / 10)
-        expected = [list(one.weights.values())[i] for i in (2, 0, 3, 1)]
-        assert list(other.weights.values()) == pytest.approx(expected, rel=near)
+    crossed = train(method, rounds=2, engine=Relabelled(bench(method), label=ORDER))
+    straight = train(method, rounds=2)
+    for result, again in zip(straight, crossed, strict=True):
+        assert again.model.params == pytest.approx(result.model.params, abs=1e-5)
+        assert again.model.buffers == pytest.approx(result.model.buffers, rel=1e-5, abs=1e-6)
 
 
 @every_method
 def test_the_order_of_arrival_changes_no_bit(name):
-    method = method_of(name)
-    late = train(
-        method,
-        rounds=4,
-        engine=Altered(bench(method), lambda updates: [updates[i] for i in (3, 1, 0, 2)]),
-    )
-    for one, other in zip(straight(name), late, strict=True):
-        assert same(one.model, other.model)
-        assert same(one.next_model, other.next_model)
-        assert [repr(entry) for entry in one.ledger] == [repr(entry) for entry in other.ledger]
+    for result, late in replayed(name, lambda updates: [updates[i] for i in (3, 1, 0, 2)]):
+        assert same(result.model, late.model)
+        assert same(result.next_model, late.next_model)
+        assert equal(result.state, late.state)
+        assert [repr(entry) for entry in result.ledger] == [repr(entry) for entry in late.ledger]
 
 
 @every_method
 def test_a_clients_update_does_not_depend_on_who_trained_before_it(name):
-    method = method_of(name)
-    engines = bench(method), bench(method)
-    model, state = initial(), method.init(initial())
-    for round in range(2):
-        jobs = [
-            Job(round, 2, c, client_seed(0, round, c), model, method.broadcast(state))
-            for c in range(4)
-        ]
-        ahead = [copied(update) for update in engines[0].train(jobs)]
-        backwards = [copied(update) for update in engines[1].train(jobs[::-1])][::-1]
-        for one, other in zip(ahead, backwards, strict=True):
-            assert same(one.model, other.model)
-            assert equal(one.extra, other.extra)
-        assert equal(*({str(k): v for k, v in engine.memory.items()} for engine in engines))
-        result = method.aggregate(Cohort(round, 2, model, ahead, 4, server_images()), state)
-        model, state = result.model, result.state
+    run = trained(name)
+    sent, state = run.before(1)
+    engine = run.engine(rounds=1)
+    jobs = [
+        Job(1, 4, client, client_seed(0, 1, client), sent, run.method.broadcast(state))
+        for client in reversed(range(len(NAMES)))
+    ]
+    backwards = [copied(update) for update in engine.train(jobs)][::-1]
+    engine.commit(range(len(NAMES)))
+    for one, other in zip(run.updates[1], backwards, strict=True):
+        assert same(one.model, other.model)
+        assert equal(one.extra, other.extra)
+    for client, memory in run.memory[1].items():
+        assert equal(memory, engine.memory[client])
 
 
 # ---------------------------------------------------------------------------------------- the model
@@ -213,7 +217,7 @@ def test_a_clients_update_does_not_depend_on_who_trained_before_it(name):
 
 @every_method
 def test_types_and_names_are_kept(name):
-    before, after = initial(), straight(name)[-1].model
+    before, after = initial(), trained(name).results[-1].model
     assert after.layout == before.layout
     for vector in ("params", "buffers", "counters"):
         assert getattr(after, vector).dtype == getattr(before, vector).dtype
@@ -230,13 +234,13 @@ def test_types_and_names_are_kept(name):
 @every_method
 def test_counters_are_the_busiest_clients(name):
     steps = SIZES[0] // 8
-    for round, result in enumerate(straight(name)):
+    for round, result in enumerate(trained(name).results):
         assert result.model.counters.tolist() == [steps * (round + 1)] * 2
 
 
-@pytest.mark.parametrize("name", first_of_each(lambda method: (method.local, method.server)))
-def test_variances_stay_positive_over_fifteen_rounds(name):
-    for result in train(method_of(name), rounds=15):
+@pytest.mark.parametrize("name", first_of_each(lambda method: (method.local, server_of(method))))
+def test_variances_stay_positive_over_eight_rounds(name):
+    for result in train(method_of(name), rounds=8):
         arrays = result.model.arrays()
         variances = [value for key, value in arrays.items() if key.endswith("running_var")]
         assert len(variances) == 2
@@ -262,31 +266,30 @@ def test_buffers_lie_between_the_clients_and_those_of_equal_clients_equal_theirs
 
 @every_method
 def test_state_survives_a_file(name, tmp_path):
-    method = method_of(name)
-    whole = straight(name)
-    engine = bench(method)
-    rounds = federate(initial(), method, engine, NAMES, rounds=4, seed=0)
-    next(rounds)
-    second = next(rounds)
+    run = trained(name)
+    second = run.results[1]
     folder = RunFolder(tmp_path)
-    folder.save_checkpoint(Checkpoint(second.next_model, second.state, 2, engine.memory))
+    folder.save_checkpoint(Checkpoint(second.next_model, second.state, 2, run.memory[1]))
     read = folder.load_checkpoint(initial().layout)
     assert read.next_round == 2
     assert equal(read.state, second.state)
-    again = bench(method)
-    again.memory = read.memory
-    rest = train(method, rounds=4, engine=again, model=read.model, start=2, state=read.state)
-    for one, other in zip(whole[2:], rest, strict=True):
-        assert same(one.model, other.model)
-        assert equal(one.state, other.state)
+    assert read.memory.keys() == run.memory[1].keys()
+    for client, memory in read.memory.items():
+        assert equal(memory, run.memory[1][client])
+    engine = bench(run.method)
+    engine.memory = read.memory
+    options = {"rounds": 4, "seed": 0, "start": 2, "state": read.state}
+    third = next(federate(read.model, run.method, engine, NAMES, **options))
+    assert same(third.model, run.results[2].model)
+    assert equal(third.state, run.results[2].state)
 
 
 @every_method
 def test_aggregation_changes_nothing_in_place_and_shares_nothing_with_the_clients(name):
     cohort, state = second_round(name)
-    before = deepcopy((cohort.model, cohort.updates, state))
+    before = deepcopy((cohort.sent, cohort.updates, state))
     found = aggregate(name)
-    assert same(before[0], cohort.model)
+    assert same(before[0], cohort.sent)
     for was, now in zip(before[1], cohort.updates, strict=True):
         assert same(was.model, now.model)
         assert equal(was.extra, now.extra)
@@ -305,36 +308,30 @@ def test_aggregation_changes_nothing_in_place_and_shares_nothing_with_the_client
 
 @every_method
 def test_training_changes_nothing_in_place(name):
-    method = method_of(name)
-    engine = bench(method)
-    list(engine.train([Job(0, 3, 0, 1, initial(), method.broadcast(method.init(initial())))]))
-    engine.commit([0])
-    memory, (sent, state) = engine.memory[0], (second_round(name)[0].model, second_round(name)[1])
-    job = Job(1, 3, 0, 2, sent, method.broadcast(state))
+    run = trained(name)
+    sent, state = run.before(1)
+    job = Job(1, 3, 0, 2, sent, run.method.broadcast(state))
+    memory = deepcopy(run.memory[0].get(0, {}))
     before = deepcopy((job.model, dict(job.broadcast), memory))
-    _, remembered = engine.trainer.work(job, memory)
+    _, remembered = bench(run.method).trainer.work(job, memory)
     assert same(before[0], job.model)
     assert equal(before[1], job.broadcast)
     assert equal(before[2], memory)
-    assert remembered.keys() == method.local.keeps.keys()
+    assert remembered.keys() == run.method.local.keeps.keys()
     for old, new in itertools.product(memory.values(), remembered.values()):
         assert not np.shares_memory(old, new)
 
 
 @every_method
 def test_what_a_rule_keeps_and_sends_has_the_length_that_it_declares(name):
-    method = method_of(name)
-    engine = bench(method)
-    train(method, rounds=2, engine=engine)
+    run = trained(name)
     extent = initial().layout.extent
-    for memory in engine.memory.values():
-        assert {key: len(vector) for key, vector in memory.items()} == {
-            key: extent(long) for key, long in method.local.keeps.items()
-        }
-    for update in second_round(name)[0].updates:
-        assert {key: len(vector) for key, vector in update.extra.items()} == {
-            key: extent(long) for key, long in method.sends.items()
-        }
+    kept = {key: extent(long) for key, long in run.method.local.keeps.items()}
+    sent = {key: extent(long) for key, long in run.method.sends.items()}
+    for memory in run.memory[1].values():
+        assert {key: len(vector) for key, vector in memory.items()} == kept
+    for update in run.updates[1]:
+        assert {key: len(vector) for key, vector in update.extra.items()} == sent
 
 
 # ----------------------------------------------------------------------------------------- settings
@@ -396,28 +393,46 @@ def answers():
     return {update.client: copied(update).extra for update in engine.train(jobs)}
 
 
-FIRST = [name for name in METHODS if not why_no_weighting(method_of(name))]
-SECOND = [name for name in METHODS if not why_no_training(method_of(name))]
+FIRST = [name for name in METHODS if not why_not_first(method_of(name)) and name not in JOINT]
+SECOND = [name for name in METHODS if not why_not_second(method_of(name))]
+LOCAL_ONLY = [name for name in SECOND if type(server_of(method_of(name))) is Server]
+PAIRS = covering(FIRST, SECOND)  # the halves of a mixture know nothing of each other
 
 
-@pytest.mark.parametrize(("weighting", "training"), list(itertools.product(FIRST, SECOND)))
-def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weighting, training):
-    """A+B takes the weighting of A, the local and server rules of B."""
-    mixture = method_of(f"{weighting}+{training}")
-    assert mixture.weighting == method_of(weighting).weighting
-    assert (mixture.local, mixture.server) == (
-        method_of(training).local,
-        method_of(training).server,
-    )
-    cohort, _ = second_round(training)
-    cohort = replace(
+@cache
+def answered(name):
+    """The second round's updates of a method, with an answer to all that any weighting may ask."""
+    cohort, _ = second_round(name)
+    return replace(
         cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates]
     )
-    found = mixture.aggregate(cohort, mixture.init(cohort.model))
+
+
+@pytest.mark.parametrize(("weighting", "training"), PAIRS)
+def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weighting, training):
+    """A+B takes the weighting of A, the local and server rules of B."""
+    mixture, first, second = map(method_of, (f"{weighting}+{training}", weighting, training))
+    assert weighting_of(mixture) == weighting_of(first)
+    assert (mixture.local, server_of(mixture)) == (second.local, server_of(second))
+    cohort = answered(training)
+    found = tiny.aggregate(mixture, cohort)
     assert np.isfinite(found.model.params).all()
     assert found.weights.values.sum() == pytest.approx(1)
-    alone = method_of(weighting).weighting.weigh(cohort, method_of(weighting).weighting.init())[0]
+    rule = weighting_of(first)
+    alone, _ = rule.weigh(cohort, rule.init())
     assert np.array_equal(found.weights.values, alone.values)
+
+
+@pytest.mark.parametrize(("joint", "training"), covering(JOINT, LOCAL_ONLY))
+def test_a_joint_rule_goes_with_another_local_rule(joint, training):
+    """It makes the model itself: what the other adds is in its clients' training."""
+    mixture = method_of(f"{joint}+{training}")
+    assert mixture.aggregation == method_of(joint).aggregation
+    assert mixture.local == method_of(training).local
+    cohort = answered(training)
+    assert same(
+        tiny.aggregate(mixture, cohort).model, tiny.aggregate(method_of(joint), cohort).model
+    )
 
 
 MAY_BE_BY_SIZE = (
@@ -430,9 +445,9 @@ def two_rounds(method, cohort):
     """What is made of the same updates in the first two rounds: weights, parameters and what is
     sent beside them.
     """
-    state, found = method.init(cohort.model), []
+    state, found = method.init(cohort.sent), []
     for round in range(2):
-        result = method.aggregate(replace(cohort, round=round), state)
+        result = tiny.aggregate(method, replace(cohort, round=round), state)
         sent = method.broadcast(result.state).values()
         found += [
             result.weights.values,
@@ -444,37 +459,25 @@ def two_rounds(method, cohort):
     return np.concatenate(found)
 
 
-@cache
-def answered(name):
-    """The second round's updates of a method, with an answer to all that any weighting may ask."""
-    cohort, _ = second_round(name)
-    return replace(
-        cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates]
-    )
-
-
-@pytest.mark.parametrize("training", SECOND)
-@pytest.mark.parametrize("weighting", FIRST)
+@pytest.mark.parametrize(("weighting", "training"), PAIRS)
 def test_no_mixture_equals_one_of_its_halves(weighting, training):
     mixture, first, second = map(method_of, (f"{weighting}+{training}", weighting, training))
     cohort = answered(training)
     found = two_rounds(mixture, cohort)
-    if (
-        first.weighting == second.weighting
-    ):  # FedAvg's weights are FedProx's own: the name says what it is
+    # FedAvg's weights are FedProx's own: the name says what it is
+    if weighting_of(first) == weighting_of(second):
         assert mixture == second
     elif weighting not in MAY_BE_BY_SIZE:
         assert not np.array_equal(found, two_rounds(second, cohort))
-    if (
-        training == "ditto"
-    ):  # trains the common model as FedAvg does: what it adds is a model of each client's own
+    # trains the common model as FedAvg does: what it adds is a model of each client's own
+    if training == "ditto":
         assert mixture.local.keeps == {"own": "model"}
-    elif type(second.server) is not Server:
+    elif type(server_of(second)) is not Server:
         assert not np.array_equal(found, two_rounds(first, cohort))
     # what it adds is in the training: FedAvg's clients, under the same weights, came to other
     # models
     else:
-        assert second.weighting == method_of("fedavg").weighting
+        assert weighting_of(second) == weighting_of(method_of("fedavg"))
         assert not np.array_equal(cohort.params, second_round("fedavg")[0].params)
 
 
@@ -484,7 +487,7 @@ def test_no_mixture_equals_one_of_its_halves(weighting, training):
 def one_round(name, updates):
     cohort, state = second_round(name)
     rounds = federate(
-        cohort.model,
+        cohort.sent,
         method_of(name),
         Canned(updates),
         NAMES,
@@ -504,7 +507,7 @@ def test_a_bad_update_is_refused_by_name_and_never_averaged(name):
     for how, (spoilt, reason) in BAD.items():
         result = one_round(name, [*good[:2], spoilt(good[2]), good[3]])
         assert [entry.status for entry in result.ledger if entry.client != "South"] == [
-            "counted"
+            "weighted"
         ] * 3, how
         (refused,) = [entry for entry in result.ledger if entry.client == "South"]
         assert refused.status.startswith(f"refused: {reason}"), how
@@ -531,7 +534,7 @@ def test_bad_vectors_beside_the_model_are_refused(name):
 def test_when_all_updates_are_broken_the_model_and_the_state_stay(name):
     cohort, state = second_round(name)
     result = one_round(name, [BAD["NaN"][0](update) for update in cohort.updates])
-    assert same(result.next_model, cohort.model)
+    assert same(result.next_model, cohort.sent)
     assert equal(result.state, state)
     assert result.weights == {}
     assert math.isnan(result.loss)
@@ -542,21 +545,19 @@ def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
     """Its loss is not a number in one round; in the next it starts again from its last good
     memory.
     """
-    method = method_of(name)
-    engine = bench(method)
-    first = next(federate(initial(), method, engine, NAMES, rounds=3, seed=0))
-    before = deepcopy(engine.memory[1])
-    loss, engine.trainer.loss = (
-        engine.trainer.loss,
-        lambda logits, targets: (logits * math.nan).mean(),
-    )
-    options = {"rounds": 3, "seed": 0, "state": first.state}
-    failed = next(federate(first.next_model, method, engine, NAMES, start=1, **options))
+    run = trained(name)
+    sent, state = run.before(1)
+    engine = run.engine(rounds=1)
+    loss = engine.trainer.loss
+    engine.trainer.loss = lambda logits, targets: (logits * math.nan).mean()
+    options = {"rounds": 3, "seed": 0, "state": state}
+    failed = next(federate(sent, run.method, engine, NAMES, start=1, **options))
     assert all(entry.status.startswith("refused") for entry in failed.ledger)
-    assert equal(engine.memory[1], before)
+    for client, memory in run.memory[0].items():
+        assert equal(engine.memory[client], memory)
     engine.trainer.loss = loss
-    healed = next(federate(failed.next_model, method, engine, NAMES, start=2, **options))
-    assert [entry.status for entry in healed.ledger] == ["counted"] * 4
+    healed = next(federate(failed.next_model, run.method, engine, NAMES, start=2, **options))
+    assert [entry.status for entry in healed.ledger] == ["weighted"] * 4
     assert np.isfinite(healed.next_model.params).all()
 
 
@@ -565,10 +566,9 @@ def test_a_client_whose_statistics_fail_remembers_what_it_knew_before(name, monk
     """Finite parameters beside a broken buffer: the server refuses the update, so the client must
     not count it.
     """
-    method = method_of(name)
-    engine = bench(method)
-    first = train(method, engine=engine)[0]
-    before = deepcopy(engine.memory[1])
+    run = trained(name)
+    sent, state = run.before(1)
+    engine = run.engine(rounds=1)
     read_into = engine.trainer.network.read_into
 
     def broken(model):
@@ -576,16 +576,16 @@ def test_a_client_whose_statistics_fail_remembers_what_it_knew_before(name, monk
         model.buffers[0] = math.nan
 
     monkeypatch.setattr(engine.trainer.network, "read_into", broken)
-    job = Job(1, 3, 1, client_seed(0, 1, 1), first.next_model, method.broadcast(first.state))
+    job = Job(1, 3, 1, client_seed(0, 1, 1), sent, run.method.broadcast(state))
     (update,) = engine.train([job])
     engine.commit([1])
     assert np.isfinite(update.model.params).all()
-    assert equal(engine.memory[1], before)
+    assert equal(engine.memory[1], run.memory[0][1])
 
 
 @every_method
 def test_the_ledger_has_a_line_for_every_client_and_influences_that_sum_to_one(name):
-    for result in straight(name):
+    for result in trained(name).results:
         assert [entry.client for entry in result.ledger] == list(NAMES)
         assert [entry.size for entry in result.ledger] == list(SIZES)
         assert [entry.steps for entry in result.ledger] == [5, 3, 2, 1]

@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 
 import tiny
 from feddraw import catalog
-from feddraw.core import Method
+from feddraw.core import Joint, Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
@@ -29,18 +29,13 @@ from feddraw.flower.array_records import model_to_arrays, unpack_array
 from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
-from feddraw.flower.secure_messages import (
-    SECURE_ORDER,
-    SECURE_RECORD,
-    SecureOrder,
-    hash_of_secure_message,
-)
+from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, RecordNames, read_offer
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.krum import krum
 from feddraw.methods.scaffold import scaffold
-from feddraw.secure.rounds.in_process import InProcessSecureRounds
+from feddraw.secure.rounds.in_process import Secure
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.gate import Gate
@@ -49,7 +44,7 @@ from test_flower import QUICKSTART, app
 from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
 
 SITES = (*tiny.NAMES, "Coast", "Hill")
-STAGES = ("shares", "values", "survivors", "opening")
+STAGES = ("meet", "add", "sign", "reveal")
 Change = Callable[[str, str, Message], list[Message]]  # stage, site, its answer: what arrives
 
 
@@ -63,7 +58,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def nodes(keys: Path, memory: Path, count: int = 4, **more: Any) -> list[dict[str, Any]]:
-    common = {"sites": str(keys / "sites.toml"), "memory": str(memory)} | more
+    common = {"sites": str(keys / "sites.toml"), "memory": str(memory), "simulated": True} | more
     return [
         {"partition-id": n, "key": str(keys / f"{name}.key")} | common
         for n, name in enumerate(SITES[:count])
@@ -83,17 +78,17 @@ class Line(InProcessGrid):
         self._change = change or (lambda stage, site, reply: [reply])
 
     def _answer(self, message: Message) -> Message:
-        order = json.loads(str(message.content.config_records["config"]["feddraw"])).get(
-            SECURE_ORDER
-        ) or {"stage": "plain"}
-        self._stage = f"{order.get('sum', '')} {order['stage']} {order.get('attempt', 0)}".strip()
+        orders = json.loads(str(message.content.config_records["config"]["feddraw"]))
+        order = orders.get(SECURE_ORDER) or {"stage": "plain"}
+        stage = order.get("stage", "offer")
+        self._stage = f"{order.get('sum', '')} {stage}".strip()
         self.stages += [self._stage] if self._stage not in self.stages[-1:] else []
         return super()._answer(message)
 
     def _arriving(self, replies: list[Message]) -> Iterator[Message]:
         for reply in replies:
             site = SITES[reply.metadata.src_node_id - FIRST_NODE]
-            for found in self._change(self._stage.split()[-2], site, reply):
+            for found in self._change(self._stage.split()[-1], site, reply):
                 if found.has_error():
                     self.errors.append(f"{site}, {self._stage}: {found.error.reason}")
                 else:
@@ -127,10 +122,8 @@ def test_the_bits_are_those_of_the_serial_engine(
     grid = Line(app(method, tmp_path), nodes(keys, tmp_path))
     strategy = trained(method, grid, **options)
     assert grid.errors == []
-    policy = Policy(**options["policy"]) if options else None
-    *_, last = tiny.train(
-        method, 2, secure_rounds=InProcessSecureRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy
-    )
+    policy = Policy(**options["policy"]) if options else Policy()
+    *_, last = tiny.train(method, 2, collect=Secure(tiny.NAMES, tiny.SIZES, policy=policy))
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
@@ -139,12 +132,10 @@ def test_who_drops_after_its_size_is_known_changes_no_bit_of_what_the_serial_eng
     keys: Path, tmp_path: Path
 ) -> None:
     method = feddraw()
-    grid = Line(app(method, tmp_path), nodes(keys, tmp_path), losing([("values", "South")]))
+    grid = Line(app(method, tmp_path), nodes(keys, tmp_path), losing([("add", "South")]))
     strategy = trained(method, grid)
-    masked = InProcessSecureRounds(
-        tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)}
-    )
-    *_, last = tiny.train(method, 2, secure_rounds=masked)
+    masked = Secure(tiny.NAMES, tiny.SIZES, drops=lambda round: {"South": ("moves", 2)})
+    *_, last = tiny.train(method, 2, collect=masked)
     assert set(strategy.history[-1].weights) == {"North", "East", "West"}
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
@@ -229,13 +220,7 @@ def test_a_users_app_needs_the_mod_and_nothing_else(keys: Path, tmp_path: Path) 
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
     strategy = run(grid)
     assert grid.errors == []
-    assert grid.stages == [
-        "begin 0",
-        "moves shares 0",
-        "moves values 0",
-        "moves survivors 0",
-        "moves opening 0",
-    ]
+    assert grid.stages == ["offer", "meet", "moves add", "moves sign", "moves reveal"]
     np.testing.assert_allclose(weights_of(strategy), expected(strategy, tiny.NAMES), atol=1e-6)
     assert strategy.history[0].weights == pytest.approx(
         {name: SIZE[name] / 140 for name in tiny.NAMES}
@@ -257,18 +242,27 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
     assert len(grid.arrived) == 4 * 2 * 6
     known = [(WEIGHTS + moved(n)).tobytes() for n in range(4)]
     known += [moved(n, round).tobytes() for n in range(4) for round in (1, 2)]
+    said = {"meet": {"size", "labelled", "signatures"}, "offer": {"digest"}}
     for stage, _, content in grid.arrived:
-        assert set(content) <= {"client", "metrics", SECURE_RECORD, "words"}, stage
-        assert ("words" in content) == ("values" in stage)
+        if stage == "plain":  # an evaluation in clear
+            assert not content["metrics"]
+            continue
+        last = stage.split()[-1]
+        assert set(content) <= {"client", SECURE_RECORD, "words"}, stage
+        assert ("client" in content) == (stage == "offer")
+        assert ("words" in content) == (last == "add")
         for arrays in content.array_records.values():
-            assert [(array.dtype, array.shape) for array in arrays.values()] == [("uint64", (11,))]
-        for metrics in content.metric_records.values():
-            assert set(metrics) <= {"num-examples", "train_loss"}
-        for config in content.config_records.values():
-            assert set(config) <= {"name", "names", "contents", "announced", "received"}
-            written = b"".join(one for one in config.get("contents", []) if isinstance(one, bytes))
-            assert not any(model in written for model in known)
-    assert strategy.history[0].metrics["train_loss"] == 0.5
+            assert [(array.dtype, array.shape) for array in arrays.values()] == [("uint64", (13,))]
+        record = content.config_records[SECURE_RECORD]
+        assert set(record) <= {"facts", "names", "contents"}
+        facts = json.loads(str(record["facts"]))
+        assert set(facts) == said.get(last, {"statement"} if last == "add" else set())
+        if last == "add":
+            assert set(json.loads(facts["statement"])) == {"own", "steps"}
+        assert set(content.config_records.get("client", {})) <= {"name", "number"}
+        written = b"".join(record.get("contents", []))  # type: ignore[arg-type]
+        assert not any(model in written for model in known)
+    assert strategy.history[0].reported["loss"] == pytest.approx(0.5)
     words = [
         unpack_array(content.array_records["words"]["words"])
         for _, _, content in grid.arrived
@@ -278,15 +272,6 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
     assert (
         np.abs(np.concatenate(words).view(np.int64) / 2.0**40).min() > 1
     )  # a weighted move is less; chance: 10^-5
-
-
-def test_a_site_lists_the_metrics_that_leave_it(keys: Path, tmp_path: Path) -> None:
-    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, metrics="accuracy, secret,list"))
-    strategy = FedDRAW(min_available_nodes=4, secure=True)
-    result = strategy.start(grid, first_arrays(), 1)
-    assert result.evaluate_metrics_clientapp[1] == {"accuracy": 0.9}
-    assert strategy.history[0].metrics["secret"] == 1.5
-    assert "list" not in strategy.history[0].metrics
 
 
 def test_a_site_with_the_mod_gives_its_model_to_no_server(keys: Path, tmp_path: Path) -> None:
@@ -316,8 +301,9 @@ def test_what_waits_at_a_site_is_for_its_owner_only_and_gone_after_the_round(
         return [reply]
 
     run(Line(plain_app(secure_mod), nodes(keys, tmp_path), look))
-    waiting = {stage: names.count("train.safetensors") for stage, names in seen}
-    assert waiting == {"begin": 4, "shares": 4, "values": 4, "survivors": 4, "opening": 0}
+    for file, counts in (("train.offer", (4, 4, 4, 4, 0)), ("train.part", (0, 4, 4, 4, 0))):
+        waiting = {stage: names.count(file) for stage, names in seen}
+        assert waiting == dict(zip(("offer", *STAGES), counts, strict=True))
 
 
 # --------------------------------------------------------------------------------- who falls silent
@@ -328,46 +314,60 @@ def losing(lost: Collection[tuple[str, str]]) -> Change:
     return lambda stage, site, reply: [] if (stage, site) in lost else [reply]
 
 
-@pytest.mark.parametrize("stage", ["begin", *STAGES])
+@pytest.mark.parametrize("stage", ["offer", *STAGES])
 def test_one_of_four_may_drop_at_any_stage(stage: str, keys: Path, tmp_path: Path) -> None:
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path), losing([(stage, "South")]))
     strategy = run(grid)
-    counts = stage in ("survivors", "opening")  # its words are in the sum by then
+    counts = stage in ("sign", "reveal")  # its words are in the sum by then
     there = [name for name in tiny.NAMES if counts or name != "South"]
     np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
-    assert [name for name, status in statuses(strategy).items() if status != "counted"] == (
-        [] if counts else ["node 1003" if stage == "begin" else "South"]
+    assert [name for name, status in statuses(strategy).items() if status != "weighted"] == (
+        [] if counts else ["node 1003" if stage == "offer" else "South"]
     )
     assert "missing" in statuses(strategy).values() or counts
 
 
-@pytest.mark.parametrize("stage", STAGES[:3])
-def test_where_too_many_drop_the_others_try_again_with_fresh_keys(
+def losing_first(stage: str, sites: Collection[str]) -> Change:
+    """The answers of these sites do not arrive the first time."""
+    lost: set[str] = set()
+
+    def change(at: str, site: str, reply: Message) -> list[Message]:
+        if at == stage and site in sites and site not in lost:
+            lost.add(site)
+            return []
+        return [reply]
+
+    return change
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_where_too_many_drop_the_same_members_try_again_with_fresh_keys(
     stage: str, keys: Path, tmp_path: Path
 ) -> None:
-    lost = [(stage, "South"), (stage, "West")]
-    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), losing(lost))
+    change = losing_first(stage, ("South", "West"))
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), change)
     strategy = run(grid, min_available_nodes=6)
-    there = [name for name in SITES if name not in ("South", "West")]
-    np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
-    assert grid.stages[-5:] == ["moves keys 1", *(f"moves {one} 1" for one in STAGES)]
+    np.testing.assert_allclose(weights_of(strategy), expected(strategy, SITES), atol=1e-6)
+    assert grid.stages[-5:] == ["again", "meet", *(f"moves {one}" for one in STAGES[1:])]
+    assert len(list(tmp_path.rglob("train.run"))) == 6
+    assert all(len(file.read_text().split()) == 1 for file in tmp_path.rglob("train.run"))
 
 
 def test_a_sum_that_clients_were_asked_to_open_is_never_tried_again(
     keys: Path, tmp_path: Path
 ) -> None:
-    lost = losing([("opening", "South"), ("opening", "West")])
+    lost = losing([("reveal", "South"), ("reveal", "West")])
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), lost)
     strategy = run(grid, min_available_nodes=6)
     assert np.array_equal(weights_of(strategy), WEIGHTS)
-    assert grid.stages[-1] == "moves opening 0"
+    assert grid.stages[-1] == "moves reveal"
     assert "opened shares came from 4 of 6 clients, 5 are needed" in statuses(strategy)["North"]
 
 
 def test_a_round_with_too_few_clients_counts_nobody_and_a_second_one_ends_the_run(
     keys: Path, tmp_path: Path
 ) -> None:
-    lost = losing([("values", "South"), ("values", "West")])
+    lost = losing([("add", "South"), ("add", "West")])
     with pytest.raises(
         RunFailed, match=r"no update counted in rounds 1 and 2 .*values came from 2 of 4 clients"
     ):
@@ -401,7 +401,7 @@ if os.environ.get("FEDDRAW_LONG"):
     }
 
 
-@pytest.mark.parametrize("stage", ["begin", *STAGES])
+@pytest.mark.parametrize("stage", ["offer", *STAGES])
 def test_answers_that_are_broken_on_the_way_are_refused_by_name(
     stage: str, keys: Path, tmp_path: Path
 ) -> None:
@@ -412,7 +412,7 @@ def test_answers_that_are_broken_on_the_way_are_refused_by_name(
 
         grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / str(number)), spoil)
         strategy = run(grid, site_keys=keys / "sites.toml")
-        counts = stage in ("survivors", "opening")
+        counts = stage in ("sign", "reveal")
         there = [name for name in tiny.NAMES if counts or name != "South"]
         np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
         assert counts or statuses(strategy)["South"].startswith("refused: "), statuses(strategy)
@@ -420,7 +420,7 @@ def test_answers_that_are_broken_on_the_way_are_refused_by_name(
 
 def test_words_that_were_changed_on_the_way_are_refused_by_name(keys: Path, tmp_path: Path) -> None:
     def spoil(stage: str, site: str, reply: Message) -> list[Message]:
-        if (stage, site) == ("values", "South"):
+        if (stage, site) == ("add", "South"):
             words = unpack_array(reply.content.array_records["words"]["words"]).copy()
             words[3] += 1
             reply.content["words"] = ArrayRecord({"words": Array(words)})
@@ -450,8 +450,8 @@ def test_answers_of_another_round_are_refused_by_name(
 
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path), replay)
     strategy = run(grid, rounds=2)
-    assert statuses(strategy)["South"].startswith("refused: ") or stage in ("survivors", "opening")
-    assert len(strategy.history[1].weights) == (4 if stage in ("survivors", "opening") else 3)
+    assert statuses(strategy)["South"].startswith("refused: ") or stage in ("sign", "reveal")
+    assert len(strategy.history[1].weights) == (4 if stage in ("sign", "reveal") else 3)
 
 
 def test_answers_of_one_stage_to_another_and_twice_the_same_change_nothing(
@@ -460,9 +460,9 @@ def test_answers_of_one_stage_to_another_and_twice_the_same_change_nothing(
     first: dict[str, Message] = {}
 
     def confuse(stage: str, site: str, reply: Message) -> list[Message]:
-        if stage == "shares":
+        if stage == "meet":
             first[site] = reply
-        mixed = first[site].content if (stage, site) == ("values", "South") else reply.content
+        mixed = first[site].content if (stage, site) == ("add", "South") else reply.content
         reply.__dict__["_content"] = mixed
         return [reply, reply]
 
@@ -488,10 +488,11 @@ def test_a_site_with_anothers_key_is_refused(keys: Path, tmp_path: Path) -> None
 
 
 class Killed(Exception):
-    """A server that dies after the sum was opened, and before it is saved."""
+    """A server that dies in the middle of a round."""
 
 
-def interrupted(grid: Line, folder: Path, at: int, rounds: int = 3) -> None:
+def killed_server(grid: Line, folder: Path, at: int, rounds: int = 3) -> None:
+    """A run whose server dies after the sum of a round was opened, and before it is saved."""
     strategy = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, secure=True, folder=folder)
     record = strategy._record_round
 
@@ -505,78 +506,44 @@ def interrupted(grid: Line, folder: Path, at: int, rounds: int = 3) -> None:
         strategy.start(grid, first_arrays(), rounds)
 
 
-def test_a_resumed_run_gives_the_same_bits(keys: Path, tmp_path: Path) -> None:
+def test_a_server_killed_before_a_list_is_signed_goes_on_to_the_same_bits(
+    keys: Path, tmp_path: Path
+) -> None:
+    """The sites have trained; they try the same sum again, and do not train again."""
     whole = run(Line(plain_app(secure_mod), nodes(keys, tmp_path / "a")), rounds=3)
-    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"))
-    interrupted(grid, tmp_path / "run", at=1)
+    added: list[str] = []
+
+    def die(stage: str, site: str, reply: Message) -> list[Message]:
+        added.extend([site] if stage == "add" else [])
+        if len(added) == 6:
+            added.append("once")
+            raise Killed
+        return [reply]
+
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"), die)
+    strategy = FedDRAW(
+        fraction_evaluate=0.0, min_available_nodes=4, secure=True, folder=tmp_path / "run"
+    )
+    with pytest.raises(Killed):
+        strategy.start(grid, first_arrays(), 3)
     resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True)
     assert tiny.same(resumed.model, whole.model)
     assert grid.errors == []
+    runs = [len(file.read_text().split()) for file in (tmp_path / "b").rglob("train.run")]
+    assert runs == [3] * 4
 
 
-def test_a_round_that_was_opened_is_not_opened_again_with_other_clients(
+def test_a_round_that_was_opened_is_not_opened_again_by_a_server_that_was_killed(
     keys: Path, tmp_path: Path
 ) -> None:
-    """The difference of the two sums would be what one client sent."""
-    lost: list[tuple[str, str]] = []
-    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"), losing(lost))
-    interrupted(grid, tmp_path / "run", at=1)
-    lost.append(("values", "South"))
-    resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True)
-    assert any(
-        "has opened round 1 before, with other clients or weights" in error for error in grid.errors
-    )
-    assert resumed.history[0].weights == {}  # the round is lost
-    assert len(resumed.history[1].weights) == 3  # and the next is not
-
-
-def played(grid: Line, stage: str, **order: Any) -> list[Message]:
-    """Answers of all sites to an order that a lying server makes up."""
-    made = SecureOrder(**{"stage": stage, "sum": "moves", "sums": ("moves",)} | order)
-    messages = [Message(made.message(), node, "train", group_id="x") for node in grid.contexts]
-    return [InProcessGrid._answer(grid, message) for message in messages]
-
-
-@pytest.mark.parametrize(
-    ("lie", "why"),
-    [
-        ({"sums": ("moves", "first"), "attempt": 1}, "nothing waits at this site"),
-        ({"sums": ("moves", "more"), "sum": "more", "attempt": 1}, "there are no such sums"),
-        ({"sums": ("counts",), "sum": "counts", "attempt": 1}, "there are no such sums"),
-    ],
-)
-def test_an_update_whose_sum_was_opened_is_masked_under_no_other_name(
-    lie: dict[str, Any], why: str, keys: Path, tmp_path: Path
-) -> None:
-    """A second sum of the same updates, over others or under other weights, would show what one
-    client sent.
-    """
-    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
-    strategy = run(grid)
-    for reply in played(grid, "keys", run=strategy.run, round=0, **lie):
-        assert why in reply.error.reason
-
-
-def test_a_round_that_was_opened_is_not_opened_again_under_other_weights(
-    keys: Path, tmp_path: Path
-) -> None:
-    """Enough different weighted sums of the same updates would show each of them."""
+    """With other clients the difference of the two sums would be what one client sent."""
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"))
-    interrupted(grid, tmp_path / "run", at=1)
-    resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True, beta_max=1.0)
-    assert any(
-        "has opened round 1 before, with other clients or weights" in error for error in grid.errors
-    )
-    assert resumed.history[0].weights == {}
-
-
-def test_rounds_that_are_over_are_not_played_again(keys: Path, tmp_path: Path) -> None:
-    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
-    strategy = run(grid, rounds=3)
-    again = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, secure=True, rounds=2)
-    again.run = strategy.run
-    with pytest.raises(RunFailed, match="round 1 is over at this site, which has opened round 2"):
-        again.start(grid, first_arrays(), 2)
+    killed_server(grid, tmp_path / "run", at=1)
+    resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True)
+    assert len(grid.errors) == 4
+    assert all("has run its app on this before" in error for error in grid.errors)
+    assert resumed.history[0].weights == {}  # the round is lost
+    assert len(resumed.history[1].weights) == 4  # and the next is not
 
 
 class Partial(Line):
@@ -615,9 +582,8 @@ def test_a_site_that_is_sent_anything_else_than_the_others_masks_nothing(
 ) -> None:
     grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "train", lie)
     strategy = run(grid)
-    (error,) = grid.errors
-    assert error.startswith("South, moves shares 0")
-    assert "other settings or another model" in error
+    (status,) = [status for name, status in statuses(strategy).items() if status != "weighted"]
+    assert "other settings or another model" in status or "does not take the record" in status
     assert set(strategy.history[0].weights) == set(tiny.NAMES) - {"South"}
 
 
@@ -630,12 +596,9 @@ def test_counts_are_summed_of_sites_that_evaluate_the_same_only(
     """
     grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "evaluate", lie)
     run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
-    (error,) = grid.errors
-    assert error.startswith("South, counts shares 0")
-    assert "other settings or another model" in error
-    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(
-        tiny.NAMES
-    ) - {"South"}
+    assert {site for stage, site, _ in grid.arrived if stage == "counts add"} == set(tiny.NAMES) - {
+        "South"
+    }
 
 
 @pytest.mark.parametrize(
@@ -656,7 +619,7 @@ def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_
     grid = Line(plain_app(secure_mod, about), nodes(keys, tmp_path))
     run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
     assert grid.errors == []
-    assert ("counts opening 0" in grid.stages) == summed
+    assert ("counts reveal" in grid.stages) == summed
 
 
 def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(
@@ -671,7 +634,7 @@ def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(
 
     found = statuses(run(Line(plain_app(secure_mod, about), nodes(keys, tmp_path))))
     assert "3 labelled findings where the model has 2" in found.pop(SITES[0])
-    assert found == dict.fromkeys(tiny.NAMES[1:], "counted")
+    assert found == dict.fromkeys(tiny.NAMES[1:], "weighted")
 
 
 def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(
@@ -687,10 +650,10 @@ def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(
 
     grid = Line(plain_app(secure_mod, about), nodes(keys, tmp_path))
     run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
-    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(
-        tiny.NAMES
-    ) - {SITES[0]}
-    assert "counts opening 0" in grid.stages
+    assert {site for stage, site, _ in grid.arrived if stage == "counts add"} == set(tiny.NAMES) - {
+        SITES[0]
+    }
+    assert "counts reveal" in grid.stages
 
 
 def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
@@ -701,7 +664,7 @@ def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
 
     class Twice(Line):
         def _answer(self, message: Message) -> Message:
-            if second or '"stage": "values"' not in str(message.content["config"]["feddraw"]):
+            if second or '"stage": "add"' not in str(message.content["config"]["feddraw"]):
                 return super()._answer(message)
             ask = super()._answer
             other = threading.Thread(target=lambda: masking.wait(5) and second.append(ask(message)))
@@ -735,17 +698,16 @@ def test_a_gate_that_clips_is_refused() -> None:
 
 def test_a_site_asks_for_as_many_clients_as_it_wants(keys: Path, tmp_path: Path) -> None:
     grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, fewest=5))
-    with pytest.raises(RunFailed, match="only 4 of 4 clients sent keys, 5 are needed"):
+    with pytest.raises(RunFailed, match="takes part with at least 5 only"):
         run(grid, rounds=2)
 
 
 def test_a_server_names_rules_of_this_package_and_nothing_else() -> None:
     for name in catalog.names("methods"):
         method = catalog.find("methods", name)()
-        assert (
-            method.centralised
-            or method_from_text(json.loads(json.dumps(method_as_text(method)))) == method
-        )
+        if method.centralised or isinstance(method.aggregation, Joint):
+            continue
+        assert method_from_text(json.loads(json.dumps(method_as_text(method)))) == method
     given = method_as_text(feddraw())
     for bad in (
         "os:system",
@@ -776,11 +738,11 @@ def test_the_quickstart_trains_with_the_mod_added_and_nothing_else(
 
     torch.manual_seed(0)
     strategy = FedDRAW(min_available_nodes=4, secure=True)
-    grid = Line(made["app"], nodes(keys, tmp_path, metrics="accuracy"))
+    grid = Line(made["app"], nodes(keys, tmp_path))
     lr = ConfigRecord({"lr": 0.1})
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), 3, train_config=lr)
     assert grid.errors == []
-    assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
+    assert result.evaluate_metrics_clientapp == {}  # a site's accuracy is its own
     assert list(strategy.history[2].weights.values()) == pytest.approx(
         [1 / 4] * 4
     )  # equal at the end
@@ -807,10 +769,21 @@ def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path:
     assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN_NAMES)
 
 
-def test_a_resumed_server_asks_for_the_same_and_one_with_other_settings_does_not() -> None:
-    first = hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1})
-    assert (
-        hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.1, "resume": True})
-        == first
-    )
-    assert hash_of_secure_message(RecordDict(), {"rounds": 3, "training.lr": 0.0}) != first
+def test_a_resumed_server_asks_for_the_same_and_one_with_other_settings_does_not(
+    keys: Path, tmp_path: Path
+) -> None:
+    sent: list[RecordDict] = []
+
+    class Watched(Line):
+        def _answer(self, message: Message) -> Message:
+            sent.append(message.content)
+            return super()._answer(message)
+
+    run(Watched(plain_app(secure_mod), nodes(keys, tmp_path)))
+
+    def digest(**run_config: Any) -> bytes:
+        return read_offer(sent[0], "train", run_config, RecordNames()).digest
+
+    first = digest(rounds=3, lr=0.1)
+    assert digest(rounds=3, lr=0.1, resume=True) == first
+    assert digest(rounds=3, lr=0.0) != first

@@ -10,16 +10,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import aggregate_stream
 
+import tiny
 from bad_updates import BAD
-from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
-from feddraw.experiment.settings import Experiment, make_method
-from feddraw.federation import federate as federate_without
+from feddraw.experiment.settings import Experiment
 from feddraw.server.gate import Gate
 from tiny import (
+    METHODS,
     NAMES,
     Altered,
     Canned,
@@ -27,21 +26,18 @@ from tiny import (
     cohort_of,
     copied,
     initial,
+    method_of,
     same,
     server_images,
+    streamed,
+    streaming_methods,
     through_gate,
-    train,
+    together,
+    trained,
 )
 
-federate = partial(federate_without, proxy=server_images())
-METHODS = catalog.names("methods")
-TRIED = (
-    METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]
-)  # all in the long version
-
-
-def method_of(name):
-    return make_method(Experiment(method=name))
+federate = partial(tiny.federate, proxy=server_images())
+LONG = "FEDDRAW_LONG" in os.environ  # every method also where that takes seconds each
 
 
 def longer(update, times, sent):
@@ -55,7 +51,7 @@ def moved(lengths, **settings):
     found.
     """
     cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
-    return through_gate(cohort.updates, cohort.model, len(lengths), Gate(**settings))
+    return through_gate(cohort.updates, cohort.sent, len(lengths), Gate(**settings))
 
 
 # --------------------------------------------------------------------------------------- proportion
@@ -64,8 +60,8 @@ def moved(lengths, **settings):
 def test_a_move_beyond_the_factor_is_told_in_the_ledger_and_counted_by_default():
     accepted, verdicts = moved([1, 1.2, 0.9, 30])
     assert len(accepted) == 4
-    assert verdicts[3].status == "counted: moved 27.3 times the median"
-    assert [verdicts[client].status for client in range(3)] == ["counted"] * 3
+    assert verdicts[3].status == "weighted: moved 27.3 times the median"
+    assert [verdicts[client].status for client in range(3)] == ["weighted"] * 3
 
 
 def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
@@ -76,19 +72,19 @@ def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
 
 def test_the_gate_can_be_silent():
     assert {verdict.status for verdict in moved([1, 1, 1, 1e6], norm="off")[1].values()} == {
-        "counted"
+        "weighted"
     }
 
 
 def test_the_factor_is_a_setting():
-    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "counted"
+    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "weighted"
     assert moved([1, 1, 4], norm="refuse", factor=3)[1][2].status.startswith("refused")
 
 
 def test_clipping_cuts_a_move_to_medians_and_says_so():
     accepted, verdicts = moved([1, 1, 1, 8], clip=2)
     assert accepted[3].model.params.tolist() == [2, 0]
-    assert verdicts[3].status == "counted: clipped from 8 to 2 times the median"
+    assert verdicts[3].status == "weighted: clipped from 8 to 2 times the median"
     assert verdicts[3].distance == 2
     assert accepted[0].model.params.tolist() == [1, 0]
 
@@ -102,8 +98,8 @@ def test_clipping_keeps_variances_between_the_sent_and_the_clients():
     options = {"rounds": 1, "seed": 0}
     plain = next(federate(sent, method, engine, NAMES, **options))
     clipped = next(federate(sent, method, engine, NAMES, gate=Gate(clip=1.5), **options))
-    assert clipped.ledger[3].status.startswith("counted: clipped from")
-    assert clipped.ledger[3].counted
+    assert clipped.ledger[3].status.startswith("weighted: clipped from")
+    assert clipped.ledger[3].weighted
     assert clipped.weights.keys() == plain.weights.keys()
     move = np.linalg.norm(clipped.model.params - sent.params)
     assert move < np.linalg.norm(plain.model.params - sent.params) / 3
@@ -121,7 +117,7 @@ def test_one_or_two_clients_have_nobody_to_be_compared_with():
     for lengths in ([5.0], [1.0, 1e6]):
         assert {
             verdict.status for verdict in moved(lengths, norm="refuse", factor=2)[1].values()
-        } == {"counted"}
+        } == {"weighted"}
 
 
 def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
@@ -131,7 +127,7 @@ def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
 
 def test_vectors_beside_the_model_are_compared_too():
     method = method_of("scaffold")
-    name = next(iter(method.local.sends))
+    (name,) = method.sends
 
     def poison(updates):
         first = copied(updates[0])
@@ -146,16 +142,12 @@ def test_vectors_beside_the_model_are_compared_too():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_scaled_update_is_refused_under_every_method(name):
-    method = method_of(name)
-    first = train(method)[0]
-    sent, state = first.next_model, first.state
-    kept = []
-    engine = Altered(bench(method), lambda updates: kept.extend(map(copied, updates)) or updates)
-    next(federate(sent, method, engine, NAMES, rounds=3, seed=0, start=1, state=state))
-    options = {"rounds": 3, "seed": 0, "start": 1, "state": state, "gate": Gate(norm="refuse")}
-    scaled = [*kept[:3], longer(kept[3], 1000, sent)]
-    result = next(federate(sent, method, Canned(scaled), NAMES, **options))
-    without = next(federate(sent, method, Canned(kept[:3]), NAMES, **options))
+    run = trained(name)
+    sent, state = run.before(1)
+    *others, last = run.updates[1]
+    gate = Gate(norm="refuse")
+    result = together(run.method, sent, state, [*others, longer(last, 1000, sent)], gate=gate)
+    without = together(run.method, sent, state, others, gate=gate)
     assert result.ledger[3].status.startswith("refused: moved")
     assert same(result.model, without.model)
 
@@ -171,12 +163,7 @@ def one_round(updates, clients=NAMES):
 
 @pytest.fixture(scope="module")
 def good():
-    kept = []
-    train(
-        method_of("fedavg"),
-        engine=Altered(bench(method_of("fedavg")), lambda u: kept.extend(map(copied, u)) or u),
-    )
-    return kept
+    return trained("fedavg").updates[0]
 
 
 def test_a_client_that_answers_twice_does_not_count_twice(good):
@@ -195,14 +182,14 @@ def test_a_stranger_is_refused_and_has_a_line_in_the_ledger(good, number):
 
 def test_fewer_updates_than_clients_are_missing(good):
     assert [entry.status for entry in one_round(good[:2]).ledger] == [
-        "counted",
-        "counted",
+        "weighted",
+        "weighted",
         "missing",
         "missing",
     ]
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", METHODS if LONG else ["scaffold"])
 def test_no_bad_update_from_a_worker_process_is_averaged(name):
     """The serial engine's are tried in the battery."""
     method = method_of(name)
@@ -229,42 +216,31 @@ def test_no_bad_update_from_a_worker_process_is_averaged(name):
         assert same(result.model, without.model), how
 
 
-def second_round(method):
-    """What four clients send in their second round, the model that they got, and the server's
-    state.
-    """
-    kept = []
-    engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
-    first, _ = train(method, rounds=2, engine=engine)
-    return kept[1], first.next_model, first.state
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if method_of(name).streams])
+@pytest.mark.parametrize("name", streaming_methods())
 def test_no_bad_update_enters_a_running_sum(name):
-    method = method_of(name)
-    (bad, *others), sent, state = second_round(method)
-    sizes = {update.client: update.size for update in (bad, *others)}
-    streamed = partial(aggregate_stream, 1, 3, sent, method, state)
-    without = streamed(others, NAMES, sizes)
+    run = trained(name)
+    bad, *others = run.updates[1]
+    stream = partial(streamed, run.method, *run.before(1))
+    without = stream(others)
     for how, (spoilt, reason) in BAD.items():
-        result = streamed([spoilt(bad), *others], NAMES, sizes)
+        result = stream([spoilt(bad), *others])
         assert result.ledger[0].status.startswith(f"refused: {reason}"), how
         assert same(result.model, without.model), how
-    again = streamed([*others, others[0], replace(bad, client=7)], NAMES, sizes)
+    again = stream([*others, others[0], replace(bad, client=7)])
     assert [
         entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")
     ] == ["stranger 7"]
-    assert again.ledger[1].status == "counted: answered again, its first answer counts"
+    assert again.ledger[1].status == "weighted: answered again, its first answer counts"
     assert same(again.model, without.model)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", METHODS if LONG else ["feddraw", "scaffold"])
 def test_no_bad_reply_over_flower_is_averaged(name):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, answered, reply, server, spoilt
 
-    method = method_of(name)
-    updates, sent, state = second_round(method)
+    method, updates = method_of(name), trained(name).updates[1]
+    sent, state = trained(name).before(1)
     contents = [reply(update, NAMES[update.client]) for update in updates]
     kinds = BAD_REPLIES | (BAD_BESIDE if method.sends else {})
 
@@ -282,7 +258,7 @@ def test_no_bad_reply_over_flower_is_averaged(name):
         status = {entry.client: entry.status for entry in found.history[0].ledger}
         assert status[NAMES[0]].startswith(f"refused: {reason}"), how
         assert "\n" not in status[NAMES[0]], how
-        assert [status[other] for other in NAMES[1:]] == ["counted"] * 3, how
+        assert [status[other] for other in NAMES[1:]] == ["weighted"] * 3, how
         assert same(found.model, without), how
 
 

@@ -36,8 +36,7 @@ SOURCE = Path(feddraw.__file__).parent
 PRINTED_BY = {
     "analysis/statistics_in_words.py": ("stats",),
     "analysis/tidy_results.py": ("stats",),
-    "bench/document.py": ("bench",),
-    "doctor/study_cost.py": ("study", "compare", "run"),
+    "doctor/study_start.py": ("study", "compare"),
     "doctor/examination.py": ("doctor",),
     "experiment/settings.py": ("run", "study"),
     "study/preflight.py": ("study",),
@@ -49,12 +48,12 @@ PRINTED_BY = {
     "experiment/trained_model.py": ("predict", "export"),
     "experiment/verify.py": ("verify",),
     "export/run_export.py": ("export",),
-    "explorer/explorer_page.py": ("explore",),
+    "explorer/page.py": ("explore",),
     "flower/app_signatures.py": ("operator sign",),
-    "report/report_files.py": ("report",),
-    "report/bootstrap_over_patients.py": ("report",),
+    "report/files.py": ("report",),
+    "report/patients.py": ("report",),
     "results/run_folder.py": ("run", "demo"),
-    "scenarios/scenario_by_name.py": ("scenario show",),
+    "data/scenarios/scenario_by_name.py": ("scenario show",),
     "watch/server.py": ("watch",),
 }
 OF_OTHERS = {"--node-config", "--ink", "--muted", "--print"}  # Flower's, and a style sheet's
@@ -222,16 +221,20 @@ def test_the_command_starts_without_anything_heavy() -> None:
 # ------------------------------------------------------------------------------------------- output
 
 
+FULL = "feddraw: cannot use the output: No space left on device\n"
+
+
 @pytest.mark.parametrize(
-    ("ending", "code", "said"),
+    ("command", "ending", "code", "said"),
     [
-        ("> /dev/full", 1, "feddraw: cannot use the output: No space left on device\n"),
-        (">&-", 0, ""),
-        (">&- 2>&-", 0, ""),
-        ("| head -c0", 1, ""),
+        ("weights --sizes 2,1", "> /dev/full", 1, FULL),
+        ("weights --sizes 2,1", ">&-", 0, ""),
+        ("list methods --json", "> /dev/full", 1, FULL),
+        ("list methods --json", "| head -c0", 1, ""),
+        ("--help", "> /dev/full", 1, FULL),
+        ("--help", ">&- 2>&-", 0, ""),
     ],
 )
-@pytest.mark.parametrize("command", ["list methods --json", "weights --sizes 2,1", "--help"])
 def test_output_that_nobody_takes_is_no_traceback(
     command: str, ending: str, code: int, said: str
 ) -> None:

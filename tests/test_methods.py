@@ -4,23 +4,21 @@ coincidences.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from feddraw import catalog
-from feddraw.core import Job, Method, Model, Server
+from feddraw.core import BySize, Job, Joint, Model, Server, why_not_first
 from feddraw.core.schedules import cosine, size_prior
 from feddraw.errors import UserError
-from feddraw.experiment.method_by_name import why_no_weighting
 from feddraw.experiment.settings import make_method
-from feddraw.federation import client_seed, federate
+from feddraw.federation import client_seed
 from feddraw.methods.fedadp import FedAdpWeighting, fedadp, gompertz
-from feddraw.methods.fedavg import BySize, fedavg
+from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddyn import DynamicallyRegularized, feddyn
 from feddraw.methods.fednova import accumulation, fednova
@@ -34,18 +32,25 @@ from feddraw.training.network import layout_of_module
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
 from small import small
 from tiny import (
+    METHODS,
     NAMES,
     SIZES,
     TRAINING,
     Altered,
+    aggregate,
     bench,
     cohort_of,
     copied,
+    federate,
     initial,
+    made_of,
+    method_of,
+    mixed,
     same,
     server_images,
     shards,
     train,
+    weighting_of,
 )
 
 TWO = [Bowl(1.0, 0.0), Bowl(4.0, 1.0)]  # the unweighted optimum is 0.8
@@ -110,7 +115,7 @@ def test_a_server_step_beyond_the_clients_moves_parameters_but_only_averages_var
         )
         for i, (update, size) in enumerate(zip(cohort.updates, sizes, strict=True))
     ]
-    found = fednova().aggregate(replace(cohort, model=sent, updates=updates), state).model
+    found = aggregate(fednova(), replace(cohort, sent=sent, updates=updates), state).model
     assert found.params == pytest.approx(np.full_like(sent.params, -0.0788), abs=1e-4)
     assert (found.buffers == np.float32(0.4)).all()
     assert (found.counters == 13).all()
@@ -273,7 +278,7 @@ def nova_coefficients(sizes):
     steps = [2 * math.ceil(size / 64) for size in sizes]
     extra = [{"progress": np.array([accumulation(taken)], np.float32)} for taken in steps]
     cohort = cohort_of(np.zeros((len(sizes), 2)), sizes, steps=steps, extra=extra)
-    return fednova().aggregate(cohort, fednova().init(cohort.model)).coefficients
+    return aggregate(fednova(), cohort).coefficients
 
 
 @pytest.mark.parametrize("scenario", NOVA)
@@ -384,7 +389,9 @@ def test_with_equal_hessians_and_option_i_every_client_follows_the_central_path(
     bowls = [random_bowl(images, hessian) for images in (2, 5, 3)]
     centre = Bowl(hessian, np.mean([bowl.c for bowl in bowls], axis=0))
     played = play(scaffold(option="I", space="gradient"), bowls, START, rounds=4, steps=6)
-    for before, after in pairwise(played):  # from the second round on: controls start at zero
+    for before, after in itertools.pairwise(
+        played
+    ):  # from the second round on: controls start at zero
         assert after.clients == pytest.approx(
             np.tile(descend(centre, before.x, 0.1, 6), (3, 1)), abs=1e-5
         )
@@ -419,9 +426,7 @@ def test_when_clients_are_missing_the_common_control_moves_by_their_share():
     change = [{"control_change": np.array([4.0], np.float32)}]
     cohort = cohort_of([[1.0]], [10], clients=[2], extra=change, population=4)
     method = scaffold()
-    assert method.aggregate(cohort, method.init(cohort.model)).state["server"][
-        "control"
-    ] == pytest.approx(1.0)
+    assert aggregate(method, cohort).state["server"]["control"] == pytest.approx(1.0)
 
 
 HALVES = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
@@ -432,15 +437,14 @@ COHORTS = {
 }
 
 
-def weightings():
-    methods = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
-    return {
-        name: method.weighting for name, method in methods.items() if not why_no_weighting(method)
-    }
-
-
-def mixed(weighting, training):
-    return Method(training.local, weighting, training.server)
+WEIGHTINGS = {
+    name: weighting_of(method_of(name))
+    for name in METHODS
+    if not why_not_first(method_of(name)) and not isinstance(method_of(name).aggregation, Joint)
+}
+CORRECTED = {"scaffold": scaffold(), "feddyn": feddyn(0.5)}
+# every weighting under both corrections; cohorts take turns
+TRIED = zip(itertools.product(WEIGHTINGS, CORRECTED), itertools.cycle(COHORTS), strict=False)
 
 
 def shares_of(state, population=4):
@@ -450,19 +454,17 @@ def shares_of(state, population=4):
     )
 
 
-@pytest.mark.parametrize("name", weightings())
 @pytest.mark.parametrize(
-    ("training", "kept", "mean"),
-    [(scaffold(), "control", "control"), (feddyn(0.5), "gradient", "h")],
+    ("name", "training", "who"), [(name, training, who) for (name, training), who in TRIED]
 )
-@pytest.mark.parametrize("who", COHORTS)
 def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shares(
-    name, training, kept, mean, who
+    name, training, who
 ):
     """SCAFFOLD's c and FedDyn's h are zero at rest, so rest is at the optimum of the losses by
     these shares.
     """
-    method = mixed(weightings()[name], training)
+    kept, mean = {"scaffold": ("control", "control"), "feddyn": ("gradient", "h")}[training]
+    method = mixed(WEIGHTINGS[name], CORRECTED[training])
     engine = bench(method, training=replace(TRAINING, optimizer="sgd", lr=0.05, steps=2))
     options = {
         "proxy": server_images(),
@@ -493,19 +495,29 @@ def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shar
 FOUR = [random_bowl(images) for images in (2, 5, 3, 12)]
 
 
+WEIGHTED = {
+    "samples": scaffold(weights="samples"),
+    "option I": scaffold(weights="samples", option="I", space="gradient"),
+    "feddraw+scaffold": mixed(weighting_of(feddraw()), scaffold(server_lr=0.8)),
+    "feddraw+feddyn": mixed(weighting_of(feddraw()), feddyn(alpha=1.0)),
+    "fedadp+scaffold": mixed(weighting_of(fedadp()), scaffold()),
+}
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("name", "who"),
     [
-        scaffold(weights="samples"),
-        scaffold(weights="samples", option="I", space="gradient"),
-        mixed(feddraw().weighting, scaffold(server_lr=0.8)),
-        mixed(feddraw().weighting, feddyn(alpha=1.0)),
-        mixed(fedadp().weighting, scaffold()),
+        ("samples", "changing"),
+        ("option I", "half"),
+        ("feddraw+scaffold", "changing"),
+        ("feddraw+scaffold", "all"),
+        ("feddraw+feddyn", "changing"),
+        ("feddraw+feddyn", "all"),
+        ("fedadp+scaffold", "half"),
     ],
-    ids=["samples", "option I", "feddraw", "feddraw+feddyn", "fedadp"],
 )
-@pytest.mark.parametrize("who", COHORTS)
-def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(method, who):
+def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(name, who):
+    method = WEIGHTED[name]
     steps = (
         {"steps": 8, "lr": 0.2}
         if isinstance(method.local, DynamicallyRegularized)
@@ -514,7 +526,7 @@ def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(metho
     last = play(method, FOUR, START, rounds=80, present=COHORTS[who], **steps)[-1]
     shares = shares_of(last.state)
     assert last.x == pytest.approx(optimum(FOUR, shares), abs=1e-2)
-    if isinstance(method.weighting, BySize):
+    if isinstance(weighting_of(method), BySize):
         assert shares == pytest.approx(np.array([2, 5, 3, 12]) / 22, abs=1e-3)
     elif who == "all":
         assert shares == pytest.approx(last.weights / last.weights.sum(), abs=1e-3)
@@ -537,7 +549,7 @@ def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
     method = scaffold()
     change = [{"control_change": np.array([value], np.float32)} for value in (4.0, 2.0)]
     cohort = cohort_of([[1.0], [1.0]], [10, 10], extra=change)
-    state = method.aggregate(cohort, method.init(cohort.model)).state
+    state = aggregate(method, cohort).state
     assert state["server"]["control"] == pytest.approx(3.0)
     later = cohort_of(
         [[1.0]],
@@ -546,7 +558,7 @@ def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
         extra=[{"control_change": np.array([3.0], np.float32)}],
         population=3,
     )
-    assert method.aggregate(later, state).state["server"]["control"] == pytest.approx(
+    assert aggregate(method, later, state).state["server"]["control"] == pytest.approx(
         (4.0 + 2.0 + 3.0) / 3
     )
 
@@ -885,7 +897,12 @@ def test_feddraws_prior_is_over_the_clients_that_are_counted():
     method = feddraw()
     engine = Altered(bench(method), lambda updates: [u for u in updates if u.client != 0])
     first, second = train(method, rounds=2, engine=engine)
-    assert [entry.status for entry in first.ledger] == ["missing", "counted", "counted", "counted"]
+    assert [entry.status for entry in first.ledger] == [
+        "missing",
+        "weighted",
+        "weighted",
+        "weighted",
+    ]
     assert list(first.weights.values()) == pytest.approx(np.array(SIZES[1:]) / sum(SIZES[1:]))
     assert set(second.weights.values()) == {1 / 3}
 
@@ -908,7 +925,7 @@ def test_with_equal_sizes_feddraw_differs_only_through_similarity():
     cohorts = [np.array([[s, math.sqrt(1 - s * s)] for s in similarity])] * 15
     for t, rows in enumerate(cohorts):
         cohort = cohort_of(rows, [100] * 4, sent=[1, 0], round=t)
-        assert feddraw().weighting.weigh(cohort, {})[0].values == pytest.approx(
+        assert weighting_of(feddraw()).weigh(cohort, {})[0].values == pytest.approx(
             np.full(4, 0.25), abs=1e-3
         )
 
@@ -964,5 +981,5 @@ def test_a_wrong_hyperparameter_is_refused_in_one_line(wrong):
 
 
 def test_any_weighting_goes_with_any_local_and_server_rule():
-    mixture = Method(fedprox(mu=0.7).local, BySize(), Server())
+    mixture = made_of(fedprox(mu=0.7).local, BySize(), Server())
     assert play(mixture, [Bowl(2.0, 1.0)], -0.5, steps=6)[0].x == pytest.approx(0.442962, abs=1e-6)

@@ -168,7 +168,7 @@ def test_a_counter_may_stay_or_go_up_by_as_many_steps_as_a_training_can_have(
     )
     assert len(counted) == accepted
     assert verdicts[0].status == (
-        "counted" if accepted else "refused: counters that no training gives"
+        "weighted" if accepted else "refused: counters that no training gives"
     )
 
 

@@ -6,19 +6,21 @@ What an attacker can do is in `test_secure_attacks.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.secure.sums import shamir
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.fixed_point import fixed_point_limit, from_fixed_point, to_fixed_point
-from feddraw.secure.sums.in_process import InProcessSecureSum
-from feddraw.secure.sums.message_fields import SecureSumRefused
+from feddraw.secure.sums.message_fields import SecureSumRefused, pack_fields
+from feddraw.secure.sums.one_time_keys import derived_key
 from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import SecureSumFailed, Session, session_threshold
 
@@ -29,12 +31,32 @@ RANDOM = np.random.default_rng(22)
 WORDS = {name: RANDOM.integers(0, 2**64, 50, np.uint64) for name in NAMES}
 
 
+DIGEST = bytes(32)  # of what the clients agreed on
+
+
 def masked_sum(drops: Mapping[str, int]) -> NDArray[np.uint64]:
     """Of all clients through all stages, where some fall silent."""
-    local = InProcessSecureSum(Session("run", 3, "moves", 0, NAMES), KEYS, DIRECTORY, drops)
-    for name in local.server.sharers:
-        local.add(name, WORDS[name].copy())
-    return local.total()
+    session = Session(DIGEST, "moves", 0, NAMES)
+    server = SecureSumServer(session, DIRECTORY)
+    clients = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in NAMES}
+
+    def there(stage: int, names: Iterable[str]) -> list[str]:
+        return [name for name in names if drops.get(name, 5) > stage]
+
+    for name in there(0, NAMES):
+        server.take_advertised(name, clients[name].advertise())
+    advertised = server.advertised
+    for name in there(1, [name for name, content in advertised.items() if content]):
+        server.take_shares(name, clients[name].share(advertised))
+    for name in there(2, server.sharers):
+        server.take_masked(name, clients[name].mask(server.shares_for(name), WORDS[name]))
+    survivors = server.survivors
+    for name in there(3, survivors):
+        server.take_signature(name, clients[name].sign(survivors))
+    signatures = server.signatures
+    for name in there(4, signatures):
+        server.take_revealed(name, clients[name].reveal(survivors, signatures))
+    return server.total()
 
 
 def plain_sum(drops: Mapping[str, int]) -> NDArray[np.uint64]:
@@ -66,7 +88,7 @@ def test_more_than_two_thirds_must_stay(asked: int, needed: int) -> None:
 
 def test_fewer_than_three_clients_are_refused() -> None:
     with pytest.raises(UserError, match="at least 3 clients, not 2"):
-        Session("run", 0, "moves", 0, NAMES[:2])
+        Session(DIGEST, "moves", 0, NAMES[:2])
 
 
 @pytest.mark.parametrize("clients", [1, 3, 10, 1000, 2**20])
@@ -100,11 +122,16 @@ def test_any_threshold_shares_give_the_secret_and_one_less_gives_another() -> No
         assert shamir.join_shares({point: shares[point] for point in (7, 2, 3, 5)}) != secret
 
 
+def test_keys_are_derived_as_hkdf_derives_them() -> None:
+    known = HKDF(SHA256(), 32, b"context", pack_fields(b"pair mask", b"A", b"B")).derive(b"secret")
+    assert derived_key(b"secret", b"context", "pair mask", "A", "B") == known
+
+
 def test_clients_that_were_told_different_things_open_no_sum() -> None:
     """A server that lets the values of all others vanish, by what it tells them, does not learn the
     one left.
     """
-    session, names = Session("run", 3, "moves", 0, NAMES[:3]), NAMES[:3]
+    session, names = Session(DIGEST, "moves", 0, NAMES[:3]), NAMES[:3]
     collector = SecureSumServer(session, DIRECTORY)
     members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in names}
     for name in names:
@@ -114,7 +141,7 @@ def test_clients_that_were_told_different_things_open_no_sum() -> None:
         collector.take_shares(name, members[name].share(advertised))
     for name in names:
         told = b"one thing" if name == names[0] else b"another"
-        masked = members[name].mask(collector.shares_for(name), WORDS[name], agreed=told)
+        masked = members[name].mask(collector.shares_for(name), WORDS[name], told=told)
         collector.take_masked(name, masked)
     signatures = {name: members[name].sign(collector.survivors) for name in names}
     with pytest.raises(SecureSumRefused, match="signed"):

@@ -8,43 +8,45 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import RunningSum, aggregate_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddraw import catalog
 from feddraw.core import Server
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import complete
 from feddraw.methods.feddraw import feddraw
+from feddraw.server.collectors import RunningSum
 from feddraw.server.gate import Gate
-from feddraw.server.round import aggregate_round
 from small import small
-from tiny import NAMES, Altered, bench, cohort_of, copied, train
+from tiny import (
+    cohort_of,
+    same,
+    streamed,
+    streaming_methods,
+    together,
+    trained,
+    with_server,
+)
 
-STREAMING = [
-    name for name in catalog.names("methods") if make_method(Experiment(method=name)).streams
-]
+STREAMING = streaming_methods()
 every_streaming = pytest.mark.parametrize("name", STREAMING)
 
 
 def a_round(name):
-    """The updates of a second round, the model that was sent, and the state."""
-    method = make_method(Experiment(method=name))
-    kept = []
-    engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
-    first, _ = train(method, rounds=2, engine=engine)
-    return method, first.next_model, first.state, kept[1]
+    """A second round: the method, the model that was sent, the state, and the updates."""
+    run = trained(name)
+    return run.method, *run.before(1), run.updates[1]
 
 
-def both(name, updates=None, round=1):
-    method, sent, state, came = a_round(name)
-    came = came if updates is None else updates(came)
-    sizes = {update.client: update.size for update in a_round(name)[3]}
-    at_once = aggregate_round(round, 15, sent, method, state, came, NAMES)
-    return at_once, aggregate_stream(round, 15, sent, method, state, iter(came), NAMES, sizes)
+def both(name, change=list, round=1):
+    """A second round, its updates changed, by a server that has all at once and by one that
+    streams.
+    """
+    method, sent, state, updates = a_round(name)
+    at_once = together(method, sent, state, change(updates), round=round)
+    return at_once, streamed(method, sent, state, change(updates), round=round)
 
 
 def test_the_methods_of_the_paper_that_average_stream():
@@ -54,11 +56,11 @@ def test_the_methods_of_the_paper_that_average_stream():
 @every_streaming
 @pytest.mark.parametrize("round", [0, 1, 7, 14])
 def test_a_stream_gives_what_all_at_once_gives(name, round):
-    at_once, streamed = both(name, round=round)
-    np.testing.assert_allclose(streamed.model.params, at_once.model.params, atol=1e-6, rtol=1e-6)
-    np.testing.assert_allclose(streamed.model.buffers, at_once.model.buffers, atol=1e-6, rtol=1e-6)
-    assert np.array_equal(streamed.model.counters, at_once.model.counters)
-    for here, there in zip(streamed.ledger, at_once.ledger, strict=True):
+    at_once, stream = both(name, round=round)
+    np.testing.assert_allclose(stream.model.params, at_once.model.params, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(stream.model.buffers, at_once.model.buffers, atol=1e-6, rtol=1e-6)
+    assert np.array_equal(stream.model.counters, at_once.model.counters)
+    for here, there in zip(stream.ledger, at_once.ledger, strict=True):
         assert here.status == there.status
         for column in ("weight", "prior", "similarity", "gamma", "beta", "reputation", "influence"):
             assert getattr(here, column) == pytest.approx(
@@ -77,42 +79,37 @@ def test_a_refused_update_leaves_nothing_in_the_sum(name):
             *updates[2:],
         ]
 
-    _, streamed = both(name, poisoned)
-    assert np.isfinite(streamed.model.params).all()
-    assert streamed.ledger[1].status.startswith("refused: parameters are not finite")
-    assert sum(entry.weight for entry in streamed.ledger) == pytest.approx(1)
+    _, stream = both(name, poisoned)
+    assert np.isfinite(stream.model.params).all()
+    assert stream.ledger[1].status.startswith("refused: parameters are not finite")
+    assert sum(entry.weight for entry in stream.ledger) == pytest.approx(1)
 
 
 def test_a_client_that_says_another_size_than_before_is_refused():
-    _, streamed = both(
+    _, stream = both(
         "fedavg", lambda updates: [replace(updates[0], size=updates[0].size * 1000), *updates[1:]]
     )
-    assert "was announced" in streamed.ledger[0].status
+    assert "was announced" in stream.ledger[0].status
 
 
 @pytest.mark.parametrize("gate", [Gate(norm="refuse"), Gate(clip=0.9)])
 def test_a_gate_that_waits_for_all_updates_is_refused(gate):
-    method, sent, state, came = a_round("fedavg")
-    sizes = {update.client: update.size for update in came}
     with pytest.raises(UserError, match="cannot wait for the median"):
-        aggregate_stream(1, 15, sent, method, state, iter(came), NAMES, sizes, gate)
+        streamed(*a_round("fedavg"), gate=gate)
 
 
 def test_where_all_are_refused_the_model_stays():
-    method, sent, state, came = a_round("uniform")
-    broken = [replace(update, steps=0) for update in came]
-    sizes = {update.client: update.size for update in came}
-    outcome = aggregate_stream(1, 15, sent, method, state, iter(broken), NAMES, sizes)
-    assert outcome.model is sent
+    method, sent, state, updates = a_round("uniform")
+    broken = [replace(update, steps=0) for update in updates]
+    assert streamed(method, sent, state, broken).model is sent
 
 
 def test_bits_are_the_same_for_any_number_of_workers():
-    found = []
-    for changes in ({"engine": "serial"}, *({"engine": "processes", "workers": w} for w in (1, 3))):
+    models = []
+    for changes in ({"engine": "serial"}, {"engine": "processes", "workers": 2}):
         *_, last = run(small(stream=True, method="feddraw", rounds=2, **changes))
-        found.append(last.model)
-    assert all(np.array_equal(found[0].params, model.params) for model in found[1:])
-    assert all(np.array_equal(found[0].buffers, model.buffers) for model in found[1:])
+        models.append(last.model)
+    assert same(*models)
 
 
 def test_a_killed_stream_goes_on_to_the_same_bits(tmp_path):
@@ -161,29 +158,32 @@ def test_a_running_softmax_is_the_softmax(scores, seed):
 def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths, seed):
     sent, *rows = np.random.default_rng(seed).standard_normal((len(sizes) + 1, 6))
     cohort = cohort_of(rows, sizes, sent=sent)
-    method, names = feddraw(**strengths), [f"C{number}" for number in range(len(sizes))]
-    fixed = (*when, cohort.model, method, method.init(cohort.model), cohort.updates, names)
-    at_once = aggregate_round(*fixed, Gate(max_size=10**12))
-    streamed = aggregate_stream(*fixed, dict(enumerate(sizes)), Gate(max_size=10**12))
-    assert [one.weight for one in streamed.ledger] == pytest.approx(
-        [one.weight for one in at_once.ledger], abs=1e-9
+    method = feddraw(**strengths)
+    a_round = method, cohort.sent, method.init(cohort.sent), cohort.updates
+    options = {
+        "round": when[0],
+        "rounds": when[1],
+        "clients": [f"C{number}" for number in range(len(sizes))],
+        "gate": Gate(max_size=10**12),
+    }
+    at_once = together(*a_round, **options)
+    stream = streamed(*a_round, sizes=sizes, **options)
+    assert [entry.weight for entry in stream.ledger] == pytest.approx(
+        [entry.weight for entry in at_once.ledger], abs=1e-9
     )
-    np.testing.assert_allclose(streamed.model.params, at_once.model.params, atol=1e-5)
+    np.testing.assert_allclose(stream.model.params, at_once.model.params, atol=1e-5)
 
 
 def test_a_server_rule_that_wants_more_than_the_average_is_told_so():
     @dataclass(frozen=True)
     class Doubled(Server):
-        def step(self, cohort, weights, state):
-            return cohort.combine(2 * weights.values), state
+        def step(self, sums, state):
+            twice = 2 * sums.weights.values
+            return sums.cohort.sent.params + sums.moved_by(twice, slice(None)), state
 
-    method, sent, state, came = a_round("fedavg")
-    method, sizes = (
-        replace(method, server=Doubled()),
-        {update.client: update.size for update in came},
-    )
+    method, *rest = a_round("fedavg")
     with pytest.raises(UserError, match="set stream = false"):
-        aggregate_stream(1, 15, sent, method, state, iter(came), NAMES, sizes)
+        streamed(with_server(method, Doubled()), *rest)
 
 
 def test_memory_for_updates_does_not_grow_with_the_clients():

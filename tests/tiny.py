@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,12 +15,35 @@ import numpy as np
 from torch import nn
 
 from feddraw import catalog
-from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
+from feddraw.core import (
+    Cohort,
+    Entry,
+    Extra,
+    Job,
+    Joint,
+    Layout,
+    Local,
+    Memory,
+    Method,
+    Model,
+    Server,
+    State,
+    Update,
+    Weighted,
+    Weighting,
+    why_not_streaming,
+)
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.federation import federate
-from feddraw.server.gate import Gate, accept_by_distance, check_each_update
-from feddraw.server.round import RoundResult
+from feddraw.experiment.settings import Experiment, make_method
+from feddraw.federation import Federation, OnUpdate
+from feddraw.federation import federate as federate_with
+from feddraw.server.aggregate import Aggregate
+from feddraw.server.collectors import CohortSums, Streaming, Together, joined, stepped
+from feddraw.server.gate import Gate, accept, inspect
+from feddraw.server.partial_labels import divided_among_labelling
+from feddraw.server.policy import Policy
+from feddraw.server.round import Collector, Round, RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
@@ -79,13 +103,47 @@ def bench(
     )
 
 
-def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
+def through_gate(
+    updates: Sequence[Update], sent: Model, clients: int, gate: Gate
+) -> tuple[list[Update], Any]:
     """The updates that count, and what the gate found about each client's."""
-    checked = check_each_update(updates, sent, {}, clients, gate)
-    cohort = Cohort(
-        0, 1, sent, [update for update in updates if not checked[update.client].reason], clients
+    extras: dict[str, Extra] = {}
+    verdicts = inspect(updates, sent, extras, clients, gate)
+    sound = [update for update in updates if not verdicts[update.client].reason]
+    cohort = Cohort(0, 1, sent, sound, clients)
+    return accept(cohort, cohort.distances, verdicts, gate)
+
+
+def federate(
+    model: Model,
+    method: Method,
+    engine: Any,
+    clients: Sequence[str],
+    *,
+    rounds: int,
+    seed: int,
+    start: int = 0,
+    state: State | None = None,
+    gate: Gate | None = None,
+    policy: Policy | None = None,
+    proxy: Any = None,
+    collect: Collector | None = None,
+    efforts: Callable[[int], Mapping[int, float]] | None = None,
+    on_update: OnUpdate | None = None,
+) -> Iterator[RoundResult]:
+    """A federation whose server has all updates at once, unless `collect` says otherwise."""
+    collect = collect or Together(gate or Gate(), policy or Policy(), proxy)
+    federation = Federation(
+        method=method,
+        engine=engine,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        collect=collect,
+        efforts=efforts,
+        on_update=on_update,
     )
-    return accept_by_distance(cohort, cohort.distances, checked, gate)
+    return federate_with(federation, model, start=start, state=state)
 
 
 def train(
@@ -94,17 +152,172 @@ def train(
     engine = engine or bench(method)
     names = NAMES[: clients or len(NAMES)]
     options = {"proxy": server_images()} | options
-    return list(
-        federate(
-            options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options
-        )
-    )
+    model = options.pop("model", initial())
+    return list(federate(model, method, engine, names, rounds=rounds, seed=0, **options))
 
 
 @cache
 def server_images() -> ServerImages:
     """For the methods that weigh clients by labelled images at the server."""
     return ServerImages(build, examples(), np.arange(0, 80, 10), batch_size=8)
+
+
+# ------------------------------------------------------------------------------------------ methods
+
+METHODS = catalog.names("methods")
+FEWER: dict[str, dict[str, Any]] = {  # slow at the server; too few images
+    "fedlaw": {"epochs": 2},
+    "random_effects": {"batch_size": 4},
+    "effects_then_uniform": {"batch_size": 4},
+}
+
+
+@cache
+def method_of(name: str) -> Method:
+    """A method or a mixture `A+B` by its name, with settings that suit this small federation."""
+    return make_method(Experiment(method={"name": name} | FEWER.get(name.partition("+")[0], {})))
+
+
+def weighting_of(method: Method) -> Any:
+    """Its weighting; a joint rule weighs and steps by itself."""
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.weighting
+
+
+def server_of(method: Method) -> Any:
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.server
+
+
+def made_of(local: Local, weighting: Weighting, server: Server) -> Method:
+    return Method(Weighted(weighting, server), local)
+
+
+def mixed(weighting: Weighting, training: Method) -> Method:
+    """The weighting with the local and the server rule of another method."""
+    return made_of(training.local, weighting, server_of(training))
+
+
+def with_server(method: Method, server: Server) -> Method:
+    return made_of(method.local, weighting_of(method), server)
+
+
+def streaming_methods() -> list[str]:
+    return [name for name in METHODS if not why_not_streaming(method_of(name))]
+
+
+def aggregate(method: Method, cohort: Cohort, state: State | None = None) -> Aggregate:
+    """What the rules of a method make of a cohort, without gate, policy and ledger."""
+    state = method.init(cohort.sent) if state is None else state
+    rule = method.aggregation
+    if isinstance(rule, Joint):
+        return joined(rule, cohort, state)
+    weights, weighting_state = rule.weighting.weigh(cohort, state["weighting"])
+    weights = divided_among_labelling(cohort, weights)
+    sums, _ = CohortSums.measured(rule, cohort, weights)
+    return stepped(rule, sums, state | {"weighting": weighting_state})
+
+
+def covering(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
+    """As few pairs as have each of the first and each of the second in them."""
+    return [
+        (first[number % len(first)], second[number % len(second)])
+        for number in range(max(len(first), len(second)))
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Four rounds of a method as they should be, for all tests that only look at them.
+
+    Lists have an element for every round: what clients sent, and what each client then remembered.
+    """
+
+    method: Method
+    results: list[RoundResult]
+    updates: list[list[Update]]
+    memory: list[dict[int, Memory]]
+
+    def before(self, round: int) -> tuple[Model, State]:
+        """The model that was sent in a round, and the server's state then."""
+        if round == 0:
+            return initial(), self.method.init(initial())
+        return self.results[round - 1].next_model, self.results[round - 1].state
+
+    def cohort(self, round: int, rounds: int = 4) -> Cohort:
+        sent, _ = self.before(round)
+        return Cohort(round, rounds, sent, self.updates[round], len(NAMES), server_images())
+
+    def engine(self, rounds: int) -> Serial:
+        """An engine whose clients have trained for so many rounds."""
+        engine = bench(self.method)
+        engine.memory = deepcopy(self.memory[rounds - 1])
+        return engine
+
+
+@cache
+def trained(name: str) -> Trained:
+    """Trained once in a process, however many tests look at it: nobody may change it."""
+    method = method_of(name)
+    engine = bench(method)
+    updates: list[list[Update]] = []
+    memory: list[dict[int, Memory]] = []
+    results: list[RoundResult] = []
+
+    def keep(arrived: list[Update]) -> list[Update]:
+        updates.append([copied(update) for update in arrived])
+        return arrived
+
+    watched = Altered(engine, keep)
+    rounds = federate(initial(), method, watched, NAMES, rounds=4, seed=0, proxy=server_images())
+    for result in rounds:
+        results.append(result)
+        memory.append(deepcopy(engine.memory))
+    return Trained(method, results, updates, memory)
+
+
+def together(
+    method: Method,
+    sent: Model,
+    state: State,
+    updates: Sequence[Update],
+    *,
+    round: int = 1,
+    rounds: int = 15,
+    clients: Sequence[str] = NAMES,
+    gate: Gate | None = None,
+    policy: Policy | None = None,
+) -> RoundResult:
+    """One round of a server that has all updates at once."""
+    collect = Together(gate or Gate(), policy or Policy(), server_images())
+    sampled = range(len(clients))
+    return collect(Round(round, rounds, sent, method, state, clients, sampled), updates)
+
+
+def streamed(
+    method: Method,
+    sent: Model,
+    state: State,
+    updates: Sequence[Update],
+    *,
+    sizes: Sequence[int] | Mapping[int, int] = SIZES,
+    round: int = 1,
+    rounds: int = 15,
+    clients: Sequence[str] = NAMES,
+    gate: Gate | None = None,
+) -> RoundResult:
+    """One round of a server that sums updates as they come; `sizes` are those announced before,
+    of all clients or by number of those that were sampled.
+    """
+    announced = dict(sizes if isinstance(sizes, Mapping) else enumerate(sizes))
+    collect = Streaming(
+        [announced.get(client, 1) for client in range(len(clients))], gate or Gate()
+    )
+    sampled = list(announced)
+    return collect(Round(round, rounds, sent, method, state, clients, sampled), iter(updates))
+
+
+# ------------------------------------------------------------------------------------------ updates
 
 
 def kinds_of_client() -> list[str]:
@@ -114,7 +327,7 @@ def kinds_of_client() -> list[str]:
     }
     return list(
         {
-            (type(m.local), m.asks, m.weighting.proxy): name
+            (type(m.local), m.asks, m.needs.server_images): name
             for name, m in reversed(methods.items())
         }.values()
     )
@@ -178,7 +391,7 @@ class Altered:
     def commit(self, clients: Collection[int]) -> None:
         self.engine.commit(clients)
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         yield from self.change(list(self.engine.train(jobs)))
 
 
@@ -192,5 +405,5 @@ class Canned:
     def commit(self, clients: Collection[int]) -> None:
         pass
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         yield from self.updates

@@ -55,12 +55,10 @@ class ClientUpdate:
     size: float  # its number of training images
     client: str = ""  # empty: C1, C2, … by its position in the list
     steps: int | None = None  # optimiser steps, for the methods that look at them
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the method asks for beside the model, by name
-    labelled: Sequence[bool] | None = (
-        None  # by output of the classifier, whether the client labels it; None = all
-    )
+    # What the method asks for beside the model, by name.
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    # By output of the classifier, whether the client labels it; None = all.
+    labelled: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,17 +100,16 @@ class AggregationResult:
     next_model: dict[str, Any]  # the one to send next: the same, but for methods such as FedDyn
     ledger: tuple[LedgerEntry, ...]
     state: AggregationState
-    broadcast: dict[
-        str, Vector
-    ]  # what clients get beside the next model, for methods such as SCAFFOLD
+    # What clients get beside the next model, for methods such as SCAFFOLD.
+    broadcast: dict[str, Vector]
 
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
-def aggregate(
+def aggregate(  # noqa: PLR0913 - the settings of one call
     sent: StateDict,
     updates: Sequence[ClientUpdate | tuple[StateDict, float]],
     *,

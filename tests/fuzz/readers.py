@@ -58,15 +58,16 @@ from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import (
-    bootstrap_over_patients,
-    differences_over_trainings,
+    files,
     html,
     latex,
     markdown,
-    report_files,
-    report_statistics,
+    patients,
     section_order,
+    statistics,
+    trainings,
 )
+from feddraw.report.blocks import all_pictures
 from feddraw.report.sections import client_gains
 from feddraw.results import checkpoint, ledger_table, predictions, recorded_run, run_collection
 from feddraw.results.checkpoint import Checkpoint
@@ -340,12 +341,9 @@ STATISTICS = [
 
 def read_statistics(data: bytes, room: Path) -> object:
     sheet = csv_sheet.CsvSheet.of(written(data, room / "results.csv"))
-    columns = tidy_results.tidy_value_columns(sheet, {"scenario", "method", "seed"})
-    over = "seed" if "seed" in sheet.header else ""
-    return [
-        tidy_results.read_tidy_table(sheet, "scenario", "method", column, over)
-        for column in columns
-    ]
+    repeat = "seed" if "seed" in sheet.header else ""
+    tidy = tidy_results.TidyTable(sheet, "scenario", "method", repeat)
+    return [tidy.table(column) for column in tidy.value_columns()]
 
 
 SIMILARITIES = [b"C1,C2\n1,1\n.5,1\n.2,1\n", b"0.9,0.8,1\n1,1,1\n"]
@@ -440,22 +438,22 @@ def odd_ledgers() -> list[bytes]:
     def ledger(*lines: str) -> bytes:
         return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]).encode()
 
-    alone = "0,C1,10,2,,,,,,1,1,counted"
+    alone = "0,C1,10,2,,,,,,1,1,weighted"
     return [
         ledger(),
         ledger(alone),
         ledger(alone, "1,C1,10,2,,,,,,1,1,missing"),
         ledger(
             alone,
-            "0,C2,5,1,,,,,,-3,2,counted: clipped",
+            "0,C2,5,1,,,,,,-3,2,weighted: clipped",
             "1,C1,10,2,,,,,,0,,refused: NaN",
             "1,C2,0,0,,,,,,0,,missing",
         ),
         ledger(
-            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"
+            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted"
         ),
-        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,counted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,counted"),
-        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,counted", "0,C2,1,2,0.1,0.9,1,,,0,0,not asked"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,weighted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,weighted"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,weighted", "0,C2,1,2,0.1,0.9,1,,,0,0,not sampled"),
     ]
 
 
@@ -525,23 +523,18 @@ def read_report(data: bytes, room: Path) -> object:
     (place / name).write_bytes(data[1:])
     try:
         found = run_collection.collect_runs([place.parent])
-        made = report_statistics.compute_report(
-            found, alpha=0.05, replicates=5, command="", say=str
-        )
+        made = statistics.compute_report(found, alpha=0.05, replicates=5, command="", say=str)
         document = section_order.compose_report(made, "A report", str)
         page = html.render_html(
             document,
-            {
-                picture.name: "<svg></svg>"
-                for picture in report_files._all_pictures(document.blocks)
-            },
+            {picture.name: "<svg></svg>" for picture in all_pictures(document.blocks)},
         )
         assert "<script>alert" not in page
         return (
             page,
             markdown.render_markdown(document, ""),
             latex.render_latex(document),
-            report_files._tidy_results_csv(found),
+            files.tidy_results(found),
         )
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
@@ -563,7 +556,7 @@ def odd_report(replicates: int, room: Path) -> object:
             )
     odd_folders(room)
     return [
-        report_statistics.compute_report(
+        statistics.compute_report(
             run_collection.collect_runs([room / place]),
             alpha=0.05,
             replicates=replicates,
@@ -937,7 +930,7 @@ def crowded(room: Path) -> object:
     place = room / "crowded"
     if not place.exists():
         make_run(place)
-    lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
+    lines = [f"{number},C{number},1,1,,,,,,1,1,weighted" for number in range(4000)]
     (place / "weights.csv").write_text(
         "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8"
     )
@@ -1099,7 +1092,8 @@ def targets(room: Path) -> list[Target]:
             ONE_LINE,
             STATISTICS,
             [
-                *named(tidy_results, "read_tidy_table _tidy_value tidy_value_columns"),
+                *named(tidy_results.TidyTable, "table rows value_columns"),
+                *named(tidy_results, "_number"),
                 *named(csv_sheet.CsvSheet, "rows column of"),
             ],
             TABLE_WORDS,
@@ -1173,9 +1167,9 @@ def targets(room: Path) -> list[Target]:
             report_seeds(room),
             [
                 *functions(
-                    report_statistics,
-                    bootstrap_over_patients,
-                    differences_over_trainings,
+                    statistics,
+                    patients,
+                    trainings,
                     client_gains,
                 ),
                 *named(run_collection, LABELS),

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from feddraw.core.model import Extent, Model, Vector
 from feddraw.errors import UserError
 
-State = dict[
-    str, Any
-]  # nested dicts of arrays and numbers: whatever can be written to a checkpoint
+# Nested dicts of arrays and numbers: whatever can be written to a checkpoint.
+State = dict[str, Any]
 Memory = dict[str, Vector]  # what a client keeps from one round to the next; it never leaves it
 
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there

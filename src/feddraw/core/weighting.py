@@ -34,9 +34,8 @@ from feddraw.core.exchange import Extra, Holds, State
 from feddraw.core.model import Layout, Vector
 from feddraw.core.sums import Column
 
-Score = tuple[
-    float, Mapping[str, float]
-]  # the logarithm of a weight, and the parts that explain it
+# The logarithm of a weight, and the parts that explain it.
+Score = tuple[float, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,8 @@ class SelfScored(Weighting):
         return self._weigh_by_scores(cohort, cohort.facts()), state
 
     def _weigh_by_scores(self, cohort: Cohort, facts: Facts) -> Weights:
-        scores, parts = [], []
+        scores = []
+        parts = []
         for place, view in enumerate(cohort.views()):
             score, explained = self.score(view, facts, place)
             scores.append(score)

@@ -64,13 +64,11 @@ class InspectedData:
     """What there is."""
 
     sheets: tuple[Path, ...]
-    images: (
-        Path | None
-    )  # the folder that the tables' paths start from; none where it is each table's own
+    # The folder that the tables' paths start from; none where it is each table's own.
+    images: Path | None
     written: str  # the table itself, where it had to be made
-    columns: Mapping[
-        str, str
-    ]  # path, split, site, patient: the columns' names, empty where there is none
+    # Path, split, site, patient: the columns' names, empty where there is none.
+    columns: Mapping[str, str]
     table: LabelTable
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
     missing: tuple[RowProblem, ...]  # rows without a file
@@ -247,7 +245,8 @@ def no_image_found(named: Path, root: Path, table: LabelTable, images: str) -> s
 
 def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     """Of the first image that can be read."""
-    some, why = list(islice(paths, 20)), ""
+    some = list(islice(paths, 20))
+    why = ""
     for path in some:
         try:
             return int(min(decode(folder / path).shape))

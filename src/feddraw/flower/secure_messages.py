@@ -1,130 +1,56 @@
-"""The messages of secure rounds between Flower's server and its sites: how both ends write and read
-them.
+"""The messages of secure rounds as Flower's records, and the digest of what a site was sent.
+
+A site passes on to its app exactly what it has hashed: expected records only, in one order, each
+array with its name, type, shape and bytes as they came.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
-from feddraw.secure.rounds.announcement import announced_fingerprint
+from feddraw.flower.array_records import Refused, arrays_to_vectors, pack_array, unpack_array
+from feddraw.secure.rounds.messages import (
+    Add,
+    Again,
+    Answer,
+    Joined,
+    Keys,
+    Masked,
+    Meet,
+    Request,
+    Reveal,
+    Revealed,
+    Sign,
+    Signed,
+    Weigh,
+)
+from feddraw.secure.rounds.terms import Announcement, Statement, Terms
+from feddraw.secure.sums.client import Shares
+from feddraw.secure.sums.message_fields import pack_fields
 from feddraw.text import one_line
 
+SECURE_ORDER = "secure"  # the key of our orders that asks for a secure round
+SECURE_RECORD = "secure"  # the record of an answer
+CONFIG = "config"  # the record of a request after the first
+MASKED_WORDS = "words"  # the record of masked words, and the tensor in it
+BROADCAST = "broadcast"
+RESUME = "resume"  # of the run's settings: it changes nothing at a site, and a site does not see it
+# Orders that only name a run, or say which of a client's memories holds: not what is trained.
+NAMES_OF_RUN = ("run", "weighted")
+SEEDS = ("client-seed",)  # orders that a site does not take from a server
+
 Kind = TypeVar("Kind", str, bytes)
-
-SECURE_ORDER = SECURE_RECORD = (
-    "secure"  # the key of our orders that asks for it, and the record of an answer
-)
-CONFIG = "config"
-COUNTS_SUM = "counts"  # the sum of an evaluation
-MASKED_WORDS = "words"  # the masked ones, in an answer
-ANNOUNCEMENT = "announcement"  # what is told about the sums of training
-RECEIVED = "received"  # and about all: the hash of the message that all were sent to begin with
-SECURE_STAGES = ("begin", "keys", "shares", "values", "survivors", "opening")
-
-
-@dataclass(frozen=True)
-class SecureOrder:
-    """What the server asks for, beside what comes with it for one client only."""
-
-    run: str
-    round: int
-    sums: tuple[str, ...]  # of this round, by their names and in their order
-    stage: str = "begin"
-    sum: str = ""
-    attempt: int = 0
-    told: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what all clients are told about what they add
-    survivors: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # with the first stage: how to read the app's answer
-
-    @classmethod
-    def of(cls, given: Any) -> SecureOrder:
-        """As it came; UserError if it is not one."""
-        with reading_secure_message():
-            order = cls(**given)
-            order = cls(
-                **(vars(order) | {"sums": tuple(order.sums), "survivors": tuple(order.survivors)})
-            )
-            texts = (order.run, order.stage, order.sum, *order.sums, *order.survivors)
-            tables = (order.told, order.settings)
-            if not all(isinstance(text, str) for text in texts) or not all(
-                isinstance(one, dict) for one in tables
-            ):
-                raise ValueError("texts and tables are of other types")
-            if (
-                type(order.round) is not int
-                or type(order.attempt) is not int
-                or order.stage not in SECURE_STAGES
-            ):
-                raise ValueError("round, attempt or stage is unknown")
-            if order.stage != "begin" and order.sum not in order.sums:
-                raise ValueError("there is no such sum in the round")
-            return order
-
-    def message(self, pairs: Mapping[str, bytes] | None = None) -> RecordDict:
-        """A message of a stage after the first, with what belongs to names."""
-        config = job_orders.add_orders(ConfigRecord(), {SECURE_ORDER: asdict(self)})
-        return RecordDict({CONFIG: ConfigRecord(dict(config) | _pairs_as_record(pairs or {}))})
-
-
-def digest_of_told(told: Mapping[str, str]) -> bytes:
-    """A hash of what all clients are told about a sum: those that were told different things do not
-    open it.
-    """
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
-
-
-def fingerprint_of_sent(sent: Model, broadcast: Mapping[str, Vector], frozen: str) -> str:
-    """All that a client was sent to train on, as a hash; frozen layers by the digest under which
-    they are sent once.
-    """
-    plain = replace(sent, layout=replace(sent.layout, frozen={}))
-    return f"{announced_fingerprint(plain, broadcast)} {frozen}".strip()
-
-
-def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
-    """All that a site works by, as a hash: a server that sent others a learning rate of 0 would see
-    this move alone.
-
-    Frozen layers are left out, as they are sent once; their digest is among the orders. So is
-    whether the server was resumed, which changes nothing at a site.
-    """
-    settings = sorted(item for item in run_config.items() if item[0] != "resume")
-    digest = hashlib.sha256(repr(settings).encode())
-    for name, record in sorted(content.items()):
-        if name == frozen_layers.FROZEN and isinstance(record, ArrayRecord):
-            continue
-        if isinstance(record, ArrayRecord):
-            arrays = (
-                (name, array.dtype, list(array.shape), array.stype, array.data)
-                for name, array in record.items()
-            )
-            parts: list[Any] = [
-                (*about, hashlib.sha256(data).hexdigest()) for *about, data in arrays
-            ]
-        else:
-            parts = sorted(record.items(), key=lambda pair: pair[0])
-        digest.update(repr((name, type(record).__name__, parts)).encode())
-    return digest.hexdigest()
-
-
-def secure_order_in(content: RecordDict) -> SecureOrder | None:
-    """The order in a message; none where the server asks for none."""
-    given = job_orders.read_orders(content).get(SECURE_ORDER)
-    return SecureOrder.of(given) if given else None
+Pairs = Mapping[str, bytes]  # names, and what belongs to each
 
 
 @contextmanager
@@ -132,34 +58,348 @@ def reading_secure_message() -> Iterator[None]:
     """What comes from the other end may be anything: an error in one line if it does not fit."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        OverflowError,
+        Refused,
+    ) as error:
         raise UserError(f"a message of a secure sum cannot be read: {one_line(error)}") from None
 
 
-def secure_answer(pairs: Mapping[str, bytes], **more: str) -> RecordDict:
-    return RecordDict({SECURE_RECORD: ConfigRecord(_pairs_as_record(pairs) | more)})
+# --------------------------------------------------------------------- the offer, as a site gets it
 
 
-def _pairs_as_record(pairs: Mapping[str, bytes]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RecordNames:
+    """How the records of an offer are called at a site."""
+
+    arrays: str = "arrays"
+    config: str = "config"
+
+
+@dataclass(frozen=True, eq=False)
+class OfferedWork:
+    """What a site was sent to work on, as its app will get it, and what identifies it."""
+
+    content: RecordDict
+    terms: Terms
+    attempt: int
+    digest: bytes  # of everything that the app will use, and of the terms
+    work: bytes  # of what the app will use, without what only names a run
+
+
+def order_of_offer(terms: Terms, attempt: int) -> dict[str, Any]:
+    """What a server adds to its orders, to offer a secure round."""
+    return {SECURE_ORDER: {"terms": json.loads(terms.to_json()), "attempt": attempt}}
+
+
+def secure_order_in(content: RecordDict) -> dict[str, Any] | None:
+    """The order in a message; none where the server asks for no secure round."""
+    order = job_orders.read_orders(content).get(SECURE_ORDER)
+    if order is not None and not isinstance(order, dict):
+        raise UserError("the server's order of a secure round cannot be read")
+    return order
+
+
+def read_offer(
+    content: RecordDict, message_type: str, run_config: Mapping[str, Any], names: RecordNames
+) -> OfferedWork:
+    """What a message offers; refuses records that are not expected."""
+    with reading_secure_message():
+        arrays, config = _expected_records(content, names)
+        orders = job_orders.read_orders(RecordDict({names.config: config}))
+        order = orders.pop(SECURE_ORDER)
+        terms, attempt = Terms.of(order["terms"]), order["attempt"]
+        if type(attempt) is not int or set(order) != {"terms", "attempt"}:
+            raise ValueError("the order of a secure round has other entries")
+        orders = {name: value for name, value in orders.items() if name not in SEEDS}
+        settings = {key: value for key, value in config.items() if key != job_orders.KEY}
+        records = RecordDict({names.arrays: arrays})
+        records[names.config] = job_orders.add_orders(ConfigRecord(settings), orders)
+        if BROADCAST in content:
+            records[BROADCAST] = content[BROADCAST]
+        _check_frozen(content, str(orders.get(frozen_layers.FROZEN, "")))
+        used = (
+            message_type.encode(),
+            repr(sorted(item for item in run_config.items() if item[0] != RESUME)).encode(),
+            repr(list(settings.items())).encode(),
+            _digest_of_arrays(records),
+        )
+        lasting = {name: value for name, value in orders.items() if name not in NAMES_OF_RUN}
+        work = _digest_of(*used, _sorted_json(lasting))
+        digest = _digest_of(*used, _sorted_json(orders), terms.to_json().encode())
+        if frozen_layers.FROZEN in content:
+            records[frozen_layers.FROZEN] = content[frozen_layers.FROZEN]
+        return OfferedWork(records, terms, attempt, digest, work)
+
+
+def _expected_records(content: RecordDict, names: RecordNames) -> tuple[ArrayRecord, ConfigRecord]:
+    """The model and the settings; an error where anything else is there than is expected."""
+    optional = {BROADCAST, frozen_layers.FROZEN}
+    if unexpected := sorted(set(content) - {names.arrays, names.config} - optional):
+        raise UserError(f"this site does not take the record '{one_line(unexpected[0], 40)}'")
+    arrays, config = content[names.arrays], content[names.config]
+    tensors = [content[name] for name in (names.arrays, *optional) if name in content]
+    if not all(isinstance(record, ArrayRecord) for record in tensors):
+        raise TypeError("a record of tensors is none")
+    if not (isinstance(arrays, ArrayRecord) and isinstance(config, ConfigRecord)):
+        raise TypeError("the model or the settings are of another kind")
+    return arrays, config
+
+
+def _check_frozen(content: RecordDict, agreed: str) -> None:
+    """Frozen layers are sent once; what all agree on is their digest."""
+    if frozen_layers.FROZEN not in content:
+        return
+    arrays = arrays_to_vectors(content.array_records[frozen_layers.FROZEN])
+    if not agreed or frozen_layers.frozen_digest(arrays) != agreed:
+        raise UserError("the frozen layers are not those whose digest all sites are told")
+
+
+def _digest_of_arrays(records: RecordDict) -> bytes:
+    """All records of tensors, in the order in which the app gets them."""
+    digest = hashlib.sha256()
+    for name, record in records.items():
+        if not isinstance(record, ArrayRecord):
+            continue
+        digest.update(pack_fields(name.encode(), str(len(record)).encode()))
+        for tensor, array in record.items():
+            facts = (tensor, array.dtype, repr(tuple(array.shape)), array.stype)
+            digest.update(pack_fields(*(fact.encode() for fact in facts)))
+            digest.update(len(array.data).to_bytes(8, "little"))
+            digest.update(array.data)
+    return digest.digest()
+
+
+def _digest_of(*fields: bytes) -> bytes:
+    return hashlib.sha256(pack_fields(b"feddraw offer", *fields)).digest()
+
+
+def _sorted_json(table: Mapping[str, Any]) -> bytes:
+    return json.dumps(table, sort_keys=True).encode()
+
+
+# -------------------------------------------------------------------------------- requests after it
+
+
+def request_to_records(request: Request) -> RecordDict:
+    """A request after the offer, as a message."""
+    facts, pairs = _REQUESTS[type(request)].parts(request)
+    order = {"stage": _REQUESTS[type(request)].stage, **facts}
+    config = job_orders.add_orders(ConfigRecord(), {SECURE_ORDER: order})
+    return RecordDict({CONFIG: ConfigRecord(dict(config) | _pairs_as_record(pairs))})
+
+
+def request_of_records(content: RecordDict) -> Request:
+    """The request in a message; UserError if there is none."""
+    with reading_secure_message():
+        order = secure_order_in(content) or {}
+        form = _FORMS_BY_STAGE[str(order.pop("stage"))]
+        request: Request = form.read(order, pairs_in(content, CONFIG))
+        return request
+
+
+@dataclass(frozen=True)
+class _RequestForm:
+    """How one kind of request is written and read."""
+
+    stage: str
+    parts: Callable[[Any], tuple[dict[str, Any], Pairs]]
+    read: Callable[[dict[str, Any], dict[str, bytes]], Any]
+
+
+def _read_meet(facts: dict[str, Any], pairs: dict[str, bytes]) -> Meet:
+    return Meet(_by_sum(pairs))
+
+
+def _read_weigh(facts: dict[str, Any], pairs: dict[str, bytes]) -> Weigh:
+    return Weigh(Announcement.of(facts["announcement"]))
+
+
+def _read_add(facts: dict[str, Any], pairs: dict[str, bytes]) -> Add:
+    return Add(str(facts["sum"]), Announcement.of(facts["announcement"]), pairs)
+
+
+def _read_sign(facts: dict[str, Any], pairs: dict[str, bytes]) -> Sign:
+    return Sign(str(facts["sum"]), _names_of(facts["survivors"]))
+
+
+def _read_reveal(facts: dict[str, Any], pairs: dict[str, bytes]) -> Reveal:
+    return Reveal(str(facts["sum"]), _names_of(facts["survivors"]), pairs)
+
+
+def _read_again(facts: dict[str, Any], pairs: dict[str, bytes]) -> Again:
+    if type(facts["attempt"]) is not int:
+        raise ValueError("an attempt is a whole number")
+    return Again(bytes.fromhex(facts["digest"]), facts["attempt"])
+
+
+_REQUESTS: Mapping[type, _RequestForm] = {
+    Again: _RequestForm(
+        "again", lambda r: ({"digest": r.digest.hex(), "attempt": r.attempt}, {}), _read_again
+    ),
+    Meet: _RequestForm("meet", lambda r: ({}, _with_sums(r.keys)), _read_meet),
+    Weigh: _RequestForm(
+        "weigh", lambda r: ({"announcement": r.announcement.to_json()}, {}), _read_weigh
+    ),
+    Add: _RequestForm(
+        "add",
+        lambda r: ({"sum": r.sum, "announcement": r.announcement.to_json()}, r.shares),
+        _read_add,
+    ),
+    Sign: _RequestForm(
+        "sign", lambda r: ({"sum": r.sum, "survivors": list(r.survivors)}, {}), _read_sign
+    ),
+    Reveal: _RequestForm(
+        "reveal",
+        lambda r: ({"sum": r.sum, "survivors": list(r.survivors)}, r.signatures),
+        _read_reveal,
+    ),
+}
+_FORMS_BY_STAGE = {form.stage: form for form in _REQUESTS.values()}
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+def answer_to_records(answer: Answer) -> RecordDict:
+    """A site's answer, as a message."""
+    words = None
+    pairs: Pairs = {}
+    facts: dict[str, Any] = {}
+    if isinstance(answer, Keys):
+        facts = {"digest": answer.digest.hex()}
+        pairs = answer.keys
+    elif isinstance(answer, Joined):
+        marks = None if answer.labelled is None else answer.labelled.tolist()
+        facts = {"size": answer.size, "labelled": marks}
+        pairs = _with_sums({sum: shares.closed for sum, shares in answer.shares.items()})
+        signatures = {sum: shares.signature.hex() for sum, shares in answer.shares.items()}
+        facts["signatures"] = signatures
+    elif isinstance(answer, Statement):
+        facts = {"statement": answer.to_json()}
+    elif isinstance(answer, Masked):
+        said = answer.statement
+        facts = {"statement": None if said is None else said.to_json()}
+        pairs = {"seal": answer.seal}
+        words = answer.words
+    elif isinstance(answer, Signed):
+        pairs = {"signature": answer.signature}
+    elif isinstance(answer, Revealed):
+        pairs = {"shares": answer.shares}
+    record = ConfigRecord({"facts": json.dumps(facts)} | _pairs_as_record(pairs))
+    content = RecordDict({SECURE_RECORD: record})
+    if words is not None:
+        content[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack_array(words)})
+    return content
+
+
+def answer_of_records(request: type, content: RecordDict) -> Answer:
+    """The answer to a request of this type; UserError if it is none."""
+    with reading_secure_message():
+        facts = json.loads(str(content.config_records[SECURE_RECORD]["facts"]))
+        pairs = pairs_in(content, SECURE_RECORD)
+        return _ANSWERS[request](facts, pairs, content)
+
+
+def keys_of_records(content: RecordDict) -> Keys:
+    """The answer to an offer."""
+    answer = answer_of_records(Again, content)
+    assert isinstance(answer, Keys)
+    return answer
+
+
+def _read_keys(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Keys:
+    return Keys(bytes.fromhex(facts["digest"]), pairs)
+
+
+def _read_joined(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Joined:
+    marks = facts["labelled"]
+    if marks is not None and not (
+        isinstance(marks, list) and all(isinstance(mark, bool) for mark in marks)
+    ):
+        raise ValueError("a list of labelled findings is none")
+    labelled = None if marks is None else np.array(marks, bool)
+    signatures = {sum: bytes.fromhex(text) for sum, text in facts["signatures"].items()}
+    shares = {
+        sum: Shares(closed, signatures[sum])
+        for sum, closed in ({sum: {} for sum in signatures} | _by_sum(pairs)).items()
+    }
+    return Joined(facts["size"], labelled, shares)
+
+
+def _read_statement(
+    facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict
+) -> Statement:
+    return Statement.of(facts["statement"])
+
+
+def _read_masked(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Masked:
+    words = unpack_array(content.array_records[MASKED_WORDS][MASKED_WORDS])
+    said = facts["statement"]
+    return Masked(words, pairs["seal"], None if said is None else Statement.of(said))
+
+
+def _read_signed(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Signed:
+    return Signed(pairs["signature"])
+
+
+def _read_revealed(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Revealed:
+    return Revealed(pairs["shares"])
+
+
+_ANSWERS: Mapping[type, Callable[[dict[str, Any], dict[str, bytes], RecordDict], Answer]] = {
+    Again: _read_keys,
+    Meet: _read_joined,
+    Weigh: _read_statement,
+    Add: _read_masked,
+    Sign: _read_signed,
+    Reveal: _read_revealed,
+}
+
+
+# ---------------------------------------------------------------------------------- names and bytes
+
+
+def _with_sums(pairs: Mapping[str, Pairs]) -> dict[str, bytes]:
+    """Names with their sum before them, which has no blank."""
+    return {f"{sum} {name}": value for sum, part in pairs.items() for name, value in part.items()}
+
+
+def _by_sum(pairs: Pairs) -> dict[str, dict[str, bytes]]:
+    parts: dict[str, dict[str, bytes]] = {}
+    for name, value in pairs.items():
+        sum, _, own = name.partition(" ")
+        parts.setdefault(sum, {})[own] = value
+    return parts
+
+
+def _names_of(given: Any) -> tuple[str, ...]:
+    return tuple(_list_of(given, str))
+
+
+def _pairs_as_record(pairs: Pairs) -> dict[str, Any]:
     return {"names": list(pairs), "contents": list(pairs.values())} if pairs else {}
 
 
-def secure_pairs_in(content: RecordDict, record: str = SECURE_RECORD) -> dict[str, bytes]:
+def pairs_in(content: RecordDict, record: str) -> dict[str, bytes]:
     """Names and what belongs to each."""
-    with reading_secure_message():
-        found = content[record]
-        if not isinstance(found, ConfigRecord):
-            raise TypeError(f"{record} is no record of texts")
-        names, contents = (
-            _list_in_message(found.get("names", []), str),
-            _list_in_message(found.get("contents", []), bytes),
-        )
-        if len(set(names)) != len(names):
-            raise ValueError("a name comes twice")
-        return dict(zip(names, contents, strict=True))
+    table = content[record]
+    if not isinstance(table, ConfigRecord):
+        raise TypeError(f"{record} is no record of texts")
+    names = _list_of(table.get("names", []), str)
+    contents = _list_of(table.get("contents", []), bytes)
+    if len(set(names)) != len(names):
+        raise ValueError("a name comes twice")
+    return dict(zip(names, contents, strict=True))
 
 
-def _list_in_message(given: Any, kind: type[Kind]) -> list[Kind]:
-    if not isinstance(given, list) or not all(isinstance(one, kind) for one in given):
+def _list_of(given: Any, kind: type[Kind]) -> list[Kind]:
+    if not isinstance(given, list) or not all(isinstance(item, kind) for item in given):
         raise ValueError(f"no list of {kind.__name__}")
     return given

@@ -1,81 +1,58 @@
-"""What waits at a site between the messages of a secure sum: its update, and its half of the sum.
+"""What a site remembers between the messages of a secure round, in its own folder (0600).
 
-Both lie in the site's own memory, for their owner only, and are written before an answer leaves: a
-site that forgets that it has masked, signed or revealed could be asked a second time. When the site
-has opened its shares, the update is gone. What stays is who was in the last sum that was opened
-(`SecureSiteOpenedRound`).
+    KIND.json   the round under way, on the disk before an answer leaves: a site that forgets that
+                it has masked, signed or revealed could be asked a second time
+    KIND.run    what the app was ever run on, a digest each
+    KIND.offer  what was sent, as the app will get it
+    KIND.part   what the app made of it, until it is in a sum
+
+The place depends on the site's own signing key, on nothing that a server says.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import ast
+import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from feddraw.core import Heads, Layout, Model, Update
-from feddraw.errors import UserError, first_line
-from feddraw.flower.client_memory import client_alias
+from feddraw.core import Layout, Model, Update
+from feddraw.errors import UserError
+from feddraw.secure.rounds.site import SiteRound, SiteSettings
 from feddraw.secure.sums.signing_keys import public_line
-from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
+from feddraw.system.file_writing import (
+    append_to_log,
+    close_to_others,
+    make_folder,
+    make_subfolder,
+    open_file,
+    write_whole,
+)
 from feddraw.system.locks import lock_file
 
 MODEL_VECTORS = ("params", "buffers", "counters")
-
-
-@dataclass
-class SecureSiteOpenedRound:
-    """The last round whose sums this site has helped to open, and over whom and about what they
-    were.
-
-    The same round may be asked for again, by a server that was killed before it had saved its
-    result, but only with the same clients, sizes and weights: two different sums of the same
-    updates would show what one client sent.
-    """
-
-    round: int = -1
-    sums: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # by name: a hash of what was told, then who was in it
-
-
-@dataclass
-class SecureSiteState:
-    """What a site knows of the round under way, beside its update."""
-
-    round: int = -1
-    name: str = ""  # of this site
-    received: str = ""  # the hash of the message that it began with
-    members: dict[str, str] = field(
-        default_factory=dict
-    )  # by the name of the sum, this site's half of it
-    attempts: dict[str, int] = field(default_factory=dict)  # by the name of the sum
-    told: dict[str, dict[str, str]] = field(
-        default_factory=dict
-    )  # by sum, what the server told everyone about it
-    agreed: dict[str, str] = field(
-        default_factory=dict
-    )  # by sum, a hash of it as it was when this site masked
-    opened: SecureSiteOpenedRound = field(default_factory=SecureSiteOpenedRound)
+HEAD_BYTES = 8  # of the length of a file's head
+DAMAGED = "what waits for a secure sum is gone or damaged: this site is left out of the sum"
 
 
 class SecureSiteMemory:
-    """One site's state in one run, for one kind of round, training or evaluation.
+    """One site's memory of one kind of rounds, training or evaluation; used while `held`."""
 
-    It is written only while `held`.
-    """
-
-    def __init__(self, folder: Path, run: str, key: Ed25519PublicKey, kind: str) -> None:
-        self.path = folder / client_alias(run, f"secure {public_line(key)}")
-        self._state, self._waiting = self.path / f"{kind}.json", self.path / f"{kind}.safetensors"
+    def __init__(self, folder: Path, settings: SiteSettings, kind: str) -> None:
+        key = hashlib.sha256(public_line(settings.key.public_key()).encode()).hexdigest()[:24]
+        self._settings = settings
+        self.path = folder / f"secure-{key}"
+        self._state = self.path / f"{kind}.json"
+        self._runs = self.path / f"{kind}.run"
+        self._offer = self.path / f"{kind}.offer"
+        self._part = self.path / f"{kind}.part"
+        self._round: SiteRound | None = None  # as it was last read or written, while `held`
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -87,75 +64,139 @@ class SecureSiteMemory:
         with lock_file(self._state):
             yield
 
-    def keep(self, vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> None:
-        arrays = {name: np.ascontiguousarray(vector) for name, vector in vectors.items()}
-        write_whole(self._waiting, save(arrays, {"about": json.dumps(about)}), private=True)
+    # ------------------------------------------------------------------------- the protocol's state
 
-    def waiting(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        if not self._waiting.is_file():
-            raise UserError(
-                "nothing waits at this site for a secure sum: it has not trained, or its part is"
-                " done"
-            )
+    def load(self) -> SiteRound | None:
+        if self._round is not None or not self._state.is_file():
+            return self._round
         try:
-            with safe_open(self._waiting, "np") as file:
-                about = json.loads((file.metadata() or {})["about"])
-                return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            reason = f"{self._waiting}: {first_line(error):.80}"
-            raise UserError(f"what waits for a secure sum is damaged ({reason})") from None
+            text = self._state.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            raise UserError(DAMAGED) from None
+        self._round = SiteRound.of(text, self._settings)
+        return self._round
+
+    def save(self, round: SiteRound) -> None:
+        self._round = round
+        write_whole(self._state, round.to_json().encode(), private=True)
+
+    def was_run(self, work: bytes) -> bool:
+        if not self._runs.is_file():
+            return False
+        return work.hex() in self._runs.read_text(encoding="ascii").split()
+
+    def note_run(self, work: bytes) -> None:
+        append_to_log(self._runs, f"{work.hex()}\n")
+        close_to_others(self._runs)
+
+    # ---------------------------------------------------------------------------- what waits for it
+
+    def keep_offer(self, content: RecordDict, digest: bytes) -> None:
+        """What was sent, until it is agreed that it is run."""
+        head: list[Any] = [digest.hex()]
+        blobs: list[Any] = []
+        for name, record in content.items():
+            if isinstance(record, ArrayRecord):
+                tensors = []
+                for tensor, array in record.items():
+                    tensors.append((tensor, array.dtype, tuple(array.shape), array.stype))
+                    blobs.append(array.data)
+                head.append((name, "arrays", tensors))
+            else:
+                head.append((name, "config", dict(record)))
+        _write_blobs(self._offer, head, blobs)
+
+    def offer(self, digest: bytes) -> RecordDict:
+        """What was kept, if it is that of this digest."""
+        (kept, *records), blobs = _read_blobs(self._offer)
+        if kept != digest.hex():
+            raise UserError(DAMAGED)
+        content = RecordDict()
+        position = 0
+        for name, kind, described in records:
+            if kind == "config":
+                content[name] = ConfigRecord(described)
+                continue
+            arrays = ArrayRecord()
+            for tensor, dtype, shape, stype in described:
+                arrays[tensor] = Array(dtype, shape, stype, bytes(blobs[position]))
+                position += 1
+            content[name] = arrays
+        return content
+
+    def keep_part(self, facts: dict[str, Any], vectors: dict[str, NDArray[Any]]) -> None:
+        """What the app made, for a sum."""
+        described = [(name, vector.dtype.str, vector.shape) for name, vector in vectors.items()]
+        blobs = [np.ascontiguousarray(v).reshape(-1).view(np.uint8).data for v in vectors.values()]
+        _write_blobs(self._part, [facts, described], blobs)
+
+    def part(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        (facts, described), blobs = _read_blobs(self._part)
+        vectors = {}
+        for (name, dtype, shape), blob in zip(described, blobs, strict=True):
+            vectors[name] = np.frombuffer(blob, dtype).reshape(shape)
+        return facts, vectors
 
     def forget(self) -> None:
-        """Delete what waits: it has been counted, or never will be."""
-        with suppress(FileNotFoundError):
-            self._waiting.unlink()
-
-    def state(self) -> SecureSiteState:
-        """As it was kept; of a new site where nothing was."""
-        if not self._state.is_file():
-            return SecureSiteState()
-        try:
-            found = json.loads(self._state.read_bytes())
-            return SecureSiteState(**(found | {"opened": SecureSiteOpenedRound(**found["opened"])}))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"the kept state of a secure sum is damaged: {self._state}") from None
-
-    def keep_state(self, state: SecureSiteState) -> None:
-        write_whole(self._state, json.dumps(asdict(state)).encode(), private=True)
+        """Delete what waits: it is in a sum, or never will be."""
+        for file in (self._part, self._offer):
+            with suppress(FileNotFoundError):
+                file.unlink()
 
 
-def update_to_site_memory(
-    sent: Model, update: Update
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The model that came and what training made of it, as vectors and facts."""
-    vectors = {f"sent.{name}": getattr(sent, name) for name in MODEL_VECTORS}
-    vectors |= {f"own.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
+def _write_blobs(path: Path, head: list[Any], blobs: Sequence[Any]) -> None:
+    """A head of plain values and some stretches of bytes. If the machine goes down the file may be
+    damaged: the site is then left out of the sum, and nothing else is lost.
+    """
+    written = repr((head, [len(blob) for blob in blobs])).encode()
+    with open_file(path, "wb", private=True) as file:
+        file.write(len(written).to_bytes(HEAD_BYTES, "little") + written)
+        for blob in blobs:
+            file.write(blob)
+
+
+def _read_blobs(path: Path) -> tuple[list[Any], list[memoryview]]:
+    try:
+        content = memoryview(path.read_bytes())
+        end = HEAD_BYTES + int.from_bytes(content[:HEAD_BYTES], "little")
+        head, lengths = ast.literal_eval(bytes(content[HEAD_BYTES:end]).decode())
+        blobs = []
+        for length in lengths:
+            blobs.append(content[end : end + length])
+            end += length
+        if end != len(content):
+            raise ValueError
+    except (OSError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        raise UserError(DAMAGED) from None
+    return head, blobs
+
+
+def update_to_memory(update: Update) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """An update as facts and vectors."""
+    vectors = {f"own.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
     vectors |= {f"extra.{name}": vector for name, vector in update.extra.items()}
-    entries = [[entry.name, entry.kind, entry.shape, entry.dtype] for entry in sent.layout.entries]
     labelled = None if update.labelled is None else update.labelled.tolist()
-    model = {"entries": entries, "classifier": sent.layout.classifier}
-    facts = {"size": update.size, "steps": update.steps, "metrics": dict(update.metrics)}
-    return vectors, model | facts | {"labelled": labelled, "seconds": update.seconds}
-
-
-def classifier_from_json(given: Any) -> Heads:
-    """The classifier as JSON has it: one layer, or a list of several."""
-    return tuple(map(str, given)) if isinstance(given, list) else str(given)
-
-
-def update_from_site_memory(
-    vectors: dict[str, NDArray[Any]], about: dict[str, Any]
-) -> tuple[Model, Update]:
-    """The sent model and the update, from what `update_to_site_memory` made of them."""
-    entries = ((name, kind, tuple(shape), dtype) for name, kind, shape, dtype in about["entries"])
-    layout = Layout.of(entries, classifier_from_json(about["classifier"]))
-    parts = (
-        {name: vectors[f"{whose}.{name}"] for name in MODEL_VECTORS} for whose in ("sent", "own")
-    )
-    sent, own = (Model(**part, layout=layout) for part in parts)
-    extra = {
-        name.removeprefix("extra."): v for name, v in vectors.items() if name.startswith("extra.")
+    facts = {
+        "size": update.size,
+        "steps": update.steps,
+        "loss": float(update.metrics["loss"]),
+        "labelled": labelled,
     }
-    labelled = None if about["labelled"] is None else np.array(about["labelled"], bool)
-    facts = (about["size"], about["steps"], about["metrics"])
-    return sent, Update(0, own, *facts, extra, labelled, about["seconds"])
+    return facts, vectors
+
+
+def update_of_memory(
+    facts: dict[str, Any], vectors: dict[str, NDArray[Any]], layout: Layout
+) -> Update:
+    """The update, from what `update_to_memory` made of it."""
+    params, buffers, counters = (vectors[f"own.{name}"] for name in MODEL_VECTORS)
+    model = Model(params, buffers, counters, layout)
+    prefix = "extra."
+    extra = {
+        name.removeprefix(prefix): vector
+        for name, vector in vectors.items()
+        if name.startswith(prefix)
+    }
+    labelled = None if facts["labelled"] is None else np.array(facts["labelled"], bool)
+    metrics = {"loss": facts["loss"]}
+    return Update(0, model, facts["size"], facts["steps"], metrics, extra, labelled)

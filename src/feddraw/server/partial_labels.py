@@ -42,7 +42,8 @@ def _pieces_with_row(
     """The pieces, with the row cut out of the one that it lies in and its weights divided among
     those who label it.
     """
-    found, source = [], Piece(name, [], values)
+    found = []
+    source = Piece(name, [], values)
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
             source = piece
@@ -52,9 +53,8 @@ def _pieces_with_row(
             found.append(piece)
     own = _values_among_labelling(source.values, labelling)
     for number, piece in enumerate(found):
-        if piece.name == name and np.array_equal(
-            piece.values, own
-        ):  # the weights and the bias of one row
+        # The weights and the bias of one row.
+        if piece.name == name and np.array_equal(piece.values, own):
             found[number] = replace(piece, spans=[*piece.spans, row])
             return found
     return [*found, Piece(name, [row], own, source.parts, source.limited)]

@@ -27,7 +27,7 @@ from feddraw.data.own_tables import (
 )
 
 
-def folder(
+def folder(  # noqa: PLR0913 - the settings of the data set
     how: ImagePreparation,
     *,
     path: str | Sequence[str],

@@ -265,7 +265,8 @@ def _require_enough(
 
 def _client_range(group: tuple[int, ...]) -> str:
     """C2, or C2–C4: the clients of a group stand side by side in every scenario."""
-    first, last = group[0] + 1, group[-1] + 1
+    first = group[0] + 1
+    last = group[-1] + 1
     return f"C{first}" if first == last else f"C{first}–C{last}"
 
 

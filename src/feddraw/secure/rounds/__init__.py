@@ -1,7 +1,9 @@
 """Rounds of which the server sees sums only: each client weighs itself, masks its weighted move,
 and stays hidden.
 
-`announcement` is what all are told, `client` and `server` are what each does, `round_weights` how
-much a client counts, `word_layout` tells which word of the sum means what, `cohort` is what the
-server rules see of it, `in_process` has both sides in one process.
+`driver` is the server's side and says what travels and what is signed, `site` the other side; both
+are the same whatever carries their messages (`messages`): `in_process` calls, Flower's grid
+elsewhere. `terms` is what all agree on and are told, `update_part` what a client adds,
+`word_layout` which word of the sum means what, `outcome` what the server makes of it,
+`rules_of_method` what a round asks of a method's rules.
 """

@@ -1,5 +1,5 @@
-"""Secure rounds of clients that are all in this process: the same code as at a site and at a
-server, without a wire.
+"""Secure rounds of clients that are all in this process: the sites and the driver of a federation,
+without a wire.
 
 Every client has a signing key of its own, made here for the run, and every sum has fresh keys,
 masks and shares. So a study under `secure = true` shows what a federation under it would give, to
@@ -8,216 +8,210 @@ the bit: masks cancel, whatever they are.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
-from feddraw.core import Method, Model, Parts, State, Update
+from feddraw.core import Update
 from feddraw.errors import UserError
-from feddraw.secure.rounds import announcement
-from feddraw.secure.rounds.announcement import (
+from feddraw.secure.rounds import rules_of_method
+from feddraw.secure.rounds.driver import SecureRound
+from feddraw.secure.rounds.messages import (
+    Add,
+    Again,
+    Answer,
+    Keys,
+    Meet,
+    Refusal,
+    Request,
+    Reveal,
+    Sign,
+    Weigh,
+)
+from feddraw.secure.rounds.outcome import TrainingRules, outcome_of, result_of_outcome
+from feddraw.secure.rounds.site import (
+    MemoryOfProcess,
+    Offer,
+    Part,
+    SecureSite,
+    SiteFacts,
+    SiteSettings,
+)
+from feddraw.secure.rounds.terms import (
     FIRST_SUM,
     MOVES_SUM,
     Announcement,
-    ClientAnnouncement,
-    TooFewSummed,
+    Labels,
+    digest_of_offer,
+    terms_of_training,
 )
-from feddraw.secure.rounds.client import SecureRoundClient
-from feddraw.secure.rounds.round_weights import announce_weights_under_policy
-from feddraw.secure.rounds.server import (
-    check_client_announcement,
-    inform_of_first_sum,
-    secure_round_result,
-)
-from feddraw.secure.sums.in_process import InProcessSecureSum
-from feddraw.secure.sums.session import SecureSumFailed, Session
+from feddraw.secure.rounds.update_part import UpdatePart
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult
+from feddraw.server.round import Round, RoundResult
 
-Drops = Mapping[
-    str, tuple[str, int]
-]  # by client, the sum and the stage (0 to 4) from which on it is silent
+# By client, the sum and the stage (0 keys to 4 opening) from which on it is silent.
+Drops = Mapping[str, tuple[str, int]]
+MakePart = Callable[[str, Update, Announcement], Part]
+_STAGES: Mapping[type, int] = {Meet: 1, Weigh: 2, Add: 2, Sign: 3, Reveal: 4}
+
+
+def sites_of_process(names: tuple[str, ...]) -> dict[str, SecureSite]:
+    """A site for each client, with a key of its own; all know all public keys."""
+    keys = {name: Ed25519PrivateKey.generate() for name in names}
+    directory = {name: key.public_key() for name, key in keys.items()}
+    sites = {}
+    for name, key in keys.items():
+        sites[name] = SecureSite(SiteSettings(name, key, directory), MemoryOfProcess())
+    return sites
 
 
 @dataclass(eq=False)
-class InProcessSecureRounds:
-    """A federation's rounds under secure sums."""
+class Secure:
+    """The third collector, beside `Together` and `Streaming`: the server sees sums only.
+
+    All clients are in this process. With one sum and no limits on weights an update is masked,
+    added and forgotten before the next one arrives.
+    """
 
     clients: Sequence[str]
     sizes: Sequence[int]  # images, by client
-    section: Mapping[str, Any]  # the method's name and settings
-    labelled: Sequence[NDArray[np.bool_] | None] = ()  # by client; left out: all label all
-    drops: Callable[[int], Drops] = (
-        lambda round: {}
-    )  # who falls silent in a round; nobody does by itself
-    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    labelled: Sequence[Labels] = ()  # by client; left out: all label all
+    gate: Gate = field(default_factory=Gate)
+    policy: Policy = field(default_factory=Policy)
+    section: Mapping[str, Any] = field(default_factory=dict)  # the method's name and settings
+    drops: Callable[[int], Drops] = lambda round: {}  # who falls silent in a round, for tests
 
     def __post_init__(self) -> None:
-        self._keys = {name: Ed25519PrivateKey.generate() for name in self.clients}
-        self._directory = {name: key.public_key() for name, key in self._keys.items()}
+        self._sites = sites_of_process(tuple(self.clients))
 
-    def announcement(
-        self, sent: str, round: int, rounds: int, asked: Iterable[int], policy: Policy
-    ) -> Announcement:
-        """What all clients of a round are told at first."""
-        labelled = self.labelled or [None] * len(self.clients)
-        about = [(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
-        parties = [announcement.announced_party(*one) for one in about]
-        return announcement.announce_secure_round(
-            sent, self.section, round, rounds, parties, policy
-        )
-
-    def new_sum(self, sum: str, told: Announcement) -> InProcessSecureSum:
-        """A secure sum of all who were asked, the silent ones too: how many may fall silent depends
-        on that number.
+    def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
+        """One round, from the clients' updates as they arrive; where the sum fails, the model
+        stays as it was.
         """
-        names = tuple(party.name for party in told.parties)
-        session = Session(self.run, told.round, sum, 0, names)
-        before = (FIRST_SUM, MOVES_SUM).index(sum)
-        drops = self.drops(told.round)
-        silent = {name: stage for name, (which, stage) in drops.items() if which == sum}
-        silent |= {
-            name: 0
-            for name, (which, _) in drops.items()
-            if (FIRST_SUM, MOVES_SUM).index(which) < before
-        }
-        agreed, approve = told.digest(), told.check_summed
-        return InProcessSecureSum(
-            session, self._keys, self._directory, silent, agreed=agreed, approve=approve
-        )
+        rules_of_method.check_method(round.method)
+        sums = rules_of_method.sums_of(round.method)
+        terms = terms_of_training(self.section, sums, round.number, round.rounds, self.policy)
+        digest = digest_of_offer(terms, round.sent, round.method.broadcast(round.state))
+        numbers = {self.clients[client]: client for client in round.sampled}
 
-    def round(
-        self,
-        round: int,
-        rounds: int,
-        model: Model,
-        method: Method,
-        state: State,
-        updates: Iterable[Update],
-        asked: Iterable[int],
-        gate: Gate | None = None,
-        policy: Policy | None = None,
-    ) -> RoundResult:
-        """One round, from the clients' updates as they come; where the sum fails, the model stays
-        as it was.
-        """
-        sent = announcement.announced_fingerprint(model, method.broadcast(state))
-        told = self.announcement(sent, round, rounds, asked, policy or Policy())
-        work = _InProcessRound(self, method, model, gate, told)
-        try:
-            return work.done(updates, state)
-        except (SecureSumFailed, TooFewSummed) as error:
-            reasons = dict.fromkeys(work.present, str(error)) | work.refused
-            return secure_round_result(
-                method, told, model, state, None, {}, self.clients, refused=reasons
-            )
+        def make_part(name: str, update: Update, announcement: Announcement) -> Part:
+            return UpdatePart(round.method, announcement, name, round.sent, update, self.gate)
+
+        transport = InProcess(
+            sites={name: self._sites[name] for name in numbers},
+            facts={name: self._facts(client) for name, client in numbers.items()},
+            arriving=self._named(arriving),
+            make_part=make_part,
+            keeps=len(sums) > 1 or self.policy.limits_weights,
+            drops=self.drops(round.number),
+        )
+        rules = TrainingRules(round.method, self.gate, round.sent.layout, round.state)
+        secure_round = SecureRound(terms, transport, rules)
+        keys = transport.offer(Offer(terms, digest, work=digest), secure_round)
+        outcome = outcome_of(secure_round, tuple(numbers), keys)
+        for _ in transport.arriving:
+            pass  # of clients that were left out: an engine is done when all have answered
+        return result_of_outcome(round, rules, outcome, numbers)
+
+    def _facts(self, client: int) -> SiteFacts:
+        return SiteFacts(self.sizes[client], self.labelled[client] if self.labelled else None)
+
+    def _named(self, arriving: Iterable[Update]) -> Iterator[tuple[str, Update]]:
+        for update in arriving:
+            if 0 <= update.client < len(self.clients):
+                yield self.clients[update.client], update
 
 
 @dataclass(eq=False)
-class _InProcessRound:
-    """One round under way."""
+class InProcess:
+    """The transport: a call instead of a message, and updates as an engine gives them."""
 
-    rounds: InProcessSecureRounds
-    method: Method
-    model: Model
-    gate: Gate | None
-    told: Announcement
-    refused: dict[str, str] = field(default_factory=dict)  # by client, why it takes no part
-    present: list[str] = field(default_factory=list)
+    sites: Mapping[str, SecureSite]
+    facts: Mapping[str, SiteFacts]  # by client, known before it trains
+    arriving: Iterator[tuple[str, Update]]  # by name, as they come
+    make_part: MakePart
+    keeps: bool = False  # updates, because a round needs them in more than one message
+    drops: Drops = field(default_factory=dict)
+    _kept: dict[str, Update] = field(default_factory=dict)
 
-    def done(self, updates: Iterable[Update], state: State) -> RoundResult:
-        """With one sum and no limits on weights, a client is masked, added and forgotten before the
-        next one comes.
+    def offer(self, offer: Offer, round: SecureRound) -> dict[str, Keys]:
+        """Send all sites what is to be trained; their keys."""
+        keys = {}
+        for name, site in self.sites.items():
+            if not self._silent(name, "", 0):
+                with round.using(name):
+                    keys[name] = site.offer(offer)
+        return keys
+
+    def ask(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
+        """Answers in the order of the requests, or in that in which updates come.
+
+        There is no second attempt: updates are not kept for one.
         """
-        parts: Parts = {}
-        clients: Iterable[SecureRoundClient] = filter(None, map(self._client, updates))
-        if self.method.secure.sums == 2:
-            clients, state, parts = self._first(list(clients), state)
-        if self.told.limits().limits_weights:
-            clients = self._proposing(list(clients))
-        announced: dict[str, ClientAnnouncement] = {}
-        sum = self.rounds.new_sum(MOVES_SUM, self.told)
-        for mine in clients:
-            self._add(sum, mine, announced)
-        about = (
-            self.method,
-            self.told,
-            self.model,
-            state,
-            sum.total(),
-            announced,
-            self.rounds.clients,
-        )
-        return secure_round_result(*about, refused=self.refused, parts=parts, gate=self.gate)
+        if any(isinstance(request, Again) for request in requests.values()):
+            return
+        for name, update in self._with_updates(requests):
+            request = requests[name]
+            if not self._silent(name, getattr(request, "sum", ""), _STAGES[type(request)]):
+                yield name, self._answer(name, request, update)
 
-    def _client(self, update: Update) -> SecureRoundClient | None:
-        """A client's side of the round, if it takes part."""
-        name, found = self.rounds.clients[update.client], None
-        with self._refusing(name):
-            given = (self.method, self.told, name, self.model, update, self.gate)
-            found = SecureRoundClient(
-                *given, received=self.told.sent
-            )  # in one process all get the same
-            self.present.append(name)
-        return found
-
-    @contextmanager
-    def _refusing(self, name: str) -> Iterator[None]:
-        """A client whose part cannot be used is left out, and the reason kept."""
+    def _answer(self, name: str, request: Request, update: Update | None) -> Answer:
+        work = _WorkOfProcess(name, self.facts[name], update, self.make_part)
         try:
-            yield
+            return self.sites[name].answer(request, work)
         except UserError as error:
-            self.refused[name] = str(error)
+            return Refusal(str(error))
 
-    def _add(
-        self,
-        sum: InProcessSecureSum,
-        mine: SecureRoundClient,
-        announced: dict[str, ClientAnnouncement],
-    ) -> None:
-        said, words = self._proposal(mine), None
-        with self._refusing(mine.name):  # a move may be too long for the sum
-            words = mine.words(self.told)
-        if said is not None and words is not None and sum.add(mine.name, words):
-            announced[mine.name] = said
+    def _with_updates(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Update | None]]:
+        """The sites that are asked, with their updates where the answer needs them."""
+        kind = type(next(iter(requests.values()), None))
+        if kind not in (Weigh, Add):
+            yield from dict.fromkeys(requests).items()
+            return
+        for name in list(self._kept):
+            if name in requests:
+                yield name, self._kept[name]
+        seen = set(self._kept)
+        for name, update in self.arriving:
+            if name in seen:
+                continue
+            seen.add(name)
+            if self.keeps:
+                self._kept[name] = update
+            if name in requests:
+                yield name, update
 
-    def _proposal(self, mine: SecureRoundClient) -> ClientAnnouncement | None:
-        """How a client weighs itself, if its size allows that."""
-        found = None
-        with self._refusing(mine.name):
-            said = mine.weigh(self.told)
-            check_client_announcement(self.method, self.told, self.model.layout, mine.name, said)
-            found = said
-        return found
+    def _silent(self, name: str, sum: str, stage: int) -> bool:
+        """Whether a client has fallen silent by then; keys and shares of all sums go together."""
+        if name not in self.drops:
+            return False
+        dropped_sum, dropped_stage = self.drops[name]
+        if stage < 2 or dropped_stage < 2:
+            return stage >= dropped_stage
+        order = (FIRST_SUM, MOVES_SUM)
+        place = order.index(sum) if sum in order else len(order) - 1
+        return (place, stage) >= (order.index(dropped_sum), dropped_stage)
 
-    def _first(
-        self, waiting: list[SecureRoundClient], state: State
-    ) -> tuple[list[SecureRoundClient], State, Parts]:
-        """The first of two sums, and who is in it."""
-        sum = self.rounds.new_sum(FIRST_SUM, self.told)
-        there = []
-        for mine in waiting:
-            with self._refusing(mine.name):
-                if sum.add(mine.name, mine.first(self.told)):
-                    there.append(mine)
-        names = [mine.name for mine in there]
-        self.told, parts, state = inform_of_first_sum(
-            self.method, self.told, state, sum.total(), names
-        )
-        return there, state, parts
 
-    def _proposing(self, clients: list[SecureRoundClient]) -> list[SecureRoundClient]:
-        """Under a policy all say first how they weigh themselves."""
-        said = {mine.name: self._proposal(mine) for mine in clients}
-        proposed = {name: one for name, one in said.items() if one is not None}
-        self.told = announce_weights_under_policy(
-            self.method, self.told, self.model.layout, proposed
-        )
-        return [mine for mine in clients if mine.name in proposed]
+@dataclass(frozen=True, eq=False)
+class _WorkOfProcess:
+    """What a client has to say: it was trained by an engine."""
+
+    name: str
+    facts: SiteFacts
+    update: Update | None
+    make_part: MakePart
+
+    def run(self) -> SiteFacts:
+        return self.facts
+
+    def part(self, announcement: Announcement) -> Part:
+        if self.update is None:
+            raise UserError("it has not trained")
+        return self.make_part(self.name, self.update, announcement)
+
+    def forget(self) -> None:
+        """The engine's memory is not this site's to delete."""

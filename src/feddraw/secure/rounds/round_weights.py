@@ -10,7 +10,7 @@ never more than `SECURE_PRECISION`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,37 +18,23 @@ import numpy as np
 from feddraw.core import (
     Cohort,
     Column,
-    Facts,
     Layout,
     Method,
     Model,
     Piece,
+    ScoredByOutput,
     Update,
     Weights,
-    class_row_name,
+    output_name,
 )
-from feddraw.errors import UserError
-from feddraw.secure.rounds import announcement
-from feddraw.secure.rounds.announcement import Announcement, ClientAnnouncement, Numbers
+from feddraw.secure.rounds import rules_of_method
+from feddraw.secure.rounds.rules_of_method import SMALLEST_WEIGHT
+from feddraw.secure.rounds.terms import Announcement, Numbers, Statement, TooFewSummed
 from feddraw.secure.sums.fixed_point import FRACTION_BITS
-from feddraw.server.partial_labels import bound_then_divide
+from feddraw.server.partial_labels import divided_among_labelling
 
 WEIGHT_ROUNDING = 1e-9  # that weights may differ by which two machines compute
-SMALLEST_WEIGHT = announcement.LEAST_SHARE_SUMMED  # mean weight
 SECURE_PRECISION = 2.0 ** -(FRACTION_BITS + 1) / SMALLEST_WEIGHT  # of a mean over clients: 2^-25
-
-
-def secure_outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
-    """The outputs with a weight of their own: by the rule, or because not all who were asked label
-    the finding.
-    """
-    if method.weighting.by_output:
-        return tuple(range(layout.outputs))
-    return (
-        ()
-        if facts.labelled is None
-        else tuple(np.flatnonzero(~facts.labelled.all(axis=0)).tolist())
-    )
 
 
 def exact_weight(weight: float) -> float:
@@ -56,39 +42,15 @@ def exact_weight(weight: float) -> float:
     return math.ldexp(round(math.ldexp(weight, FRACTION_BITS)), -FRACTION_BITS)
 
 
-def secure_weights_from_own(
-    own: list[Numbers], layout: Layout, outputs: tuple[int, ...]
-) -> Weights:
+def weights_from_own(own: Sequence[Numbers], layout: Layout, outputs: tuple[int, ...]) -> Weights:
     """The weights of some clients from how each weighs itself."""
     columns = np.array(own, np.float64).T
     body, *rows = [column / total if (total := column.sum()) else column for column in columns]
-    pairs = zip(outputs, rows, strict=True)
-    return Weights(
-        body,
-        pieces=[
-            Piece(class_row_name(output), layout.rows_of(output), row) for output, row in pairs
-        ],
-    )
-
-
-def check_weights_fit_sum(method: Method, facts: Facts) -> None:
-    """Refuse labels that do not fit the rule, and settings and sizes that allow weights too small
-    to be exact.
-    """
-    if method.server.all_rows and facts.labelled is not None:
-        raise UserError(
-            "this method needs all clients' moves everywhere, and some do not label all findings"
-        )
-    try:
-        low, high = method.weighting.scores(facts)
-    except NotImplementedError:  # known only when the weights are
-        return
-    if math.isfinite(low) and low - high < math.log(SMALLEST_WEIGHT):
-        raise UserError(
-            f"in round {facts.round} a client may weigh {math.exp(low - high):.2g} of another: a"
-            f" secure sum is exact to {SMALLEST_WEIGHT:.2g}; choose milder settings (FedDRAW: a"
-            " smaller beta_max), or leave out tiny clients"
-        )
+    pieces = [
+        Piece(output_name(output), layout.rows_of(output), row)
+        for output, row in zip(outputs, rows, strict=True)
+    ]
+    return Weights(body, pieces=pieces)
 
 
 def weights_too_small(weights: Column, clients: int) -> bool:
@@ -99,14 +61,14 @@ def weights_too_small(weights: Column, clients: int) -> bool:
     return bool(weights[0] < least or ((weights > 0) & (weights < least)).any())
 
 
-def secure_weights_under_policy(
-    method: Method, told: Announcement, layout: Layout
+def weights_under_policy(
+    method: Method, announcement: Announcement, layout: Layout
 ) -> dict[str, Numbers]:
     """What the policy makes of the weights that the clients propose, by name; clients and server
     compute the same.
     """
-    weights, names = secure_proposals_under_policy(method, told, layout)
-    outputs = secure_outputs_with_own_weight(method, layout, told.facts())
+    weights, names = proposals_under_policy(method, announcement, layout)
+    outputs = rules_of_method.outputs_with_own_weight(method, layout, announcement.facts)
     starts = {layout.rows_of(output)[0].start: output for output in outputs}
     columns = dict.fromkeys(outputs, weights.values)
     columns |= {
@@ -118,34 +80,38 @@ def secure_weights_under_policy(
     }
 
 
-def secure_proposals_under_policy(
-    method: Method, told: Announcement, layout: Layout
+def proposals_under_policy(
+    method: Method, announcement: Announcement, layout: Layout
 ) -> tuple[Weights, list[str]]:
     """The proposed weights within the policy, and whose they are."""
-    facts = told.facts()
-    places = [place for place, party in enumerate(told.parties) if party.name in told.proposed]
-    names = [told.parties[place].name for place in places]
-    outputs = secure_outputs_with_own_weight(method, layout, facts)
-    proposed = secure_weights_from_own([told.proposed[name] for name in names], layout, outputs)
-    if not method.weighting.by_output:
+    facts = announcement.facts
+    everyone = [party.name for party in announcement.parties]
+    places = [place for place, name in enumerate(everyone) if name in announcement.proposed]
+    names = [everyone[place] for place in places]
+    outputs = rules_of_method.outputs_with_own_weight(method, layout, facts)
+    proposed = weights_from_own([announcement.proposed[name] for name in names], layout, outputs)
+    if not isinstance(rules_of_method.weighting_of(method), ScoredByOutput):
         proposed = replace(proposed, pieces=())
     nothing = np.zeros(0, np.float32)
     model = Model(nothing, nothing, np.zeros(0, np.int64), layout)
-    labelled = dict.fromkeys(places) if facts.labelled is None else dict(enumerate(facts.labelled))
-    updates = [
-        Update(place, model, facts.sizes[place], 1, labelled=labelled[place]) for place in places
-    ]
-    everyone = [party.name for party in told.parties]
+    updates = []
+    for place in places:
+        labelled = None if facts.labelled is None else facts.labelled[place]
+        updates.append(Update(place, model, facts.sizes[place], 1, labelled=labelled))
     cohort = Cohort(facts.round, facts.rounds, model, updates, len(everyone))
-    bound = bound_then_divide(told.limits().bound(everyone, method.server))
-    return bound(cohort, proposed), names
+    bounded = announcement.terms.limits.bounded(proposed, cohort, everyone)
+    return divided_among_labelling(cohort, bounded), names
 
 
 def announce_weights_under_policy(
-    method: Method, told: Announcement, layout: Layout, announced: Mapping[str, ClientAnnouncement]
+    method: Method,
+    announcement: Announcement,
+    layout: Layout,
+    proposals: Mapping[str, Statement],
 ) -> Announcement:
     """With the weights that the policy makes of those that clients propose."""
-    if not announced:
-        raise announcement.TooFewSummed("no client takes part in the sum")
-    proposed = replace(told, proposed={name: one.own for name, one in announced.items()})
-    return replace(proposed, weights=secure_weights_under_policy(method, proposed, layout))
+    if not proposals:
+        raise TooFewSummed("no client takes part in the sum")
+    own = {name: statement.own for name, statement in proposals.items()}
+    proposed = replace(announcement, proposed=own)
+    return replace(proposed, weights=weights_under_policy(method, proposed, layout))

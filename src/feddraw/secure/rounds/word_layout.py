@@ -1,7 +1,10 @@
 """Which word of a secure sum means what, the same for clients and server.
 
-[weight · move, weight · change of the buffers, weight · each vector beside the model, two numbers
-for rules that need them, the weights]
+[weight · factor · move, weight · change of the buffers, weight · each vector beside the model,
+weight · factor and weight · term by column where a server rule has them, the loss, weight ·
+factor · length of the move, the weights by column]
+
+A column is the whole model, then each output of the classifier that has weights of its own.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from feddraw.core import Facts, Layout, Method, Server
-from feddraw.secure.rounds.round_weights import secure_outputs_with_own_weight
+from feddraw.core import Facts, Layout, Method
+from feddraw.secure.rounds import rules_of_method
 
 
 @dataclass(frozen=True)
@@ -23,28 +26,32 @@ class WordLayout:
     params: int
     buffers: int
     extras: Mapping[str, int]  # by name, its length
-    terms: bool  # two numbers: weight · factor and weight · term (see `Server.terms`)
+    factored: bool  # each move is also multiplied with a factor that only its client knows
     outputs: tuple[int, ...]  # of the classifier, that have a weight of their own
 
     @staticmethod
     def of(method: Method, layout: Layout, facts: Facts) -> WordLayout:
-        extents = {
-            name: extent
-            for name, extent in method.local.sends.items()
-            if name not in method.server.announced
-        }
-        extras = {name: layout.extent(extent) for name, extent in extents.items()}
-        terms, outputs = (
-            type(method.server).terms is not Server.terms,
-            secure_outputs_with_own_weight(method, layout, facts),
+        sends = rules_of_method.summed_extras(method)
+        return WordLayout(
+            params=layout.length("param"),
+            buffers=layout.length("buffer"),
+            extras={name: layout.extent(extent) for name, extent in sends.items()},
+            factored=rules_of_method.factored_server(method) is not None,
+            outputs=rules_of_method.outputs_with_own_weight(method, layout, facts),
         )
-        return WordLayout(layout.length("param"), layout.length("buffer"), extras, terms, outputs)
+
+    @property
+    def columns(self) -> int:
+        """The whole model, and each output with weights of its own."""
+        return 1 + len(self.outputs)
 
     def spans(self) -> dict[str, slice]:
         """Where each part lies; an extra vector under its name behind "extra."."""
         extras = {f"extra.{name}": length for name, length in self.extras.items()}
+        terms = self.columns if self.factored else 0
         lengths = {"params": self.params, "buffers": self.buffers, **extras}
-        lengths |= {"terms": 2 * self.terms, "weights": 1 + len(self.outputs)}
+        lengths |= {"factors": terms, "terms": terms, "loss": 1, "length": 1}
+        lengths |= {"weights": self.columns}
         ends = np.cumsum([0, *lengths.values()]).tolist()
         return {name: slice(*pair) for name, pair in zip(lengths, pairwise(ends), strict=True)}
 

@@ -11,6 +11,7 @@ import json
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -20,11 +21,12 @@ from feddraw.errors import UserError
 from feddraw.secure.sums import one_time_keys, shamir
 from feddraw.secure.sums.fixed_point import Words
 from feddraw.secure.sums.masks import apply_masks, pair_mask, self_mask
-from feddraw.secure.sums.message_fields import SecureSumRefused, pack_fields, unpack_fields
+from feddraw.secure.sums.message_fields import SecureSumRefused, pack_fields
 from feddraw.secure.sums.one_time_keys import (
     OneTimeEnvelope,
     OneTimePublicKeys,
     OneTimeSecrets,
+    agreed_secret,
     read_one_time_keys,
 )
 from feddraw.secure.sums.session import (
@@ -43,6 +45,14 @@ NO_DIRECTORY = (
 )
 
 
+@dataclass(frozen=True)
+class Shares:
+    """A client's shares for all others, closed, under one signature."""
+
+    closed: Mapping[str, bytes]  # by receiver
+    signature: bytes
+
+
 class SecureSumClient:
     """One client, one secure sum, one attempt: advertise, share, mask, sign, reveal, each once and
     in this order.
@@ -50,29 +60,39 @@ class SecureSumClient:
 
     def __init__(
         self,
-        about: SessionId,
+        session: SessionId,
         name: str,
         signing_key: Ed25519PrivateKey,
         directory: SiteDirectory | None,
         *,
-        least: int = FEWEST_SUMMED,
+        fewest: int = FEWEST_SUMMED,
         rng: shamir.RandomBytes = secrets.token_bytes,
     ) -> None:
+        """`fewest` is how many clients must be asked for a sum that this one takes part in."""
         if directory is None:
             warnings.warn(NO_DIRECTORY, stacklevel=2)
-        self.about, self.name = about, name
-        self._key, self._directory, self._rng = signing_key, directory, rng
-        self._least = max(FEWEST_SUMMED, least)  # clients that must be in a sum
+        self.session = session
+        self.name = name
+        self._key = signing_key
+        self._directory = directory
+        self._rng = rng
+        self._fewest = max(FEWEST_SUMMED, fewest)
         self._stage = CLIENT_STAGES[0]
         self._secrets: OneTimeSecrets | None = None
-        self._context = SessionContext.of(
-            self.about, {}
-        )  # who was asked, and their keys; first only my own
-        self._held: dict[
-            str, tuple[bytes, bytes]
-        ] = {}  # by client, my shares of its masking key and of its seed
-        self._agreed = b""
+        # Who was asked, and their keys; at first only my own.
+        self._context = SessionContext.of(session, {})
+        self._peers: dict[str, OneTimePublicKeys] = {}  # all who sent keys
+        self._agreed: dict[str, bytes] = {}  # by peer, what closes our envelopes
+        # By client, my shares of its masking key and of its seed.
+        self._held: dict[str, tuple[bytes, bytes]] = {}
+        self._told = b""
         self._survivors: tuple[str, ...] = ()
+        self._roll = b""  # a hash of who is in the sum, and what they were told
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All who were asked."""
+        return tuple(self._context.advertised)
 
     # -------------------------------------------------------------------------------------- 0: keys
 
@@ -80,50 +100,67 @@ class SecureSumClient:
         """Fresh public keys, signed."""
         self._require("new", "advertise")
         self._secrets = OneTimeSecrets(self._rng(32), self._rng(32), self._rng(32))
-        content = one_time_keys.sign_one_time_keys(self.about, self.name, self._key, self._secrets)
-        self._context = SessionContext.of(self.about, {self.name: content})
+        content = one_time_keys.sign_one_time_keys(
+            self.session, self.name, self._key, self._secrets
+        )
+        self._context = SessionContext.of(self.session, {self.name: content})
         self._stage = "advertised"
         return content
 
     # ------------------------------------------------------------------------------------ 1: shares
 
-    def share(self, advertised: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Shares of my masking key and seed for every other client; `advertised` names all who were
-        asked.
+    def meet(self, advertised: Mapping[str, bytes]) -> None:
+        """Check the keys of all others; `advertised` names all who were asked.
+
+        More than two thirds of them must have signed keys for this very sum, and so for what this
+        client agreed to.
         """
         self._require("advertised", "share")
         if advertised.get(self.name) != self._context.advertised[self.name]:
             raise SecureSumRefused(
                 f"the keys that the server passes on for {self.name} are not those that it sent"
             )
-        sent = sorted(name for name, content in advertised.items() if content)
-        self._enough(len(sent), len(advertised), "sent keys")
-        peers = {
-            name: read_one_time_keys(self.about, name, advertised[name], self._directory)
-            for name in sent
+        if len(advertised) < self._fewest:
+            raise SecureSumRefused(
+                f"{self.session}: {len(advertised)} clients are asked, and {self.name} takes part"
+                f" with at least {self._fewest} only"
+            )
+        senders = sorted(name for name, content in advertised.items() if content)
+        self._enough(len(senders), len(advertised), "sent keys")
+        self._peers = {
+            name: read_one_time_keys(self.session, name, advertised[name], self._directory)
+            for name in senders
         }
-        self._context = SessionContext.of(self.about, advertised)
-        mine = self._split(sent)
+        self._context = SessionContext.of(self.session, advertised)
+
+    def share(self, advertised: Mapping[str, bytes]) -> Shares:
+        """Shares of my masking key and seed for every other client."""
+        self.meet(advertised)
+        mine = self._split(sorted(self._peers))
         self._held = {self.name: mine.pop(self.name)}
+        nonces = self._rng(one_time_keys.NONCE_BYTES * len(mine))
+        closed = {}
+        for number, (peer, pair) in enumerate(mine.items()):
+            start = number * one_time_keys.NONCE_BYTES
+            nonce = nonces[start : start + one_time_keys.NONCE_BYTES]
+            closed[peer] = self._envelope(peer, self.name, peer).close(b"".join(pair), nonce)
         self._stage = "shared"
-        return {peer: self._closed(peer, peers[peer], pair) for peer, pair in mine.items()}
+        return Shares(closed, self._key.sign(self._context.shares(self.name, closed)))
 
     def _split(self, names: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
         """By client, its shares of my masking key and of my seed."""
-        own, places = self._own_secrets(), [self._context.points[name] for name in names]
+        own = self._own_secrets()
+        places = [self._context.points[name] for name in names]
         needed = session_threshold(len(self._context.advertised))
-        keys, seeds = (
-            shamir.split_secret(secret, needed, places, self._rng)
-            for secret in (own.masking, own.seed)
-        )
+        keys = shamir.split_secret(own.masking, needed, places, self._rng)
+        seeds = shamir.split_secret(own.seed, needed, places, self._rng)
         return dict(zip(names, zip(keys, seeds, strict=True), strict=True))
 
-    def _closed(self, peer: str, key: OneTimePublicKeys, pair: tuple[bytes, bytes]) -> bytes:
-        """Shares that only the peer can read."""
-        private, digest = self._own_secrets().encryption, self._context.digest
-        envelope = OneTimeEnvelope(private, key.encryption, digest, self.name, self.name, peer)
-        closed = envelope.close(b"".join(pair), self._rng(one_time_keys.NONCE_BYTES))
-        return pack_fields(closed, self._key.sign(self._context.shares(self.name, peer, closed)))
+    def _envelope(self, peer: str, sender: str, receiver: str) -> OneTimeEnvelope:
+        if peer not in self._agreed:
+            private = self._own_secrets().encryption_key
+            self._agreed[peer] = agreed_secret(private, self._peers[peer].encryption, peer)
+        return OneTimeEnvelope(self._agreed[peer], self._context.digest, sender, receiver)
 
     # ------------------------------------------------------------------------------------ 2: values
 
@@ -133,11 +170,11 @@ class SecureSumClient:
         words: Words,
         *,
         in_place: bool = False,
-        agreed: bytes = b"",
+        told: bytes = b"",
     ) -> Words:
         """The words under my own mask and one for each client whose shares I got.
 
-        `agreed` is a hash of what the server told about the values, such as sizes or weights: I
+        `told` is a hash of what the server told about the values, such as sizes or weights: I
         reveal only with clients that were told the same. Otherwise a server could make all others'
         values vanish beside mine. Once only: the same masks on other words would show the
         difference. Where anything is refused, no word has left.
@@ -147,34 +184,28 @@ class SecureSumClient:
             raise SecureSumRefused("a secure sum takes one vector of 64-bit words")
         names = sorted(set(shares_for_me) - {self.name})
         self._enough(len(names) + 1, len(self._context.advertised), "sent shares")
-        if not all(self._context.advertised.get(name) for name in names):
+        if not set(names) <= set(self._peers):
             raise SecureSumRefused("the server passes on shares of a client that sent no keys")
-        own, digest = self._own_secrets(), self._context.digest
-        peers = {name: OneTimePublicKeys.of(self._context.advertised[name]) for name in names}
-        held = {name: self._opened(name, key, shares_for_me[name]) for name, key in peers.items()}
-        found = [self_mask(own.seed, digest, self.name)]
-        found += [
-            pair_mask(own.masking, key.masking, digest, self.name, name)
-            for name, key in peers.items()
+        own = self._own_secrets()
+        digest = self._context.digest
+        held = {name: self._opened(name, shares_for_me[name]) for name in names}
+        masks = [self_mask(own.seed, digest, self.name)]
+        masks += [
+            pair_mask(own.masking_key, self._peers[name].masking, digest, self.name, name)
+            for name in names
         ]
         masked = words if in_place else words.copy()
         self._held |= held
-        self._secrets = (
-            None  # the others can give them back now, and this client needs them no more
-        )
-        self._agreed, self._stage = agreed, "masked"
-        apply_masks(found, masked)
+        self._secrets = None  # the others can give them back now, and I need them no more
+        self._agreed = {}
+        self._told = told
+        self._stage = "masked"
+        apply_masks(masks, masked)
         return masked
 
-    def _opened(self, peer: str, key: OneTimePublicKeys, content: bytes) -> tuple[bytes, bytes]:
+    def _opened(self, peer: str, closed: bytes) -> tuple[bytes, bytes]:
         """My shares of a peer's secrets, if the peer has made them for this very sum."""
-        closed, signature = unpack_fields(content, 2)
-        statement = self._context.shares(peer, self.name, closed)
-        key.verify(signature, statement, f"the message with shares of {peer}")
-        private, digest = self._own_secrets().encryption, self._context.digest
-        both = OneTimeEnvelope(private, key.encryption, digest, self.name, peer, self.name).open(
-            closed
-        )
+        both = self._envelope(peer, peer, self.name).open(closed)
         if len(both) != 2 * shamir.SHARE_BYTES:
             raise SecureSumRefused(f"the shares of {peer} have a wrong length")
         return both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :]
@@ -204,8 +235,10 @@ class SecureSumClient:
                 " values"
             )
         self._enough(len(names), len(self._context.advertised), "sent values")
-        self._survivors, self._stage = names, "signed"
-        return self._key.sign(self._survivors_statement(self.name))
+        self._survivors = names
+        self._roll = self._context.roll(self._held, names, self._told)
+        self._stage = "signed"
+        return self._key.sign(self._context.survivors(self.name, self._roll))
 
     # ----------------------------------------------------------------------------------- 4: opening
 
@@ -218,24 +251,28 @@ class SecureSumClient:
             raise SecureSumRefused(
                 "the server's list of clients in the sum has changed since this client signed it"
             )
+        summed = set(self._survivors)
         for name, signature in signatures.items():
-            if name not in self._survivors:
+            if name not in summed:
                 raise SecureSumRefused(f"{name} has signed a list of clients that it is not in")
-            key = OneTimePublicKeys.of(self._context.advertised[name])
-            key.verify(
-                signature,
-                self._survivors_statement(name),
-                f"the list of clients that {name} signed",
-            )
+            statement = self._context.survivors(name, self._roll)
+            what = f"the list of clients that {name} signed"
+            self._peers[name].verify(signature, statement, what)
         self._enough(
             len(signatures), len(self._context.advertised), "signed the same list of clients"
         )
-        shares = [pair[name in self._survivors] for name, pair in sorted(self._held.items())]
-        statement = self._context.revealed(self.name, self._survivors, shares)
-        self._held, self._stage = {}, "revealed"
+        shares = [pair[name in summed] for name, pair in sorted(self._held.items())]
+        statement = self._context.revealed(self.name, self._roll, shares)
+        self._held = {}
+        self._stage = "revealed"
         return pack_fields(*shares, self._key.sign(statement))
 
     # ---------------------------------------------------------------------------------------- state
+
+    @property
+    def stage(self) -> str:
+        """Which of `CLIENT_STAGES` it has reached."""
+        return self._stage
 
     def to_bytes(self) -> bytes:
         """All that a later call needs, private keys among it: for this site's own memory (0600)
@@ -244,17 +281,18 @@ class SecureSumClient:
         own = self._secrets
         state = {
             "purpose": PURPOSE,
-            "about": [self.about.run, self.about.round, self.about.sum, self.about.attempt],
+            "session": [self.session.digest.hex(), self.session.sum, self.session.attempt],
             "name": self.name,
-            "least": self._least,
+            "fewest": self._fewest,
             "stage": self._stage,
             "secrets": [own.encryption.hex(), own.masking.hex(), own.seed.hex()] if own else None,
             "advertised": {
                 name: content.hex() for name, content in self._context.advertised.items()
             },
             "held": {name: [share.hex() for share in pair] for name, pair in self._held.items()},
-            "agreed": self._agreed.hex(),
+            "told": self._told.hex(),
             "survivors": list(self._survivors),
+            "roll": self._roll.hex(),
         }
         return json.dumps(state).encode()
 
@@ -267,21 +305,26 @@ class SecureSumClient:
             state: dict[str, Any] = json.loads(content)
             if state["purpose"] != PURPOSE or state["stage"] not in CLIENT_STAGES:
                 raise ValueError
-            about = SessionId(*state["about"])
+            digest, sum, attempt = state["session"]
+            session = SessionId(bytes.fromhex(digest), sum, attempt)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it was said when the client was made
-                client = cls(about, state["name"], signing_key, directory, least=state["least"])
+                client = cls(session, state["name"], signing_key, directory, fewest=state["fewest"])
             client._stage = state["stage"]
             own = state["secrets"]
             client._secrets = OneTimeSecrets(*map(bytes.fromhex, own)) if own else None
-            advertised = {name: bytes.fromhex(one) for name, one in state["advertised"].items()}
-            client._context = SessionContext.of(client.about, advertised)
-            client._held = {
-                n: (bytes.fromhex(key), bytes.fromhex(seed))
-                for n, (key, seed) in state["held"].items()
+            advertised = {name: bytes.fromhex(keys) for name, keys in state["advertised"].items()}
+            client._context = SessionContext.of(session, advertised)
+            client._peers = {
+                name: one_time_keys.known_keys(keys) for name, keys in advertised.items() if keys
             }
-            client._agreed = bytes.fromhex(state["agreed"])
+            client._held = {
+                name: (bytes.fromhex(key), bytes.fromhex(seed))
+                for name, (key, seed) in state["held"].items()
+            }
+            client._told = bytes.fromhex(state["told"])
             client._survivors = tuple(state["survivors"])
+            client._roll = bytes.fromhex(state["roll"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(
                 "the kept state of a secure sum is damaged: this client is left out of the sum"
@@ -293,20 +336,17 @@ class SecureSumClient:
     def _require(self, stage: str, what: str) -> None:
         if self._stage != stage:
             raise SecureSumRefused(
-                f"{self.about}: {self.name} is asked to {what}, but its state is '{self._stage}',"
-                f" not '{stage}'"
+                f"{self.session}: {self.name} is asked to {what}, but its state is"
+                f" '{self._stage}', not '{stage}'"
             )
 
-    def _enough(self, found: int, asked: int, what: str) -> None:
-        needed = max(session_threshold(asked), self._least)
-        if found < needed:
+    def _enough(self, count: int, asked: int, what: str) -> None:
+        needed = max(session_threshold(asked), FEWEST_SUMMED)
+        if count < needed:
             raise SecureSumRefused(
-                f"{self.about}: only {found} of {asked} clients {what}, {needed} are needed"
+                f"{self.session}: only {count} of {asked} clients {what}, {needed} are needed"
             )
 
     def _own_secrets(self) -> OneTimeSecrets:
         assert self._secrets is not None  # until the values are masked
         return self._secrets
-
-    def _survivors_statement(self, signer: str) -> bytes:
-        return self._context.survivors(signer, self._held, self._survivors, self._agreed)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from feddraw.secure.sums.message_fields import SecureSumRefused, pack_fields, unpack_fields
 from feddraw.secure.sums.session import SessionId
 from feddraw.secure.sums.signing_keys import SiteDirectory
 
 NONCE_BYTES = 12
+# In a simulation all sites of one process check the same few signatures, over the same bytes.
+CHECKS_REMEMBERED = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,19 @@ class OneTimePublicKeys:
     masking: bytes
     commitment: bytes
 
-    @classmethod
-    def of(cls, content: bytes) -> OneTimePublicKeys:
-        """The keys of a message that was checked before."""
-        return cls(*unpack_fields(content, 5)[:4])
-
     def verify(self, signature: bytes, statement: bytes, what: str) -> None:
         """Refuse what the client has not signed."""
-        try:
-            Ed25519PublicKey.from_public_bytes(self.signer).verify(signature, statement)
-        except InvalidSignature:
-            raise SecureSumRefused(f"{what} has a wrong signature") from None
+        if not _is_signature(self.signer, signature, statement):
+            raise SecureSumRefused(f"{what} has a wrong signature")
+
+
+@lru_cache(maxsize=CHECKS_REMEMBERED)
+def _is_signature(signer: bytes, signature: bytes, statement: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(signer).verify(signature, statement)
+    except InvalidSignature:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -49,80 +53,102 @@ class OneTimeSecrets:
     masking: bytes
     seed: bytes
 
+    @cached_property
+    def encryption_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.encryption)
+
+    @cached_property
+    def masking_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.masking)
+
 
 def sign_one_time_keys(
-    about: SessionId, name: str, key: Ed25519PrivateKey, secrets: OneTimeSecrets
+    session: SessionId, name: str, key: Ed25519PrivateKey, secrets: OneTimeSecrets
 ) -> bytes:
-    """The message with the public keys, signed for this sum."""
-    signer, commitment = (
+    """The message with the public keys, signed for this sum and what was agreed about it."""
+    fields = (
         key.public_key().public_bytes_raw(),
-        seed_commitment(about, name, secrets.seed),
+        secrets.encryption_key.public_key().public_bytes_raw(),
+        secrets.masking_key.public_key().public_bytes_raw(),
+        seed_commitment(session, name, secrets.seed),
     )
-    fields = (signer, public_half(secrets.encryption), public_half(secrets.masking), commitment)
-    return pack_fields(*fields, key.sign(about.statement("keys", name, *fields)))
+    return pack_fields(*fields, key.sign(session.statement("keys", name, *fields)))
 
 
 def read_one_time_keys(
-    about: SessionId, name: str, given: bytes, directory: SiteDirectory | None
+    session: SessionId, name: str, given: bytes, directory: SiteDirectory | None
 ) -> OneTimePublicKeys:
     """The keys, if the site of that name has signed them for this sum."""
-    *fields, signature = unpack_fields(given, 5)
-    if any(len(field) != 32 for field in fields):
-        raise SecureSumRefused(f"the keys of {name} have a wrong length")
-    keys = OneTimePublicKeys(*fields)
+    keys = _signed_keys(session, name, given)
     if directory is not None and name not in directory:
         raise SecureSumRefused(f"{name} is not in the directory of sites")
     if directory is not None and directory[name].public_bytes_raw() != keys.signer:
         raise SecureSumRefused(
             f"the keys of {name} are not signed with its key in the directory of sites"
         )
-    keys.verify(
-        signature, about.statement("keys", name, *fields), f"the message with the keys of {name}"
-    )
     return keys
+
+
+@lru_cache(maxsize=CHECKS_REMEMBERED)
+def _signed_keys(session: SessionId, name: str, given: bytes) -> OneTimePublicKeys:
+    *fields, signature = unpack_fields(given, 5)
+    if any(len(field) != 32 for field in fields):
+        raise SecureSumRefused(f"the keys of {name} have a wrong length")
+    keys = OneTimePublicKeys(*fields)
+    statement = session.statement("keys", name, *fields)
+    keys.verify(signature, statement, f"the message with the keys of {name}")
+    return keys
+
+
+def known_keys(given: bytes) -> OneTimePublicKeys:
+    """The keys of a message that was checked before."""
+    return OneTimePublicKeys(*unpack_fields(given, 5)[:4])
 
 
 def public_half(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def seed_commitment(about: SessionId, name: str, seed: bytes) -> bytes:
+def seed_commitment(session: SessionId, name: str, seed: bytes) -> bytes:
     """Lets the server check a seed that it was given in shares; 256 random bits cannot be guessed
     from it.
     """
-    return hashlib.sha256(about.statement("seed", name, seed)).digest()
+    return hashlib.sha256(session.statement("seed", name, seed)).digest()
 
 
-def agreed_secret(private: bytes, public: bytes, whose: str) -> bytes:
+def agreed_secret(private: X25519PrivateKey, public: bytes, whose: str) -> bytes:
+    """What two clients know and nobody else does."""
     try:
-        own = X25519PrivateKey.from_private_bytes(private)
-        return own.exchange(X25519PublicKey.from_public_bytes(public))
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of small order
         raise SecureSumRefused(f"the keys of {whose} are no X25519 keys") from None
 
 
 def derived_key(secret: bytes, context: bytes, *labels: str) -> bytes:
+    """32 bytes by HKDF with SHA-256 (RFC 5869); the context is its salt, the labels its info."""
     info = pack_fields(*(label.encode() for label in labels))
-    return HKDF(algorithm=SHA256(), length=32, salt=context, info=info).derive(secret)
+    extracted = hmac.digest(context, secret, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 class OneTimeEnvelope:
     """Shares from one client to another, closed with AES-256-GCM under a key for this direction and
     sum only.
+
+    Only the two know the key, and both have signed the one-time keys that it comes from: what opens
+    was closed by the sender.
     """
 
-    def __init__(
-        self, private: bytes, public: bytes, context: bytes, own: str, sender: str, receiver: str
-    ) -> None:
-        agreed = agreed_secret(private, public, sender if own == receiver else receiver)
-        self._cipher = AESGCM(derived_key(agreed, context, "shares", sender, receiver))
-        self._about, self._sender = pack_fields(context, sender.encode(), receiver.encode()), sender
+    def __init__(self, secret: bytes, context: bytes, sender: str, receiver: str) -> None:
+        self._cipher = AESGCM(derived_key(secret, context, "shares", sender, receiver))
+        self._context = context
+        self._sender = sender
 
     def close(self, content: bytes, nonce: bytes) -> bytes:
-        return nonce + self._cipher.encrypt(nonce, content, self._about)
+        return nonce + self._cipher.encrypt(nonce, content, self._context)
 
     def open(self, content: bytes) -> bytes:
         try:
-            return self._cipher.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], self._about)
+            return self._cipher.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], self._context)
         except (InvalidTag, ValueError):
             raise SecureSumRefused(f"the shares of {self._sender} cannot be opened") from None

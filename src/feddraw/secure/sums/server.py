@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from feddraw.secure.sums import shamir
+from feddraw.secure.sums.client import Shares
 from feddraw.secure.sums.fixed_point import Words
 from feddraw.secure.sums.masks import Mask, apply_masks, pair_mask, self_mask
 from feddraw.secure.sums.message_fields import SecureSumRefused, unpack_fields
@@ -32,18 +34,19 @@ class SecureSumServer:
 
     def __init__(self, session: Session, directory: SiteDirectory | None = None) -> None:
         self.session = session
-        self.agreed = b""  # what the clients were told about the values that they add, as a hash
+        self.told = b""  # what the clients were told about the values that they add, as a hash
         self._directory = directory
         self._stage = 0
         self._messages: dict[str, bytes] = {}  # of the first stage, by client
         self._keys: dict[str, OneTimePublicKeys] = {}
         self._context = SessionContext.of(session, {})
-        self._shares: dict[str, dict[str, bytes]] = {}  # by sender, then receiver
+        self._shares: dict[str, Mapping[str, bytes]] = {}  # by sender, then receiver
         self._summed: set[str] = set()
         self._sum: Words | None = None
         self._signatures: dict[str, bytes] = {}
         self._revealed: dict[str, list[bytes]] = {}
         self._opened = False
+        self._roll = b""  # a hash of who is in the sum, once that is settled
 
     # -------------------------------------------------------------------------------------- 0: keys
 
@@ -64,17 +67,16 @@ class SecureSumServer:
 
     # ------------------------------------------------------------------------------------ 1: shares
 
-    def take_shares(self, name: str, shares: Mapping[str, bytes]) -> None:
+    def take_shares(self, name: str, shares: Shares) -> None:
         self._expect(1, name, self._keys, self._shares)
-        if set(shares) != set(self._keys) - {name}:
+        if set(shares.closed) != set(self._keys) - {name}:
             raise SecureSumRefused(
                 f"{name} sent shares for other clients than those that sent keys"
             )
-        for receiver, content in shares.items():
-            closed, signature = unpack_fields(content, 2)
-            statement = self._context.shares(name, receiver, closed)
-            self._keys[name].verify(signature, statement, f"the message with shares of {name}")
-        self._shares[name] = dict(shares)
+        statement = self._context.shares(name, shares.closed)
+        what = f"the message with shares of {name}"
+        self._keys[name].verify(shares.signature, statement, what)
+        self._shares[name] = shares.closed
 
     @property
     def sharers(self) -> tuple[str, ...]:
@@ -112,14 +114,15 @@ class SecureSumServer:
     @property
     def survivors(self) -> tuple[str, ...]:
         """Who is in the sum."""
-        self._close(2, len(self._summed))
+        if self._close(2, len(self._summed)):
+            self._roll = self._context.roll(self._shares, self._summed, self.told)
         return tuple(sorted(self._summed))
 
     # -------------------------------------------------------------------------------- 3: signatures
 
     def take_signature(self, name: str, signature: bytes) -> None:
         self._expect(3, name, self._summed, self._signatures)
-        statement = self._context.survivors(name, self._shares, self._summed, self.agreed)
+        statement = self._context.survivors(name, self._roll)
         self._keys[name].verify(signature, statement, f"the list of clients that {name} signed")
         self._signatures[name] = signature
 
@@ -133,7 +136,7 @@ class SecureSumServer:
     def take_revealed(self, name: str, content: bytes) -> None:
         self._expect(4, name, self._signatures, self._revealed)
         *shares, signature = unpack_fields(content, len(self._shares) + 1)
-        statement = self._context.revealed(name, self._summed, shares)
+        statement = self._context.revealed(name, self._roll, shares)
         self._keys[name].verify(signature, statement, f"the message with opened shares of {name}")
         self._revealed[name] = shares
 
@@ -150,13 +153,15 @@ class SecureSumServer:
         """Each summed client's own mask, and the masks that it shares with those whose values did
         not come.
         """
-        secrets, digest = self._joined(), self._context.digest
-        found = [self_mask(secrets[name], digest, name) for name in self.survivors]
+        secrets = self._joined()
+        digest = self._context.digest
+        masks = [self_mask(secrets[name], digest, name) for name in self.survivors]
         for gone in sorted(set(self._shares) - self._summed):
+            private = X25519PrivateKey.from_private_bytes(secrets[gone])
             for name in self.survivors:
-                mask = pair_mask(secrets[gone], self._keys[name].masking, digest, gone, name)
-                found.append(mask.opposite)  # the summed client's side of it
-        return found
+                mask = pair_mask(private, self._keys[name].masking, digest, gone, name)
+                masks.append(mask.opposite)  # the summed client's side of it
+        return masks
 
     def _joined(self) -> dict[str, bytes]:
         """The seed of each client in the sum, the masking key of each that is not."""

@@ -1,8 +1,9 @@
 """What all messages of one secure sum are about, and what is signed in them.
 
-Every signature covers the purpose, the run, the round, the name of the sum, the attempt, the sender
-and the kind of message; from the shares on also the `context`, a hash of who was asked and all
-their keys. So a message that was made for anything else never counts here.
+Every signature covers the purpose, the digest of everything that the sites agreed on, the name of
+the sum, the attempt, the sender and the kind of message; from the shares on also the `context`, a
+hash of who was asked and all their keys. So a message that was made for anything else never counts
+here, and sites that were sent different things never share a sum.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.secure.sums.fixed_point import Words
 from feddraw.secure.sums.message_fields import pack_fields, pack_names
 
-PURPOSE = "feddraw secure sum 1"
+PURPOSE = "feddraw secure sum 2"
 FEWEST_SUMMED = 3  # with two, each learns the other's part from the sum
 
 
@@ -37,26 +39,28 @@ def session_threshold(asked: int) -> int:
 class SessionId:
     """Which sum: all that is known before it is known who takes part."""
 
-    run: str
-    round: int
+    digest: bytes  # of everything that the sites of this sum use: they sign it with their keys
     sum: str
-    attempt: int
+    attempt: int = 0
+
+    @cached_property
+    def _head(self) -> bytes:
+        facts = (PURPOSE.encode(), self.digest, self.sum.encode(), str(self.attempt).encode())
+        return pack_fields(*facts)
 
     def statement(self, kind: str, sender: str, *fields: bytes) -> bytes:
         """The bytes that are signed."""
-        facts = (PURPOSE, self.run, str(self.round), self.sum, str(self.attempt), kind, sender)
-        return pack_fields(*(fact.encode() for fact in facts), *fields)
+        return self._head + pack_fields(kind.encode(), sender.encode(), *fields)
 
     def __str__(self) -> str:
-        again = f", attempt {self.attempt}" if self.attempt else ""
-        return f"the secure sum '{self.sum}' of round {self.round}{again}"
+        return f"the secure sum '{self.sum}'"
 
 
 @dataclass(frozen=True)
 class Session(SessionId):
     """One secure sum, one attempt, with all who were asked for it."""
 
-    members: tuple[str, ...]
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members):
@@ -75,36 +79,40 @@ class Session(SessionId):
 class SessionContext:
     """A sum with all who were asked for it and their keys: what is signed from the shares on."""
 
-    about: SessionId
+    session: SessionId
     advertised: Mapping[str, bytes]  # by client that was asked; empty where it sent no keys
     digest: bytes
 
     @classmethod
-    def of(cls, about: SessionId, advertised: Mapping[str, bytes]) -> SessionContext:
+    def of(cls, session: SessionId, advertised: Mapping[str, bytes]) -> SessionContext:
         names = sorted(advertised)
         fields = [field for name in names for field in (name.encode(), advertised[name])]
-        digest = hashlib.sha256(about.statement("context", "", *fields)).digest()
-        return cls(about, {name: advertised[name] for name in names}, digest)
+        digest = hashlib.sha256(session.statement("context", "", *fields)).digest()
+        return cls(session, {name: advertised[name] for name in names}, digest)
 
-    @property
+    @cached_property
     def points(self) -> dict[str, int]:
         """Where each client's shares lie on the polynomials."""
         return {name: number for number, name in enumerate(self.advertised, start=1)}
 
-    def shares(self, sender: str, receiver: str, closed: bytes) -> bytes:
-        return self.about.statement("shares", sender, self.digest, receiver.encode(), closed)
+    def shares(self, sender: str, closed: Mapping[str, bytes]) -> bytes:
+        """What a sender signs: all its shares, each under the name of its receiver."""
+        fields = [field for name in sorted(closed) for field in (name.encode(), closed[name])]
+        every_share = hashlib.sha256(pack_fields(*fields)).digest()
+        return self.session.statement("shares", sender, self.digest, every_share)
 
     def masked(self, sender: str, words: Words) -> bytes:
         digest = hashlib.sha256(np.ascontiguousarray(words, "<u8").data).digest()
-        return self.about.statement("masked", sender, self.digest, digest)
+        return self.session.statement("masked", sender, self.digest, digest)
 
-    def survivors(
-        self, sender: str, sharers: Iterable[str], survivors: Iterable[str], agreed: bytes
-    ) -> bytes:
-        sharing, summed = pack_names(sharers), pack_names(survivors)
-        return self.about.statement("survivors", sender, self.digest, sharing, summed, agreed)
+    def roll(self, sharers: Iterable[str], survivors: Iterable[str], told: bytes) -> bytes:
+        """A hash of who sent shares, who is in the sum, and what they were told about it."""
+        lists = pack_fields(pack_names(sharers), pack_names(survivors), told)
+        return hashlib.sha256(lists).digest()
 
-    def revealed(self, sender: str, survivors: Iterable[str], shares: Sequence[bytes]) -> bytes:
-        return self.about.statement(
-            "revealed", sender, self.digest, pack_names(survivors), pack_fields(*shares)
-        )
+    def survivors(self, sender: str, roll: bytes) -> bytes:
+        return self.session.statement("survivors", sender, self.digest, roll)
+
+    def revealed(self, sender: str, roll: bytes, shares: Sequence[bytes]) -> bytes:
+        opened = hashlib.sha256(pack_fields(*shares)).digest()
+        return self.session.statement("revealed", sender, self.digest, roll, opened)

@@ -1,0 +1,159 @@
+"""What a secure round asks of a method's rules: the only place that looks at their kinds.
+
+A method that works under secure sums has a weighting by which each client scores itself
+(`SelfScored`), and a server rule that needs weighted means only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from feddraw.core import (
+    ClientView,
+    Extent,
+    Factored,
+    Facts,
+    Joint,
+    Layout,
+    Method,
+    ScoredByOutput,
+    SelfScored,
+    Server,
+    StandingMean,
+    own_output_weight,
+    own_weight,
+    own_weight_range,
+    secure_sums,
+    why_not_secure,
+)
+from feddraw.errors import UserError
+from feddraw.secure.rounds.terms import FIRST_SUM, LEAST_SHARE_SUMMED, MOVES_SUM, Numbers
+
+SMALLEST_WEIGHT = LEAST_SHARE_SUMMED  # mean weight of those in a sum
+
+
+def check_method(method: Method) -> None:
+    """Refuse a method that needs more than sums."""
+    if why := why_not_secure(method):
+        raise UserError(f"this method cannot run under secure sums: {why}")
+
+
+def sums_of(method: Method) -> tuple[str, ...]:
+    """The names of a round's sums, in their order."""
+    return (FIRST_SUM, MOVES_SUM) if secure_sums(method) == 2 else (MOVES_SUM,)
+
+
+def weighting_of(method: Method) -> SelfScored:
+    """The rule by which each client weighs itself."""
+    aggregation = method.aggregation
+    if isinstance(aggregation, Joint) or not isinstance(aggregation.weighting, SelfScored):
+        raise UserError(f"this method cannot run under secure sums: {why_not_secure(method)}")
+    return aggregation.weighting
+
+
+def server_of(method: Method) -> Server:
+    """The rule that makes the step."""
+    aggregation = method.aggregation
+    if isinstance(aggregation, Joint):
+        raise UserError(f"this method cannot run under secure sums: {why_not_secure(method)}")
+    return aggregation.server
+
+
+def factored_server(method: Method) -> Factored | None:
+    """The server rule, if it multiplies each move with what only its client knows."""
+    server = server_of(method)
+    return server if isinstance(server, Factored) else None
+
+
+def summed_extras(method: Method) -> dict[str, Extent]:
+    """The vectors beside the model whose weighted sum the server rule takes."""
+    server = server_of(method)
+    if not isinstance(server, StandingMean):
+        return {}
+    return {name: extent for name, extent in method.sends.items() if name == server.averages}
+
+
+def outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
+    """The outputs with a weight of their own: by the rule, or because not all who were asked label
+    the finding.
+    """
+    if isinstance(weighting_of(method), ScoredByOutput):
+        return tuple(range(layout.outputs))
+    if facts.labelled is None:
+        return ()
+    return tuple(np.flatnonzero(~facts.labelled.all(axis=0)).tolist())
+
+
+def weights_of_client(
+    method: Method, client: ClientView, facts: Facts, place: int, outputs: tuple[int, ...]
+) -> Numbers:
+    """How a client weighs itself, for the whole model and then for outputs with their own
+    weights.
+    """
+    rule = weighting_of(method)
+    whole = own_weight(rule, client, facts, place)
+    by_output = []
+    for output in outputs:
+        if isinstance(rule, ScoredByOutput):
+            by_output.append(own_output_weight(rule, client, output, facts, place))
+        else:
+            labels_it = facts.labelled is None or bool(facts.labelled[place, output])
+            by_output.append(whole if labels_it else 0.0)
+    return (whole, *by_output)
+
+
+def ranges_of_client(
+    method: Method, own: Numbers, facts: Facts, place: int, outputs: tuple[int, ...]
+) -> list[tuple[float, float]]:
+    """Between which numbers each of a client's weights lies: more it cannot claim."""
+    rule = weighting_of(method)
+    ranges = [own_weight_range(rule, facts, place)]
+    for output in outputs:
+        among, mine = facts.labelling(output, place)
+        if mine is None:
+            ranges.append((0.0, 0.0))
+        elif isinstance(rule, ScoredByOutput):
+            ranges.append(own_weight_range(rule, among, mine))
+        else:
+            ranges.append((own[0], own[0]))
+    return ranges
+
+
+def check_labels(method: Method, facts: Facts) -> None:
+    """Refuse labels that do not fit the server rule."""
+    server = server_of(method)
+    needs_every_row = isinstance(server, StandingMean) and server.averages == "moves"
+    if needs_every_row and facts.labelled is not None:
+        raise UserError(
+            "this method needs all clients' moves everywhere, and some do not label all findings"
+        )
+
+
+def why_weights_do_not_fit(method: Method, facts: Facts) -> str:
+    """Why sizes and settings allow weights that are too small to be exact; empty where they do
+    not, or where it is known only when the weights are.
+    """
+    if secure_sums(method) == 2 and not len(facts.told):
+        return ""
+    rule = weighting_of(method)
+    ranges = [rule.score_range(facts, place) for place in range(len(facts.sizes))]
+    lowest = min(low for low, _ in ranges)
+    highest = max(high for _, high in ranges)
+    if not math.isfinite(lowest) or lowest - highest >= math.log(SMALLEST_WEIGHT):
+        return ""
+    return (
+        f"in round {facts.round} a client may weigh {math.exp(lowest - highest):.2g} of another: a"
+        f" secure sum is exact to {SMALLEST_WEIGHT:.2g}; choose milder settings (FedDRAW: a smaller"
+        " beta_max), or leave out tiny clients"
+    )
+
+
+def check_weights_fit_sum(method: Method, facts: Facts) -> None:
+    """Refuse labels that do not fit the rule, and settings and sizes that allow weights too small
+    to be exact.
+    """
+    check_labels(method, facts)
+    if why := why_weights_do_not_fit(method, facts):
+        raise UserError(why)

@@ -1,0 +1,152 @@
+"""A client's part of a secure round of training: how it weighs itself, and the words that it masks.
+
+It needs the model that it was sent, its own trained one, and what all clients were told. It
+refuses, in one line, to take part with a move that is not finite or too long for the sum, and under
+weights that the policy does not give. What it refuses with holds no number of its update.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feddraw.core import AfterFirstSum, ClientView, Method, Model, Update, Vector
+from feddraw.errors import UserError
+from feddraw.secure.rounds import rules_of_method
+from feddraw.secure.rounds.round_weights import (
+    WEIGHT_ROUNDING,
+    exact_weight,
+    weights_under_policy,
+)
+from feddraw.secure.rounds.terms import Announcement, Numbers, Statement
+from feddraw.secure.rounds.word_layout import WordLayout
+from feddraw.secure.sums.fixed_point import Words, fixed_point_limit, to_fixed_point
+from feddraw.server.gate import Gate, check_update
+
+_BLOCK = 1 << 16  # parameters at a time: no second model in float64
+TOO_LARGE = "its update has numbers that are not finite, or too large for a secure sum"
+
+
+class UpdatePart:
+    """What one client adds to the sums of one round (`site.Part`).
+
+    Each step takes the announcement as it is by then.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        announcement: Announcement,
+        name: str,
+        sent: Model,
+        update: Update,
+        gate: Gate | None = None,
+    ) -> None:
+        rules_of_method.check_method(method)
+        rules_of_method.check_weights_fit_sum(method, announcement.facts)
+        max_size = (gate or Gate()).max_size
+        verdict = check_update(update, sent, method.extras, max_size)
+        if verdict.reason:
+            raise UserError(verdict.reason)
+        self._method = method
+        self._name = name
+        self._client = ClientView(sent, update)
+        self._length = verdict.distance
+        self._clients = len(announcement.parties)
+        self._place = announcement.place(name)
+
+    def first(self, announcement: Announcement) -> Words:
+        """The words of the first sum, for methods that need two."""
+        rule = rules_of_method.weighting_of(self._method)
+        assert isinstance(rule, AfterFirstSum)  # by the terms' sums
+        return self._encoded(rule.contribute(self._client, announcement.facts, self._place))
+
+    def state(self, announcement: Announcement) -> Statement:
+        """How this client weighs itself, and how many steps it took."""
+        facts = announcement.facts
+        layout = self._client.sent.layout
+        outputs = rules_of_method.outputs_with_own_weight(self._method, layout, facts)
+        own = rules_of_method.weights_of_client(
+            self._method, self._client, facts, self._place, outputs
+        )
+        return Statement(tuple(map(exact_weight, own)), int(self._client.update.steps))
+
+    def words(self, announcement: Announcement) -> Words:
+        """The vector that is masked: the weighted move and all that is summed with it (see
+        `WordLayout`).
+        """
+        weights = self._weights(announcement)
+        update = self._client.update
+        sent = self._client.sent
+        form = WordLayout.of(self._method, sent.layout, announcement.facts)
+        spans = form.spans()
+        words = np.empty(form.length, np.uint64)
+        server = rules_of_method.factored_server(self._method)
+        factor = 1.0 if server is None else server.factor(self._client)
+        moves = words[spans["params"]]
+        self._encode_difference(update.model.params, sent.params, weights[0] * factor, moves)
+        for output, weight in zip(form.outputs, weights[1:], strict=True):
+            for row in sent.layout.rows_of(output):
+                self._encode_difference(
+                    update.model.params[row], sent.params[row], weight * factor, moves[row]
+                )
+        self._encode_difference(
+            update.model.buffers, sent.buffers, weights[0], words[spans["buffers"]]
+        )
+        for name in form.extras:
+            weighted = weights[0] * update.extra[name].astype(np.float64)
+            words[spans[f"extra.{name}"]] = self._encoded(weighted)
+        by_column = np.array(weights)
+        if server is not None:
+            words[spans["factors"]] = self._encoded(by_column * factor)
+            words[spans["terms"]] = self._encoded(by_column * server.term(self._client))
+        words[spans["loss"]] = self._encoded(np.array([self._loss()]))
+        words[spans["length"]] = self._encoded(np.array([max(weights) * factor * self._length]))
+        # Noise for differential privacy would be added to `words` here: whole numbers, before the
+        # mask, so that the sum holds the noise of all clients and no message without it ever leaves
+        # a site. There is none today.
+        words[spans["weights"]] = self._encoded(by_column)
+        return words
+
+    def _loss(self) -> float:
+        """The training loss, cut where a sum could not hold it."""
+        largest = fixed_point_limit(self._clients)
+        return float(np.clip(self._client.update.metrics["loss"], -largest, largest))
+
+    def _encoded(self, values: Vector) -> Words:
+        words = np.empty(len(values), np.uint64)
+        self._into_fixed_point(values, words)
+        return words
+
+    def _encode_difference(self, end: Vector, start: Vector, weight: float, out: Words) -> None:
+        """weight · (end - start), block by block."""
+        for first in range(0, len(end), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            values = end[block].astype(np.float64)
+            values -= start[block]
+            self._into_fixed_point(np.multiply(values, weight, out=values), out[block])
+
+    def _into_fixed_point(self, values: Vector, out: Words) -> None:
+        try:
+            to_fixed_point(values, self._clients, out)
+        except UserError:  # its text has a number of the update
+            raise UserError(TOO_LARGE) from None
+
+    def _weights(self, announcement: Announcement) -> Numbers:
+        """This client's own, or what the policy made of it, after checking that it is what the
+        policy makes of it.
+        """
+        own = self.state(announcement).own
+        if not announcement.terms.limits.limits_weights:
+            return own
+        if announcement.proposed.get(self._name) != own:
+            raise UserError("the server passes on another weight than this client proposed")
+        right = weights_under_policy(self._method, announcement, self._client.sent.layout)
+        given = announcement.weights
+        if given.keys() != right.keys() or not all(
+            np.allclose(given[name], right[name], 0, WEIGHT_ROUNDING) for name in right
+        ):
+            raise UserError(
+                "the server's weights are not those that the policy gives: this client takes no"
+                " part"
+            )
+        return given[self._name]
