@@ -75,6 +75,7 @@ from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
 from feddraw.study import plan, results_table
 from feddraw.system import file_reading
+from feddraw.text import parse_pairs
 from run_folders import FINDINGS, make_run
 
 ONE_LINE = (UserError,)
@@ -1008,7 +1009,7 @@ LABELS = (
 
 def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
-    text = named(file_reading, "read_text read_toml")
+    toml = named(file_reading, "read_text read_toml")
     lines = [
         *named(ledger_table, "ledger_lines_before"),
         *named(file_reading, "read_csv read_jsonl read_text parse_json"),
@@ -1017,11 +1018,12 @@ def targets(room: Path) -> list[Target]:
         *functions(catalog, without="own_function names find call_with_settings"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
-        *named(corruption, "_corruption_by_site"),
-        *named(corruption.Corruption, "alterations check"),
+        parse_pairs,
+        *named(corruption, "_number"),
+        *named(corruption.Corruption, "alterations check _by_site"),
     ]
     sheet = functions(
-        csv_sheet, finding_names, label_table, without="split_rows first_row_problems"
+        csv_sheet, finding_names, label_table, without="split_rows _first"
     )
     release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
     logs = [
@@ -1043,7 +1045,7 @@ def targets(room: Path) -> list[Target]:
             read_experiment,
             ONE_LINE,
             EXPERIMENTS,
-            [*text, *settings, complete],
+            [*toml, *settings, complete],
             SETTINGS,
             odd=[
                 *no_file(Experiment.read),
@@ -1056,7 +1058,7 @@ def targets(room: Path) -> list[Target]:
             read_study,
             ONE_LINE,
             STUDIES,
-            [*text, *named(plan, PLAN)],
+            [*toml, *named(plan, PLAN)],
             SETTINGS,
             odd=[
                 *no_file(plan.read_study),
