@@ -1022,9 +1022,7 @@ def targets(room: Path) -> list[Target]:
         *named(corruption, "_number"),
         *named(corruption.Corruption, "alterations check _by_site"),
     ]
-    sheet = functions(
-        csv_sheet, finding_names, label_table, without="split_rows _first"
-    )
+    sheet = functions(csv_sheet, finding_names, label_table, without="split_rows _first")
     release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
     logs = [
         bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes()
