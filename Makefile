@@ -70,9 +70,10 @@ test-federation: .venv/installed-federation
 same-bits: .venv/installed-dev
 	.venv/bin/python tests/same_bits/compare.py --base $(BASE) $(SAME_BITS)
 
-# Beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see `feddraw bench --help`).
+# Speed and memory beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see
+# `python -m benchmarks --help`). BENCH='--quick' for five minutes, BENCH='--only rounds' for a part.
 bench: .venv/installed-dev
-	.venv/bin/feddraw bench --out runs/bench
+	.venv/bin/python -m benchmarks --out runs/bench $(BENCH)
 
 # Every framework, version and Python of tests/matrix/matrix.toml, each in an environment of its own; writes
 # docs/compatibility.md. MATRIX='--only flower-1.41' for some, '--without-large' without gigabytes of CUDA packages.

@@ -7,9 +7,9 @@ sites and unknown at the others ("masked"), and the same with what is unknown ta
 images have every label, the others none ("half"). Test labels are all known. Results go to a CSV,
 one line per run; runs that it holds already are skipped, so it can be stopped and started again.
 
-python benchmarks/partial_labels.py --rounds 10 --out docs/data/partial-labels.csv
-python benchmarks/partial_labels.py --data nih_sample_28.npz --out docs/data/partial-labels.csv
-python benchmarks/partial_labels.py --out docs/data/partial-labels.csv --summary
+    python benchmarks/partial_labels.py --rounds 10 --out docs/data/partial-labels.csv
+    python benchmarks/partial_labels.py --data nih_sample_28.npz --out docs/data/partial-labels.csv
+    python benchmarks/partial_labels.py --out docs/data/partial-labels.csv --summary
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _write_ledger(
                     line |= client | {"gamma": row["gamma"], "beta": beta}
                 else:
                     line["weight"] = client["prior"] if method == "fedavg" else 1 / len(names)
-                writer.writerow(line | {"influence": 1 / len(names), "status": "counted"})
+                writer.writerow(line | {"influence": 1 / len(names), "status": "weighted"})
 
 
 def write_predictions(

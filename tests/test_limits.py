@@ -51,7 +51,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "rounds.jsonl": read_jsonl,
     "weights.csv": read_csv,
     "runs.csv": ResultTable,
-    "list.json": index_list._parse_index_list,
+    "list.json": index_list.IndexList.read,
     "labels.csv": dataset_by_name.read_training_labels,
     "sheet.csv": lambda path: list(csv_sheet.CsvSheet(path, ("a", "b"), ",").rows()),
     "data.npz": npz_archive.NpzArchive.open,

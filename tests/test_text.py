@@ -221,7 +221,7 @@ def test_any_names_give_whole_pages_figures_and_explanations(
     assert not ACTIVE.search(said.output)
 
 
-def deal(labels, seed, scale):  # type: ignore[no-untyped-def]
+def split_anyhow(labels, seed, scale):  # type: ignore[no-untyped-def]
     """A scenario whose clients have hostile names."""
     rows = np.arange(len(labels))
     return {"[/x]": rows[::3], "\x1b[31mred": rows[1::3], "=cmd|'/c calc'!A1": rows[2::3]}
@@ -245,7 +245,7 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         "--size",
         "28",
         "--scenario",
-        "test_text:deal",
+        "test_text:split_anyhow",
     ]
     words += [
         "--method",
@@ -265,7 +265,7 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         assert not ACTIVE.search(done.output)
         assert "[/x]" in done.output or command[0] == "report"
     assert [row["client"] for row in read_csv(tmp_path / "run" / "weights.csv")] == [
-        *deal(range(9), 0, 1)
+        *split_anyhow(range(9), 0, 1)
     ]
 
 

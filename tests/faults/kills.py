@@ -111,7 +111,7 @@ class Subject:
     @cached_property
     def moments(self) -> list[tuple[Moment, bool]]:
         """Every call of every point, and whether it comes between the first and the last round."""
-        folder = self.room / "counted"
+        folder = self.room / "weighted"
         found = calls(
             self.words(folder, again=False),
             self.room / "counted.log",

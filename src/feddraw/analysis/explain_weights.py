@@ -104,7 +104,7 @@ class WeightExplanation:
             (t, client, status)
             for t, row in enumerate(self.run.ledger.status)
             for client, status in zip(self.clients, row, strict=True)
-            if not status.startswith("counted") and status != "not asked"
+            if not status.startswith("weighted") and status != "not sampled"
         ]
 
 
@@ -140,32 +140,32 @@ def _size_and_similarity_parts(
     """What size and similarity added to an equal share in one round; None where the scores do not
     give the weights.
     """
-    counted = np.array([status.startswith("counted") for status in ledger.status[round]])
-    if not counted.any():
-        return np.zeros(len(counted)), np.zeros(len(counted))
-    scores = _size_and_similarity_scores(ledger, round, counted)
+    weighted = np.array([status.startswith("weighted") for status in ledger.status[round]])
+    if not weighted.any():
+        return np.zeros(len(weighted)), np.zeros(len(weighted))
+    scores = _size_and_similarity_scores(ledger, round, weighted)
     if scores is None:
         return None
     size_score, similarity_score = scores
-    proposed = ledger["proposed"][round, counted]  # before a policy
-    weights = shares[counted] if np.isnan(proposed).any() else proposed
+    proposed = ledger["proposed"][round, weighted]  # before a policy
+    weights = shares[weighted] if np.isnan(proposed).any() else proposed
     if not np.allclose(softmax(size_score + similarity_score, 1.0), weights, atol=1e-6):
         return None
-    from_size = np.zeros(len(counted))
-    from_similarity = np.zeros(len(counted))
-    from_size[counted], from_similarity[counted] = split_weights(size_score, similarity_score)
+    from_size = np.zeros(len(weighted))
+    from_similarity = np.zeros(len(weighted))
+    from_size[weighted], from_similarity[weighted] = split_weights(size_score, similarity_score)
     return from_size, from_similarity
 
 
 def _size_and_similarity_scores(
-    ledger: LedgerTable, round: int, counted: NDArray[np.bool_]
+    ledger: LedgerTable, round: int, weighted: NDArray[np.bool_]
 ) -> tuple[Floats, Floats] | None:
     """The two scores whose softmax the weights of a round are, as far as the ledger tells."""
-    prior = ledger["prior"][round, counted]
-    similarity = ledger["similarity"][round, counted]
-    gamma = ledger["gamma"][round, counted]
-    beta = ledger["beta"][round, counted]
-    reputation = ledger["reputation"][round, counted]
+    prior = ledger["prior"][round, weighted]
+    similarity = ledger["similarity"][round, weighted]
+    gamma = ledger["gamma"][round, weighted]
+    beta = ledger["beta"][round, weighted]
+    reputation = ledger["reputation"][round, weighted]
     if np.isnan(prior).any() or np.isnan(similarity).any():
         return None
     if np.isnan(gamma).any():
@@ -369,7 +369,8 @@ def _weights_by_finding(
         return
     round, client = np.unravel_index(spread.argmax(), spread.shape)
     here = stack[:, round, client]
-    highest, lowest = here.argmax(), here.argmin()
+    highest = here.argmax()
+    lowest = here.argmin()
     yield (
         f"By finding, weights differed most in round {round}: {explained.clients[client]} counted"
         f" {percent(here[highest])} for {findings[highest]} and {percent(here[lowest])} for"
@@ -382,7 +383,8 @@ def _measured_distances(explained: WeightExplanation) -> Iterator[str]:
     measured = site_distances_in_ledger(explained.run.ledger, len(explained.shares))
     if not measured:
         return
-    first, last = measured[0], measured[-1]
+    first = measured[0]
+    last = measured[-1]
     for measurement in (first, last) if last is not first else (first,):
         words = site_distances_in_words(measurement.overall)
         yield f"Measured in round {measurement.round}: {words}."
@@ -441,7 +443,7 @@ def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
         },
         "split": None if explained.from_size is None else HOW_WEIGHTS_SPLIT,
         "by_round": [_round_document(explained, t) for t in range(len(explained.shares))],
-        "not_counted": [
+        "not_weighted": [
             {"round": t, "client": client, "status": status}
             for t, client, status in explained.events
         ],

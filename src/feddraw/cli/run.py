@@ -217,7 +217,7 @@ def round_line(result: EvaluatedRound) -> str:
         f" {shares or 'no client counted'}"
     )
     trouble = [
-        f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"
+        f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "weighted"
     ]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
     return safe_line(

@@ -58,9 +58,9 @@ def metrics_of_round(
     columns as lists, with clients by their numbers.
     """
     metrics = dict(means)
-    for status in ("counted", "refused", "missing"):
+    for status in ("weighted", "refused", "missing"):
         metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
-    weighted = [entry for entry in ledger if entry.counted]
+    weighted = [entry for entry in ledger if entry.weighted]
     if not weighted:
         return metrics
     metrics["ledger-client"] = [clients.index(entry.client) for entry in weighted]
@@ -95,7 +95,7 @@ def log_round(done: RoundRecord, rounds: int) -> None:
             measured[0].rho,
         )
     for entry in done.ledger:
-        if entry.status != "counted":
+        if entry.status != "weighted":
             log.warning(
                 "server round %d: %s %s",
                 done.round + 1,

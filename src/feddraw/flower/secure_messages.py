@@ -46,7 +46,7 @@ MASKED_WORDS = "words"  # the record of masked words, and the tensor in it
 BROADCAST = "broadcast"
 RESUME = "resume"  # of the run's settings: it changes nothing at a site, and a site does not see it
 # Orders that only name a run, or say which of a client's memories holds: not what is trained.
-NAMES_OF_RUN = ("run", "counted")
+NAMES_OF_RUN = ("run", "weighted")
 SEEDS = ("client-seed",)  # orders that a site does not take from a server
 
 Kind = TypeVar("Kind", str, bytes)

@@ -189,7 +189,8 @@ def update_of_memory(
     facts: dict[str, Any], vectors: dict[str, NDArray[Any]], layout: Layout
 ) -> Update:
     """The update, from what `update_to_memory` made of it."""
-    model = Model(*(vectors[f"own.{name}"] for name in MODEL_VECTORS), layout)
+    params, buffers, counters = (vectors[f"own.{name}"] for name in MODEL_VECTORS)
+    model = Model(params, buffers, counters, layout)
     prefix = "extra."
     extra = {
         name.removeprefix(prefix): vector

@@ -93,7 +93,7 @@ class MethodStrategy(FedAvg):
     (`method.sends`), need clients that answer: see `feddraw.flower.client`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - Flower's own, then ours
         self,
         method: Method,
         fraction_train: float = 1.0,
@@ -473,7 +473,7 @@ class MethodStrategy(FedAvg):
             "rounds": self.rounds,
             "seed": self.options.seed,
             "run": self.run,
-            "counted": self._last_weighted_by_alias(),
+            "weighted": self._last_weighted_by_alias(),
         }
         if self.policy != Policy():
             orders["policy"] = asdict(self.policy)  # sites may compare it with the one agreed on
@@ -661,7 +661,7 @@ class MethodStrategy(FedAvg):
         training = secure.train(self._round(round), answers, str(server_round))
         self._frozen.holding |= training.holding
         ledger = training.result.ledger
-        round_report.warn_of_sizes({entry.client: entry.size for entry in ledger if entry.counted})
+        round_report.warn_of_sizes({entry.client: entry.size for entry in ledger if entry.weighted})
         return RoundOutcome(
             result=training.result,
             refused=training.refused,

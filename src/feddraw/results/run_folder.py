@@ -301,9 +301,11 @@ def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -
     """runs/SCENARIO-METHOD-SEED; for a new run with a number behind it where that is taken."""
     names = [folder_name(name.replace(":", ".")) for name in (scenario, method)]
     base = Path("runs") / "-".join([*names, str(seed)])
-    folder, number = base, 2
+    folder = base
+    number = 2
     while not resume and folder.exists() and any(folder.iterdir()):
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+        folder = base.with_name(f"{base.name}-{number}")
+        number = number + 1
     return folder
 
 

@@ -74,7 +74,7 @@ class RoundRecord:
     @property
     def diverged(self) -> str:
         """How the updates show that the run has diverged; empty if they do not."""
-        silent = ("missing", "not asked")
+        silent = ("missing", "not sampled")
         answers = [entry.status for entry in self.ledger if entry.status not in silent]
         if answers and all(_refused_as_not_finite(status) for status in answers):
             return "every update was refused, because none was finite"
@@ -83,7 +83,7 @@ class RoundRecord:
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
 def _refused_as_not_finite(status: str) -> bool:

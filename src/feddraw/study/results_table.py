@@ -84,9 +84,8 @@ class ResultTable:
         with lock_file(self.path):
             before = _results_by_key(self.path)
             new = {row["key"]: dict(row) for row in rows if row["key"] not in before}
-            again = {
-                _dealt_run(row) for row in new.values()
-            }  # an earlier version may have given them other keys
+            # An earlier version may have given them other keys.
+            again = {_dealt_run(row) for row in new.values()}
             self.rows = {
                 key: row for key, row in before.items() if _dealt_run(row) not in again
             } | new

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from feddraw.errors import RunFailed
@@ -103,31 +102,13 @@ def wait_for_replies(workers: Iterable[Worker]) -> list[Worker]:
     return [worker for worker in workers if worker.pipe in ready]
 
 
-def stop_workers(workers: Collection[Worker | tuple[Connection, SpawnProcess]]) -> None:
+def stop_workers(workers: Collection[Worker]) -> None:
     """End workers, whatever they are doing, and wait until they have ended."""
-    members = [(w.pipe, w.process) if isinstance(w, Worker) else w for w in workers]
-    for pipe, process in members:
-        pipe.close()
-        process.terminate()
-    for _, process in members:
-        process.join()
-
-
-def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[Connection, SpawnProcess]:
-    """As `Worker`, in two parts."""
-    worker = Worker(target, *arguments)
-    return worker.pipe, worker.process
-
-
-def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
-    """As `Worker.death`, in two parts."""
-    process.join(timeout=1)
-    death = WorkerDied(process.exitcode or 0)
-    return death.how, death.advice
-
-
-def belong_to_parent() -> None:
-    """What `Worker` does for all."""
+    for worker in workers:
+        worker.pipe.close()
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join()
 
 
 def ask_in_process(function: Callable[[Any], Any], request: Any) -> Any:

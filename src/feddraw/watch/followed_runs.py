@@ -66,10 +66,10 @@ class FollowedLedger:
             return
         size = entry.size if math.isfinite(entry.size) else 0.0
         self.clients[client] = max(self.clients.get(client, 0.0), size)
-        if entry.counted:
+        if entry.weighted:
             weight = entry.weight if math.isfinite(entry.weight) else 0.0
             self.weights.setdefault(entry.round, {})[client] = weight
-        if entry.status not in ("counted", "not asked"):
+        if entry.status not in ("weighted", "not sampled"):
             status = safe_line(entry.status)[:300]
             self.trouble.append(Trouble(entry.round, client, status))
 
@@ -117,11 +117,14 @@ class FollowedRun:
         changed = False
         try:
             changed = self._read()
-            self.state, self.why = self._judged(locked, now), ""
+            self.state = self._judged(locked, now)
+            self.why = ""
         except (UserError, OSError) as error:
-            self.state, self.why = "broken", safe_line(str(error))[:200]
+            self.state = "broken"
+            self.why = safe_line(str(error))[:200]
         if self.state == "stopped" and failed is not None:
-            self.state, self.why = "failed", failed
+            self.state = "failed"
+            self.why = failed
         return changed or before != (self.state, self.why)
 
     def _read(self) -> bool:

@@ -143,7 +143,8 @@ class WatchServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Without the look-up of this machine's name, which may take long and is not needed."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.host, int(self.server_address[1])
+        self.server_name = self.host
+        self.server_port = int(self.server_address[1])
 
     def server_close(self) -> None:
         self.closed = True
@@ -160,7 +161,8 @@ class WatchServer(ThreadingHTTPServer):
         """
         try:
             address = urlsplit(f"//{host}")
-            name, port = address.hostname or "", address.port or 80
+            name = address.hostname or ""
+            port = address.port or 80
         except ValueError:
             return False
         if port != self.server_port:
