@@ -166,9 +166,7 @@ class SecureRound:
         self.left_out = dict(refused)
         requests = {name: Again(digest, attempt) for name in asked if name not in refused}
         keys = {
-            name: answer
-            for name, answer in self.answers(requests, Keys)
-            if answer.digest == digest
+            name: answer for name, answer in self.answers(requests, Keys) if answer.digest == digest
         }
         if not keys:
             self.left_out = refused | dict.fromkeys(silent, "")
