@@ -4,8 +4,9 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --cons
 export PIP_NO_INPUT = 1
 KILLS ?= 320
 MINUTES ?= 10
+BASE ?= 35e9a6b
 
-.PHONY: install demo test test-federation lint types faults fuzz docs docs-test bench matrix dist clean
+.PHONY: install demo test test-federation lint types faults fuzz same-bits docs docs-test bench matrix dist clean
 
 install: .venv/installed
 
@@ -64,9 +65,15 @@ fuzz: .venv/installed-dev
 test-federation: .venv/installed-federation
 	FEDDRAW_FEDERATION=1 .venv/bin/python -m pytest tests/federation tests/test_flower_deployment.py
 
-# Beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see `feddraw bench --help`).
+# Every way to run every method, with the code of BASE and with this one, compared bit by bit; some eight minutes.
+# SAME_BITS='--quick', '--only serial,resume' or '--without secure' for a part of it.
+same-bits: .venv/installed-dev
+	.venv/bin/python tests/same_bits/compare.py --base $(BASE) $(SAME_BITS)
+
+# Speed and memory beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see
+# `python -m benchmarks --help`). BENCH='--quick' for five minutes, BENCH='--only rounds' for a part.
 bench: .venv/installed-dev
-	.venv/bin/feddraw bench --out runs/bench
+	.venv/bin/python -m benchmarks --out runs/bench $(BENCH)
 
 # Every framework, version and Python of tests/matrix/matrix.toml, each in an environment of its own; writes
 # docs/compatibility.md. MATRIX='--only flower-1.41' for some, '--without-large' without gigabytes of CUDA packages.

@@ -5,9 +5,10 @@ The registrations (studies/atlas.md, atlas-2.md, atlas-3.md, atlas-4.md) say wha
 what judges the later stages is in atlas_later_stages.py. An unfinished table can be analysed too:
 what needs runs that are not there is "not decided".
 
-python benchmarks/atlas.py collect RUNS…   # from the run folders: what was measured, and intervals
-over patients python benchmarks/atlas.py                 # tables, figures, and the tables inside
-docs/atlas.md and which-weights.md
+    python benchmarks/atlas.py collect RUNS…
+        from the run folders: what was measured, and intervals over patients
+    python benchmarks/atlas.py
+        tables, figures, and the tables inside docs/atlas.md and which-weights.md
 """
 
 from __future__ import annotations

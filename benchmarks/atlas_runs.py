@@ -71,19 +71,15 @@ def _run(row: Mapping[str, str]) -> Run:
     for words in filter(None, (row.get("auc_by_site_by_round") or "").split("; ")):
         site, *curve = words.split()
         sites[site] = tuple(map(float, curve))
-    tail, validation = (
-        float(row.get("auc_of_tail") or "nan"),
-        float(row["validation_auc"] or CHANCE),
-    )
-    curve = tuple(map(float, row["auc_by_round"].split())) or (float(row["auc"] or CHANCE),)
+    last = float(row["auc"] or CHANCE)
     return Run(
         row["scenario"],
-        row["method"],
+        row["method"].rpartition(":")[2],  # of a method of one's own, its function
         row["seed"],
-        curve,
-        tail,
+        tuple(map(float, row["auc_by_round"].split())) or (last,),
+        float(row.get("auc_of_tail") or "nan"),
         sites,
-        validation,
+        float(row["validation_auc"] or CHANCE),
         row["partition"],
     )
 

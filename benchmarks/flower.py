@@ -1,7 +1,7 @@
 """What a server does with ten replies of DenseNet121's size, beside Flower's FedAvg, from the same
 real messages.
 
-    python benchmarks/flower.py [--blocks 20]
+    python -m benchmarks.flower [--blocks 20]
 
 Both decode the messages and give the next model's record. Times are ratios from alternating blocks;
 memory is the process's peak beyond what it holds when the replies are there, each measured in a
@@ -27,13 +27,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
+from benchmarks.speed.timing import TimingSession, ratio_of_times, seconds_of
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
-from feddraw.server.gate import Gate, accept_by_distance, check_each_update
+from feddraw.server.collectors import CohortSums, stepped
+from feddraw.server.gate import Gate, accept, inspect
 from feddraw.training import network_by_name
 
 CLIENTS = 10
@@ -69,21 +70,24 @@ def fresh(replies: list[Message]) -> list[Message]:
     """The same messages in new envelopes, because ours takes the tensors out as it reads them."""
     copies = []
     for reply in replies:
-        arrays, metrics = (
-            ArrayRecord(dict(reply.content["arrays"].items())),
-            reply.content["metrics"],
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(dict(reply.content["arrays"].items())),
+                "metrics": reply.content["metrics"],
+            }
         )
-        copies.append(Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=reply))
-        copies[-1].metadata.__dict__.update(reply.metadata.__dict__)
+        copy = Message(content, reply_to=reply)
+        copy.metadata.__dict__.update(reply.metadata.__dict__)
+        copies.append(copy)
     return copies
 
 
 def whole(strategy: Any, replies: list[Message]) -> float:
     """Seconds of `aggregate_train`: for ours with the gate and the ledger."""
-    model, state = getattr(strategy, "model", None), getattr(strategy, "state", None)
+    before = getattr(strategy, "_global", None)
     messages = fresh(replies)
     seconds = seconds_of(partial(strategy.aggregate_train, 1, messages))
-    strategy.model, strategy.state = model, state
+    strategy._global = before
     return seconds
 
 
@@ -99,10 +103,10 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         return found
 
     def decode() -> Any:
-        answers, _ = reply_intake.read_replies(messages, strategy._asked, "1")
+        answers, _ = reply_intake.read_replies(messages, strategy._training.nodes, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
         return reply_intake.decode_replies(
-            answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room
+            answers, places, sent, reply_intake.ReplyFormat({}), reuse=strategy._matrices
         )[0]
 
     sent, method = strategy.model, strategy.method
@@ -111,12 +115,17 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     cohort = Cohort(0, 15, sent, updates, CLIENTS)
 
     def gate() -> None:
-        accept_by_distance(
-            cohort, cohort.distances, check_each_update(updates, sent, {}, CLIENTS, Gate()), Gate()
-        )
+        verdicts = inspect(updates, sent, {}, CLIENTS, Gate())
+        accept(cohort, cohort.distances, verdicts, Gate())
+
+    def weigh_and_sum() -> Any:
+        rule, state = method.aggregation, method.init(sent)
+        weights, _ = rule.weighting.weigh(cohort, state["weighting"])
+        sums, _ = CohortSums.measured(rule, cohort, weights)
+        return stepped(rule, sums, state)
 
     lap("gate", gate)
-    summed = lap("weigh and sum", lambda: method.aggregate(cohort, method.init(sent)))
+    summed = lap("weigh and sum", weigh_and_sum)
     lap("encode", lambda: model_to_arrays(summed.model))
     return clock
 
@@ -141,9 +150,11 @@ def peak(which: str) -> float:
 def _peak(which: str) -> float:
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    strategy = {"FedAvg": FedAvg, "FedDRAW": partial(FedDRAW, keep_replies=False)}[which](
-        fraction_evaluate=0.0
-    )
+    strategy: Any
+    if which == "FedAvg":
+        strategy = FedAvg(fraction_evaluate=0.0)
+    else:
+        strategy = FedDRAW(fraction_evaluate=0.0, keep_replies=False)
     replies = replies_to(strategy)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
@@ -169,7 +180,8 @@ def main() -> None:
         f"load {os.getloadavg()[0]:.2f} at the start, {blocks} alternating blocks, {CLIENTS}"
         " replies of DenseNet121"
     )
-    theirs, ours = FedAvg(fraction_evaluate=0.0), FedDRAW(fraction_evaluate=0.0)
+    theirs = FedAvg(fraction_evaluate=0.0)
+    ours = FedDRAW(fraction_evaluate=0.0)
     plain = MethodStrategy(fedavg(), fraction_evaluate=0.0)
     replies = replies_to(ours)
     replies_to(plain)
@@ -182,11 +194,13 @@ def main() -> None:
     slow, *others = works
     samples = TimingSession(blocks).interleave("", works)
     for name in others:
-        one = ratio_of_times(samples[slow], samples[name])
-        print(f"{slow} ÷ {name:<34} {one['median']:6.2f}  [{one['low']:.2f}, {one['high']:.2f}]")
-    found = [stages(ours, replies) for _ in range(blocks)]
-    for name in found[0]:
-        print(f"  {name:<16} {1e3 * float(np.median([one[name] for one in found])):7.1f} ms")
+        ratio = ratio_of_times(samples[slow], samples[name])
+        interval = f"[{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        print(f"{slow} ÷ {name:<34} {ratio['median']:6.2f}  {interval}")
+    clocks = [stages(ours, replies) for _ in range(blocks)]
+    for name in clocks[0]:
+        milliseconds = 1e3 * float(np.median([clock[name] for clock in clocks]))
+        print(f"  {name:<16} {milliseconds:7.1f} ms")
     print(f"  {'Flower, all':<16} {1e3 * float(np.median(samples[slow])):7.1f} ms")
     for which in ("FedAvg", "FedDRAW"):
         print(f"peak extra memory, {which}: {peak(which):.0f} MB")

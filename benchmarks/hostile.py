@@ -23,7 +23,8 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import evaluate_round
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
+from feddraw.server.collectors import Together
 from feddraw.server.gate import Gate
 
 PAPER = (
@@ -65,7 +66,8 @@ class Hostile:
     """An engine with one client that does not send what it trained."""
 
     def __init__(self, engine: Serial, attack: str) -> None:
-        self.engine, self.change = engine, ATTACKS[attack]
+        self.engine = engine
+        self.change = ATTACKS[attack]
 
     @property
     def memory(self) -> dict[int, Memory]:
@@ -74,8 +76,8 @@ class Hostile:
     def commit(self, clients: Collection[int]) -> None:
         self.engine.commit(clients)
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
-        for update in self.engine.train(jobs):
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
+        for update in self.engine.train(jobs, in_turn=in_turn):
             yield self.change(update, jobs[0].model) if update.client == VILLAIN else update
 
 
@@ -109,14 +111,19 @@ def final_auc(
     """
     setup = setup_of(method, seed, rounds, attack)
     serial = Serial(setup.trainer)
-    loop = {"rounds": rounds, "seed": seed, "gate": gate}
-    results = list(
-        federate(setup.initial, setup.method, Hostile(serial, attack), setup.clients, **loop)
+    federation = Federation(
+        setup.method,
+        Hostile(serial, attack),
+        setup.clients,
+        rounds,
+        seed,
+        collect=Together(gate),
     )
+    results = list(federate(federation, setup.initial))
     scored, _ = evaluate_round(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
-    acted = any(entry.status != "counted" for result in results for entry in result.ledger)
-    return scored["test"]["auc"]["macro"], weight, acted
+    acted = any(entry.status != "weighted" for result in results for entry in result.ledger)
+    return scored.test.auc.macro, weight, acted
 
 
 def both(method: str, seed: int, rounds: int, attack: str) -> tuple[float, float, float]:

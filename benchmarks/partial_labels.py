@@ -7,9 +7,9 @@ sites and unknown at the others ("masked"), and the same with what is unknown ta
 images have every label, the others none ("half"). Test labels are all known. Results go to a CSV,
 one line per run; runs that it holds already are skipped, so it can be stopped and started again.
 
-python benchmarks/partial_labels.py --rounds 10 --out docs/data/partial-labels.csv
-python benchmarks/partial_labels.py --data nih_sample_28.npz --out docs/data/partial-labels.csv
-python benchmarks/partial_labels.py --out docs/data/partial-labels.csv --summary
+    python benchmarks/partial_labels.py --rounds 10 --out docs/data/partial-labels.csv
+    python benchmarks/partial_labels.py --data nih_sample_28.npz --out docs/data/partial-labels.csv
+    python benchmarks/partial_labels.py --out docs/data/partial-labels.csv --summary
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def trained(ask: argparse.Namespace, method: str, labels: str, seed: int) -> dic
     plain = prepare(replace(experiment, method="fedavg"))
     dataset = labelled(plain.dataset, plain.training_rows, seed, labels)
     *_, last = iterate(experiment, dataset=dataset)
-    areas = last.metrics["test"]["auc"]
+    areas = last.metrics.test.auc
     name = Path(ask.data).stem
     about = {
         "data": name,
@@ -111,11 +111,8 @@ def trained(ask: argparse.Namespace, method: str, labels: str, seed: int) -> dic
         "epochs": ask.epochs,
     }
     return about | {
-        "auc": round(areas["macro"], 6),
-        **{
-            f"auc {finding}": round(area, 6)
-            for finding, area in next(v for k, v in areas.items() if k != "macro").items()
-        },
+        "auc": round(areas.macro, 6),
+        **{f"auc {finding}": round(area, 6) for finding, area in areas.per_class.items()},
         "seconds": round(time.perf_counter() - began, 1),
     }
 

@@ -1,9 +1,13 @@
 """Are phantoms neither trivial nor hopeless? Train `compact` centrally on them and check each
 finding's test AUC.
 
-The bar is 64 px, 10,000 training images and seeds 0 to 2, about 15 minutes: python
-benchmarks/phantom_auc.py What the laptop preset sees: python benchmarks/phantom_auc.py --size 32
---train 3500 --test 2000 --epochs 15 --seeds 0
+The bar is 64 px, 10,000 training images and seeds 0 to 2, about 15 minutes:
+
+    python benchmarks/phantom_auc.py
+
+What the laptop preset sees:
+
+    python benchmarks/phantom_auc.py --size 32 --train 3500 --test 2000 --epochs 15 --seeds 0
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ def central(ask: argparse.Namespace, seed: int) -> dict[str, float]:
     )
     settings = {"rounds": 1, "training.epochs": ask.epochs, "seed": seed, "engine": "serial"}
     (result,) = run(experiment.with_settings(settings))
-    areas = result.metrics["test"]["auc"]
-    return {"macro": areas["macro"], **areas["per_class"]}
+    areas = result.metrics.test.auc
+    return {"macro": areas.macro, **areas.per_class}
 
 
 def main() -> None:

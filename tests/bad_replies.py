@@ -7,6 +7,7 @@ the wire.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -195,7 +196,7 @@ BAD_BESIDE: dict[str, tuple[Change, str]] = {
     "no vectors": (without("extra"), "no "),
     "vectors not finite": (
         beside(lambda v: pack_array(v * np.float32(np.nan))),
-        "buffers or extra vectors",
+        "",  # the reason begins with the name of the vector
     ),
     "vectors too long": (beside(lambda v: pack_array(np.repeat(v, 2))), ""),
     "vectors of words": (beside(lambda v: pack_array(v.astype("U4"))), ""),
@@ -228,11 +229,9 @@ def answered(node: int, content: RecordDict, group: str = "1") -> Message:
 def server(method: Method, sent: Model, state: State, proxy: Proxy | None = None) -> MethodStrategy:
     """A strategy that has asked four nodes in its second round."""
     strategy = MethodStrategy(method, round_offset=1, rounds=3, proxy=proxy)
-    strategy._adopt_model(model_to_arrays(sent))
-    strategy.model, strategy.state, strategy._asked, strategy._population = (
-        sent,
-        state,
-        list(NODES),
-        len(NODES),
+    strategy._global = replace(
+        strategy._adopt_model(model_to_arrays(sent)), model=sent, state=state
     )
+    strategy._training = replace(strategy._training, nodes=NODES)
+    strategy._population = len(NODES)
     return strategy

@@ -7,14 +7,15 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from feddraw.bench import (
+from benchmarks.__main__ import main, pythons_of_systems
+from benchmarks.speed import (
     document,
     growth,
     made_up_model,
@@ -29,8 +30,7 @@ from feddraw.bench import (
     timing,
     workloads,
 )
-from feddraw.bench.timing import TimingSession, median_interval, ratio_of_times
-from feddraw.cli import app
+from benchmarks.speed.timing import TimingSession, median_interval, ratio_of_times
 from feddraw.errors import RunFailed, UserError
 
 TINY = peer_task.PeerTask(hidden=8, clients=2, steps=1)
@@ -58,13 +58,16 @@ def test_blocks_alternate_and_the_first_only_warms_up():
     assert ratio_of_times([2, 4, 6], [1, 2, 3])["median"] == 2
 
 
-def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing(monkeypatch):
-    monkeypatch.setattr(
-        "feddraw.bench.rivals._rival_version",
-        lambda python, package: (_ for _ in ()).throw(RunFailed("no")),
-    )
-    shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
-    found = json.loads(shown.stdout)
+def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing(
+    monkeypatch, capsys
+):
+    def not_installed(python, package):
+        raise RunFailed("no")
+
+    monkeypatch.setattr(rivals, "_rival_version", not_installed)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    main(["--only", "flower", "--quick", "--json"])
+    found = json.loads(capsys.readouterr().out)
     keys = {
         "machine",
         "overhead_serial",
@@ -122,10 +125,32 @@ def test_a_peer_that_cannot_be_imported_says_so():
         pass
 
 
-def test_without_a_source_checkout_the_bench_says_that_peers_need_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(rivals, "RIVAL_SCRIPTS", tmp_path / "benchmarks" / "peers")
-    shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
-    assert "run feddraw bench from a checkout" in json.loads(shown.stdout)["missing"]["flower"]
+def test_a_part_is_measured_from_a_checkout_and_a_mistake_is_one_line(tmp_path):
+    def bench(*words):
+        command = [sys.executable, "-m", "benchmarks", *words]
+        return subprocess.run(
+            command, cwd=timing.CHECKOUT, capture_output=True, text=True, check=False
+        )
+
+    done = bench("--quick", "--blocks", "1", "--only", "server", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "FedDRAW with gate and ledger" in done.stdout
+    assert document.read_measured_parts(tmp_path).keys() == {"server"}
+    wrong = bench("--only", "severs")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "benchmarks: no 'severs' among the parts of the bench: did you mean server?\n",
+    )
+
+
+def test_a_system_has_the_python_that_is_named_for_it(monkeypatch):
+    monkeypatch.setenv("FEDDRAW_PYTHON_OF_PFL", "/pfl/bin/python")
+    named = pythons_of_systems([f"flower={sys.executable}"])
+    assert named == {"pfl": "/pfl/bin/python", "flower": sys.executable}
+    with pytest.raises(UserError, match="systems"):
+        pythons_of_systems(["nobody=/bin/python"])
+    with pytest.raises(UserError, match="existing Python"):
+        pythons_of_systems(["flower"])
 
 
 def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, tmp_path):
@@ -153,7 +178,7 @@ def test_a_server_of_many_streams_in_little_memory():
     assert few["megabytes"] > 0
     assert many["megabytes"] < few["megabytes"] + 20
     found = timing.measured_in_own_process(
-        "feddraw.bench.server_memory", "2"
+        "benchmarks.speed.server_memory", "2"
     )  # as docs/howto.md calls it
     assert found["seconds"] > 0
 
@@ -195,22 +220,19 @@ def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
 
 
 def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):
-    monkeypatch.setattr(round_overhead, "belong_to_parent", lambda: None)
     seen: list[int] = []
     bare_loop = round_overhead.bare_loop
     monkeypatch.setattr(
         round_overhead, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m)
     )
     here, there = multiprocessing.Pipe()
-    here.send(True)
-    here.send(False)
+    monkeypatch.setattr(round_overhead, "serve", lambda pipe, answer: pipe.send(answer("round")))
     round_overhead._bare_process(there, workloads.Workload("tiny", "compact", 16, 3, 1, 4), 0)
     assert here.recv() > 0
     assert seen == [2]
 
 
 def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_path):
-    monkeypatch.setattr(short_runs, "belong_to_parent", lambda: None)
     given = short_runs.short_experiments(2)
     assert [experiment.seed for experiment in given] == [0, 1]
     here, there = multiprocessing.Pipe()
@@ -221,13 +243,8 @@ def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_p
 
 def test_two_processes_beside_ours_become_lines():
     one = {"median": 1.0, "low": 0.9, "high": 1.1}
-    rounds = {"small": {"title": "t", "overhead_serial": one, "speedup_two_workers": one}}
-    assert not [
-        line
-        for line in printed_table.printed_rows({"rounds": rounds})
-        if "bare processes" in line[0]
-    ]
-    rounds["small"]["two_bare_over_two_workers"] = one
+    ratios = ("overhead_serial", "speedup_two_workers", "two_bare_over_two_workers")
+    rounds = {"small": {"title": "t"} | dict.fromkeys(ratios, one)}
     study = {"title": "40 runs", "two_scripts_over_study": one}
     lines = printed_table.printed_rows({"rounds": rounds, "study": study})
     assert [

@@ -1,5 +1,5 @@
-"""Rules between size and equal weights: each by hand, and where it is FedAvg or uniform
-averaging.
+"""Candidates of the atlas, between size and equal weights: each by hand, and where it is FedAvg or
+uniform averaging.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 
 from feddraw.core import Measurement, Model, gram
-from feddraw.methods.effects_then_uniform import effects_then_uniform
 from feddraw.methods.fedavg import fedavg
-from feddraw.methods.move_effects import move_effects, move_effects_rho, variance_equations
-from feddraw.methods.power_by_validation import power_by_validation
 from feddraw.methods.random_effects import LARGEST_RHO, weights_by_rho
-from feddraw.methods.size_until_slow import size_until_slow
+from studies.candidates import (
+    effects_then_uniform,
+    move_effects,
+    move_effects_rho,
+    power_by_validation,
+    size_until_slow,
+    variance_equations,
+)
 from test_random_effects import RHO, SIZES, three_sites
 from tiny import cohort_of, same, train
 
 
 def test_rho_of_the_first_rounds_is_held_and_the_clock_ends_at_equal_weights():
-    rule = effects_then_uniform(until=2).weighting
+    rule = effects_then_uniform(until=2).aggregation.weighting
     state = rule.init()
     first, state = rule.weigh(three_sites(round=0), state)
     assert first.values == pytest.approx(weights_by_rho(np.array(SIZES, float), float(RHO)))
@@ -40,7 +44,7 @@ def test_rho_of_the_first_rounds_is_held_and_the_clock_ends_at_equal_weights():
 
 
 def test_clients_stop_measuring_once_rho_is_held():
-    rule = effects_then_uniform(until=3).weighting
+    rule = effects_then_uniform(until=3).aggregation.weighting
     told = [
         Measurement.from_broadcast(rule.broadcast({"rho": 0.1, "measured": count})).every
         for count in (0, 2, 3)
@@ -85,7 +89,7 @@ def test_moves_without_bias_find_both_variances():
 
 
 def test_moves_are_taken_per_step_and_only_before_until():
-    rule = move_effects(until=1).weighting
+    rule = move_effects(until=1).aggregation.weighting
     rows = np.array([[4.0, 0], [1.0, 0], [2.0, 0]])
     per_step = cohort_of(
         rows, [4, 1, 2], sent=[0, 0], steps=[4, 1, 2]
@@ -101,7 +105,7 @@ def test_without_end_rho_is_a_number_that_a_ledger_can_hold():
     assert math.isinf(
         move_effects_rho(variance_equations(cohort.sizes, gram(cohort.params, np.zeros(1))))
     )
-    rule = move_effects().weighting
+    rule = move_effects().aggregation.weighting
     weights, _ = rule.weigh(cohort, rule.init())
     assert weights.parts["rho"] == LARGEST_RHO
     assert weights.values == pytest.approx([1 / 3] * 3)
@@ -120,7 +124,7 @@ class NearestTo:
 
 @pytest.mark.parametrize(("best", "power"), [(0.8, 1.0), (0.5, 0.0), (2 / 3, 0.5)])
 def test_validation_chooses_the_power_for_the_next_phase_and_only_at_its_end(best, power):
-    rule, proxy = power_by_validation(phase=2).weighting, NearestTo(best)
+    rule, proxy = power_by_validation(phase=2).aggregation.weighting, NearestTo(best)
     state = rule.init()
     for round, expected in enumerate([1.0, 1.0, power]):
         cohort = replace(cohort_of([[1.0, 0], [0.0, 0]], [4, 1], round=round), proxy=proxy)
@@ -131,7 +135,7 @@ def test_validation_chooses_the_power_for_the_next_phase_and_only_at_its_end(bes
 
 
 def test_size_counts_until_the_loss_falls_slowly_and_never_again():
-    rule = size_until_slow(least=0.1).weighting
+    rule = size_until_slow(least=0.1).aggregation.weighting
     state, found = rule.init(), []
     for losses in ([1.0, 1.0], [0.8, 0.8], [0.75, 0.75], [0.1, 0.1]):
         extra = [{"loss": np.array([loss], np.float32)} for loss in losses]

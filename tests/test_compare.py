@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
-from feddraw.experiment.run_time_estimate import estimate_run_time
+from feddraw.study.cost import estimate_run
 from feddraw.study.method_comparison import (
     ComparisonBudget,
     comparison_runs,
@@ -93,11 +93,11 @@ def test_while_running_a_seed_begins_only_if_it_still_fits_at_the_pace_so_far():
 
 
 def test_a_run_is_estimated_from_timed_steps_of_its_own():
-    short, long = (estimate_run_time(prepare(small(rounds=rounds))) for rounds in (2, 20))
-    assert 0 < short.step < 1
-    assert short.whole < long.whole
-    alone = estimate_run_time(prepare(small(method="alone", rounds=2)))
-    assert alone.whole > 0
+    short, long = (estimate_run(prepare(small(rounds=rounds))) for rounds in (2, 20))
+    assert 0 < short.cost.step < 1
+    assert short.seconds < long.seconds
+    alone = estimate_run(prepare(small(method="alone", rounds=2)))
+    assert alone.seconds > 0
 
 
 def test_runs_that_others_failures_kept_from_starting_are_not_said_to_be_late(

@@ -730,11 +730,11 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
     says(tmp_path / "a.csv", "UTF-8")
     (tmp_path / "b.csv").write_text("")
     says(tmp_path / "b.csv", "is not a table")
-    (tmp_path / "c.csv").write_text("path,Edema\n" + "x" * (csv_sheet.MAX_CSV_LINE + 5))
+    (tmp_path / "c.csv").write_text("path,Edema\n" + "x" * (csv_sheet.MAX_LINE + 5))
     says(tmp_path / "c.csv", "too long")
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"path,Edema\n" + b"a.png,1\n" * 1000)[:-30])
     says(tmp_path / "d.csv.gz", "cannot be read")
-    monkeypatch.setattr(csv_sheet, "MAX_CSV_TEXT", 1000)
+    monkeypatch.setattr(csv_sheet, "MAX_TEXT", 1000)
     (tmp_path / "e.csv.gz").write_bytes(gzip.compress(b"path,Edema\n" + b"a.png,1\n" * 1000))
     says(tmp_path / "e.csv.gz", "too long")
 

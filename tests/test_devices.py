@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import nullcontext
 from itertools import count
@@ -37,14 +36,14 @@ from feddraw.results.checkpoint import model_digest
 from feddraw.results.run_folder import toml_values
 from feddraw.study.plan import planned_run, read_study
 from feddraw.study.run_study import run_study
-from feddraw.study.worker_pool import WorkerPool
+from feddraw.study.worker_pool import RunOutcome, WorkerPool
 from feddraw.system.file_reading import read_json, read_jsonl
 from feddraw.training import device_memory, devices
 from feddraw.training.augment import augment
 from feddraw.training.device_memory import GPU_CONTEXT, image_memory, memory_shortage, out_of_memory
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.image_feed import CopiedToDevice, KeptOnDevice
-from feddraw.training.loop import Examples, fit, loss_over_known
+from feddraw.training.loop import Examples, LocalTraining, fit, loss_over_known
 from feddraw.training.network import Network
 from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import compute_exactly, seeded_torch
@@ -75,7 +74,7 @@ def test_half_precision_learns_as_whole_precision_does(amp):
     assert half == pytest.approx(whole, abs=0.03)
 
 
-@pytest.mark.parametrize(("overflows", "counted"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
+@pytest.mark.parametrize(("overflows", "weighted"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
 def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
     training = Training(epochs=1, batch_size=8, optimizer="sgd", lr=1e-2, amp="fp16")
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), "1", training)
@@ -84,8 +83,9 @@ def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
     def loss(logits, targets):
         return logits.mean() * (1e38 if next(batch) in overflows else 0.0)
 
-    about = (training, Correction(drift=drift), 0, loss, make_optimizer(network, training))
-    steps, _ = fit(network, tiny.examples(), np.arange(24), *about)
+    how = LocalTraining(training, loss, seed=0, correction=Correction(drift=drift))
+    optimizer = make_optimizer(network, training)
+    steps, _ = fit(network, optimizer, tiny.examples(), np.arange(24), how)
     assert steps == counted  # one at the least, that nothing is divided by zero
     moved = 1e-2 * (3 - len(overflows))
     np.testing.assert_allclose(before - network.read().params, moved, rtol=1e-4)
@@ -480,8 +480,11 @@ def test_a_worker_without_memory_leaves_its_client_to_the_others_and_the_bits_st
 class Full:
     """A worker of a study that found no memory; its process and its pipe."""
 
-    def recv_bytes(self):
-        return json.dumps({"full": "cuda:0 (24 GB) ran out of memory: lower workers"}).encode()
+    def __init__(self):
+        self.pipe = self.process = self
+
+    def receive(self):
+        return RunOutcome("no memory", "cuda:0 (24 GB) ran out of memory: lower workers")
 
     def close(self):
         self.gone = True
@@ -493,9 +496,9 @@ def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fa
     tmp_path,
 ):
     pool, planned = WorkerPool(tmp_path, []), planned_run(small(), {})
-    first, second, elsewhere = pipes = [Full() for _ in range(3)]
-    pool._processes = dict(zip(pipes, pipes, strict=True))
-    pool._places = dict(zip(pipes, map(WorkerPlace, ("cuda:0", "cuda:0", "cuda:1")), strict=True))
+    first, second, elsewhere = workers = [Full() for _ in range(3)]
+    devices = ("cuda:0", "cuda:0", "cuda:1")
+    pool._workers = dict(zip(workers, map(WorkerPlace, devices), strict=True))
     pool._busy[first] = planned
     (event,) = pool._receive(first, admit=bool)
     assert (event.kind, event.text) == (
@@ -503,11 +506,11 @@ def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fa
         "waits: cuda:0 has no memory for 2 runs at once",
     )
     assert first.gone
-    assert (list(pool._processes), pool._waiting) == ([second, elsewhere], [planned])
+    assert (list(pool._workers), pool._waiting) == ([second, elsewhere], [planned])
     pool._busy[second] = planned
     (event,) = pool._receive(second, admit=bool)
     assert (event.kind, event.text) == ("failed", "cuda:0 (24 GB) ran out of memory: lower workers")
-    assert list(pool._processes) == [second, elsewhere]
+    assert list(pool._workers) == [second, elsewhere]
 
 
 def test_the_only_run_without_memory_fails_in_a_line_that_says_what_to_lower(in_tmp):
@@ -536,9 +539,9 @@ def test_a_gpu_without_memory_is_one_line_that_says_what_to_lower(monkeypatch):
 def test_a_run_whose_worker_died_before_it_began_is_done_by_another(tmp_path):
     pool = WorkerPool(tmp_path, [WorkerPlace()])
     try:
-        (process,) = pool._processes.values()
-        process.kill()
-        process.join()
+        (worker,) = pool._workers
+        worker.process.kill()
+        worker.process.join()
         runs = [planned_run(small(rounds=1, seed=seed), {}) for seed in (0, 1)]
         ended = [
             event for event in pool.run(runs, admit=bool) if event.kind in ("finished", "failed")

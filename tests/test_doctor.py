@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,28 @@ import pytest
 import torch
 
 from feddraw.cli import main
-from feddraw.doctor import examination, machine_checks, study_cost
+from feddraw.doctor import examination, machine_checks
 from feddraw.doctor.device_trial import (
     DeviceTrial,
-    MeasuredSpeed,
     TrialProcesses,
     TrialTask,
     TrialTooSlow,
-    trial_difference,
-    trial_task_of,
+    TrialTraining,
 )
 from feddraw.doctor.examination import LARGE_TASK, SMALL_TASK, MachineExamination, examine_machine
 from feddraw.doctor.machine_checks import MachineCheck
-from feddraw.doctor.study_cost import (
+from feddraw.doctor.study_start import (
+    DeviceSpeed,
+    StudyCost,
     extrapolated_speeds,
     fastest_start,
-    images_of_costed_run,
-    paper_runs_to_cost,
-    speeds_with_room,
+    method_settings_of,
+    paper_runs,
+    speeds_in_memory,
+    study_cost,
 )
 from feddraw.errors import RunFailed
+from feddraw.study.cost import RunWork, StepCost
 from feddraw.study.plan import read_study
 from feddraw.training.devices import WorkerPlace
 from small import small
@@ -47,15 +50,22 @@ def speed(
     task: TrialTask = SMALL_TASK,
     workers: int = 1,
     train: float = 10.0,
-    **more: Any,
-) -> MeasuredSpeed:
-    about: dict[str, Any] = {
-        "batch": 64,
-        "test": 4 * train,
-        "memory": 10**9,
-        "reckoned": 2 * 10**9,
-    } | more
-    return MeasuredSpeed(device, task, workers, train=train, **about)
+    reckoned: int = 2 * 10**9,
+) -> DeviceSpeed:
+    """Of workers that together train so many images a second, and test four times as many."""
+    cost = step_cost(64 * workers / train, workers / (4 * train))
+    return DeviceSpeed(device, task, workers, cost, reckoned)
+
+
+def step_cost(step: float, evaluated_image: float) -> StepCost:
+    return StepCost(
+        step=step,
+        batch=64,
+        client=0.0,
+        evaluated_image=evaluated_image,
+        memory=10**9,
+        timed_memory=10**9,
+    )
 
 
 # ----------------------------------------------------------------------------------------- a device
@@ -64,21 +74,20 @@ def speed(
 def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> None:
     here, there = DeviceTrial("cpu"), DeviceTrial("cpu:1")
     assert max(here.sums().values()) < 1e-5
-    first, second = (one.training(TINY, 4, 2) for one in (here, there))
-    assert first["digests"] == second["digests"]
-    assert first["digests"][0] == first["digests"][1]
-    assert trial_difference(second, first) == 0
-    assert trial_difference({"move": 1.5 * first["move"]}, first) == pytest.approx(0.5, rel=1e-4)
-    batch = there.ready(TINY)["batch"]
-    found = there.speed(TINY, batch, 0.2)
-    assert found["train"] > 0
-    assert found["test"] > found["train"]
-    assert found["memory"] > 10**8
-    assert there.memory(TINY)["reckoned"] > 6 * 10**8
+    first, second = (trial.training(TINY, 4, 2) for trial in (here, there))
+    assert first.digests == second.digests
+    assert first.digests[0] == first.digests[1]
+    assert second.distance(first) == 0
+    longer = TrialTraining(np.float32(1.5) * first.move, first.digests, ())
+    assert longer.distance(first) == pytest.approx(0.5, rel=1e-4)
+    cost = there.cost(TINY, 2.0)
+    assert cost.batch >= 8
+    assert 0 < cost.evaluated_image < cost.step / 64
+    assert 10**8 < cost.timed_memory <= cost.memory
 
 
 def test_what_a_method_adds_to_a_step_is_measured() -> None:
-    plain, moon = DeviceTrial("cpu").factors([("uniform", ()), ("moon", ())])["factors"]
+    plain, moon = DeviceTrial("cpu").factors([("uniform", ()), ("moon", ())])
     assert 1 <= plain < moon  # two more networks see each image
 
 
@@ -88,15 +97,15 @@ def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
             team.ask("nothing of the kind")
         with pytest.raises(TrialTooSlow, match="cpu:3: no answer within 0 s"):
             team.ask("sums", patience=0)
-        assert team.ask("memory", TINY)[0][
-            "reckoned"
-        ]  # not the late answer to what was asked before
+        # not the late answer to what was asked before
+        assert team.ask("training", TINY, 4, 1)[0].digests
         with pytest.raises(TrialTooSlow):
             team.ask("sums", patience=0)
-        team._members[0][0].poll(60)
-        team._members[0][1].kill()
-        team._members[0][1].join()
-        team._members[0][0].recv()  # what it said before
+        (worker,) = team._workers
+        worker.pipe.poll(60)
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.recv()  # what it said before
         with pytest.raises(RunFailed, match=r"cpu:3: a process was killed \(SIGKILL\)"):
             team.ask("sums")
 
@@ -118,21 +127,15 @@ class Played:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, question: str, *arguments: Any, patience: float = 0) -> list[dict[str, Any]]:
+    def ask(self, question: str, *arguments: Any, patience: float = 0) -> list[Any]:
         return [self.answers[question](place.device) for place in self.places]
 
 
 GOOD: dict[str, Callable[[str], Any]] = {
     "sums": lambda device: {"product": 1e-7, "mean": 0.0},
-    "training": lambda device: {"move": np.ones(3), "digests": ["a", "a"], "inexact": []},
-    "ready": lambda device: {"batch": 64, "seconds": 0.1},
-    "speed": lambda device: {
-        "train": 900.0 if device == "cuda:0" else 5.0,
-        "test": 1e3,
-        "memory": 10**9,
-    },
-    "memory": lambda device: {"reckoned": 3 * 10**9},
-    "factors": lambda device: {"factors": [1.0] * 8},
+    "training": lambda device: TrialTraining(np.ones(3), ("a", "a"), ()),
+    "cost": lambda device: step_cost(64 / (900.0 if device == "cuda:0" else 5.0), 1e-3),
+    "factors": lambda device: [1.0] * 8,
 }
 
 
@@ -150,12 +153,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MachineExamination]:
     monkeypatch.setattr(examination, "devices_to_examine", lambda: ["cpu", "cuda:0"])
     monkeypatch.setattr(examination, "check_machine", lambda: [])
     monkeypatch.setattr(examination, "TrialProcesses", Played)
+    monkeypatch.setattr(examination, "worker_memory", lambda experiment: 3 * 10**9)
 
     def examined(**answers: Callable[[str], Any]) -> MachineExamination:
         monkeypatch.setattr(Played, "answers", GOOD | answers)
-        return examine_machine(
-            studies={"paper": paper_runs_to_cost()}, tasks=(SMALL_TASK, LARGE_TASK)
-        )
+        return examine_machine(studies={"paper": paper_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
 
     return examined
 
@@ -190,8 +192,8 @@ def test_a_good_gpu_is_found_good_and_the_study_goes_there(
         ),
         (
             {
-                "training": lambda device: (
-                    GOOD["training"](device) | {"move": np.ones(3) * (1 + (device != "cpu"))}
+                "training": lambda device: replace(
+                    GOOD["training"](device), move=np.ones(3) * (1 + (device != "cpu"))
                 )
             },
             ["cuda:0 against cpu"],
@@ -210,9 +212,9 @@ def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(
     def fail(device: str) -> Any:
         if device == "cuda:0":
             raise RunFailed("cuda:0: OutOfMemory: cuda:0 (24 GB) ran out of memory")
-        return GOOD["ready"](device)
+        return GOOD["cost"](device)
 
-    found = gpu(ready=fail)
+    found = gpu(cost=fail)
     assert "cuda:0 (24 GB) ran out of memory" in found.broken[0].said
     assert {one.device for one in found.speeds} == {"cpu"}
 
@@ -220,10 +222,13 @@ def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(
 def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(
     gpu: Callable[..., MachineExamination],
 ) -> None:
-    varies = {"digests": ["a", "b"], "inexact": ["max_pool2d_with_indices_backward_cuda"]}
-    found = gpu(
-        training=lambda device: GOOD["training"](device) | (varies if device == "cuda:0" else {})
-    )
+    def train(device: str) -> TrialTraining:
+        good: TrialTraining = GOOD["training"](device)
+        inexact = ("max_pool2d_with_indices_backward_cuda",)
+        varying = replace(good, digests=("a", "b"), inexact=inexact)
+        return varying if device == "cuda:0" else good
+
+    found = gpu(training=train)
     (note,) = [check for check in found.checks if check.what == "cuda:0 repeats"]
     assert (note.state, "max_pool2d_with_indices_backward_cuda" in note.said) == ("note", True)
 
@@ -232,7 +237,7 @@ def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., MachineExamination]) -
     def slow(device: str) -> Any:
         raise TrialTooSlow(f"{device}: no answer")
 
-    found = gpu(ready=slow)
+    found = gpu(cost=slow)
     assert not found.broken
     assert not found.speeds
     assert (
@@ -261,40 +266,42 @@ def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
 
 def test_the_papers_matrix_is_that_of_its_file() -> None:
     file = [planned.experiment for planned in read_study(ROOT / "studies" / "paper.toml")]
-    ours = paper_runs_to_cost()
+    ours = paper_runs()
     key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
     assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
     assert (
-        {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
+        {TrialTask.of(run) for run in ours} == {TrialTask.of(run) for run in file} == {LARGE_TASK}
     )
     plain = [[run for run in runs if key[0](run)[1:] == ("fedavg", 0)] for runs in (ours, file)]
-    assert {images_of_costed_run(run) for run in plain[0]} == {
-        images_of_costed_run(run) for run in plain[1]
-    }
+    ours_work, files_work = ({RunWork.of_settings(run) for run in runs} for runs in plain)
+    assert ours_work == files_work
 
 
-def test_a_runs_images_are_counted_from_its_settings() -> None:
-    run = small(rounds=3).with_settings({"training.epochs": 2})
-    assert images_of_costed_run(run) == (240 * 2 * 3, 80 * 3 + 80)
-    assert images_of_costed_run(run.with_settings({"training.steps": 5})) is None
-    part = study_cost.paper_runs_to_cost()[0]  # CHX-1: 35,000 of 191,027 are dealt
-    assert images_of_costed_run(part) == (35_000 * 2 * 15, 202 * 15 + 518)
-    assert images_of_costed_run(run.with_settings({"data": "some/table.csv"})) is None
+def test_a_runs_steps_and_images_are_counted_from_its_settings() -> None:
+    run = small(rounds=3).with_settings({"training.epochs": 2, "training.batch_size": 32})
+    assert RunWork.of_settings(run) == RunWork(240 * 2 * 3 / 32, 0, 80 * 3 + 80)
+    assert RunWork.of_settings(run.with_settings({"training.steps": 5})) is None
+    part = paper_runs()[0]  # CHX-1 has 35,000 of 191,027 images
+    assert RunWork.of_settings(part) == RunWork(35_000 * 2 * 15 / 64, 0, 202 * 15 + 518)
+    assert RunWork.of_settings(run.with_settings({"data": "some/table.csv"})) is None
 
 
 def test_the_cost_is_images_by_speed_and_methods_that_do_more_cost_more() -> None:
     run = small(rounds=3)
     speeds = [
-        speed(task=trial_task_of(run), train=10.0, test=40.0),
-        speed(task=trial_task_of(run), workers=2, train=16.0, test=64.0),
+        speed(task=TrialTask.of(run), train=10.0),
+        speed(task=TrialTask.of(run), workers=2, train=16.0),
     ]
-    found = study_cost.study_cost([run] * 4, speeds, {study_cost.method_settings_of(run): 1.5})
+    found = study_cost([run] * 4, speeds, {method_settings_of(run): 1.5})
     assert found is not None
     one = 1.5 * 720 / 16 + 320 / 64
     assert found.seconds == pytest.approx(4 * one)
     assert found.longest == pytest.approx(2 * one)
     assert found.table()["options"] == "--workers 2"
-    assert study_cost.study_cost([small(**{"model": "densenet121"})], speeds, {}) is None
+    alone = study_cost([run], speeds, {})
+    assert alone is not None
+    assert alone.seconds == alone.longest  # the second worker has nothing to do
+    assert study_cost([small(**{"model": "densenet121"})], speeds, {}) is None
 
 
 def test_gpus_are_used_together_and_the_processor_only_where_it_is_faster() -> None:
@@ -318,8 +325,8 @@ def test_several_workers_that_were_not_timed_gain_what_others_gain_if_memory_hol
     found = extrapolated_speeds(timed)
     (added,) = found[3:]
     assert (added.task, added.workers, round(added.train, 6)) == (LARGE_TASK, 2, 1.8)
-    assert len(speeds_with_room(found, {"cpu": 23 * 10**9})) == 4
-    assert [one.task for one in speeds_with_room(found, {"cpu": 20 * 10**9})] == [
+    assert len(speeds_in_memory(found, {"cpu": 23 * 10**9})) == 4
+    assert [one.task for one in speeds_in_memory(found, {"cpu": 20 * 10**9})] == [
         SMALL_TASK,
         LARGE_TASK,
         SMALL_TASK,
@@ -385,7 +392,7 @@ def test_the_command_exits_with_one_for_what_is_broken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = MachineExamination(0.0, {}, [MachineCheck("cuda:0 sums", state, "as told")], [speed()])
-    found.costs["paper"] = study_cost.StudyCost(480, 0, 1e6, 1e4, {"--workers 2": 480})
+    found.costs["paper"] = StudyCost(480, 0, 1e6, 1e4, {"--workers 2": 480})
     monkeypatch.setattr(examination, "examine_machine", lambda *_, **__: found)
     monkeypatch.setattr(sys, "argv", ["feddraw", "doctor", *words])
     with pytest.raises(SystemExit) as ended:

@@ -13,7 +13,6 @@ import warnings
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from feddraw.methods.fedavg import fedavg
 from feddraw.system.shared_memory import SharedArrays, attach_shared
-from feddraw.system.workers import cause_of_death
+from feddraw.system.workers import WorkerDied
 from small import small
 from tiny import NAMES, bench, kinds_of_client, same
 
@@ -151,7 +150,7 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
         loop = federate(setup.initial, setup.method, engine, setup.clients, rounds=50, seed=0)
         next(loop)
         threading.Timer(
-            0.05, os.kill, (next(iter(engine._workers.values())).pid, signal.SIGKILL)
+            0.05, os.kill, (next(iter(engine._workers)).process.pid, signal.SIGKILL)
         ).start()
         with pytest.raises(RunFailed, match=r"a worker was killed \(SIGKILL\) while"):
             list(loop)
@@ -168,7 +167,7 @@ def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
         "if __name__ == '__main__':\n"
         "    setup = prepare(small())\n"
         "    engine = Processes(setup.trainer, 2, setup.clients)\n"
-        "    print(*[p.pid for p in engine._workers.values()], flush=True)\n"
+        "    print(*[worker.process.pid for worker in engine._workers], flush=True)\n"
         "    time.sleep(60)\n"
     )
     Path("parent.py").write_text(code)
@@ -265,10 +264,9 @@ def test_shared_memory_is_taken_at_once_or_refused(
 
 
 def test_a_worker_without_shared_memory_is_told_what_to_do() -> None:
-    dead: Any = SimpleNamespace(exitcode=-signal.SIGBUS, join=lambda timeout: None)
-    how, advice = cause_of_death(dead)
-    assert how == "was killed (SIGBUS)"
-    assert "/dev/shm" in advice
+    death = WorkerDied(-signal.SIGBUS)
+    assert death.how == "was killed (SIGBUS)"
+    assert "/dev/shm" in death.advice
 
 
 def test_others_read_the_part_of_a_mapped_file_that_was_published(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_every_method_gives_the_bits_of_the_serial_engine(name: str, tmp_path: P
     method = catalog.find("methods", name)()
     *_, last = tiny.train(method, ROUNDS)
     strategy = trained(
-        method, tmp_path, proxy=tiny.server_images() if method.weighting.proxy else None
+        method, tmp_path, proxy=tiny.server_images() if method.needs.server_images else None
     )
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
@@ -382,10 +382,12 @@ def once(app: ClientApp, arrive: Any = None, rounds: int = 1, **options: Any) ->
 def test_a_broken_reply_is_left_out_and_named_and_the_round_goes_on(how: str, why: str) -> None:
     strategy = once(echo(broken(how)))
     status = {entry.client: entry.status for entry in strategy.history[0].ledger}
-    assert status["partition 0"] == status["partition 2"] == "counted"
+    assert status["partition 0"] == status["partition 2"] == "weighted"
     assert status["partition 1"].startswith("refused: ")
     assert re.search(why, status["partition 1"])
-    assert strategy.history[0].weights == {"partition 0": 0.25, "partition 2": 0.75}
+    assert strategy.history[0].weights == pytest.approx(
+        {"partition 0": 0.25, "partition 2": 0.75}, abs=1e-15
+    )
     expected = 1 + 0.01 * (0.25 * 1 + 0.75 * 3)
     assert state_dict(strategy.result.arrays)["body.weight"].numpy() == pytest.approx(
         expected, rel=1e-6
@@ -443,7 +445,7 @@ def test_a_million_times_too_large_a_size_is_pointed_out_and_capped_where_asked(
 
     assert once(echo(moved, sizes)).history[0].weights["partition 2"] > 0.99
     assert "partition 2 reports 5000000 images, 1000000 × the median" in caplog.text
-    capped = once(echo(moved, sizes), size_cap=3).history[0]
+    capped = once(echo(moved, sizes), policy={"max_size_times": 3.0}).history[0]
     assert capped.weights["partition 2"] == pytest.approx(3 / 5)
     assert capped.ledger[2].size == 15
     strict = once(echo(moved, sizes), gate=Gate(max_size=100_000)).history[0]
@@ -463,7 +465,7 @@ def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> No
     strategy = once(echo(moved), arrive)
     status = {entry.client: entry.status for entry in strategy.history[0].ledger}
     assert status == {
-        "partition 0": "counted",
+        "partition 0": "weighted",
         "node 1002": "missing",
         "node 1003": "refused: its app failed: disk full",
     }
@@ -480,7 +482,7 @@ def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path:
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, min_available_nodes=4)
     strategy.start(InProcessGrid(site, NODES), model_to_arrays(tiny.initial()), 1)
     (ledger,) = (done.ledger for done in strategy.history)
-    assert [entry.counted for entry in ledger] == [True, True, True, False]
+    assert [entry.weighted for entry in ledger] == [True, True, True, False]
     assert "1 image(s) at batch size 8: too few for a training step" in ledger[3].status
 
 
@@ -490,9 +492,9 @@ def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
         echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=2
     )
     assert [(entry.client, entry.status) for entry in strategy.history[1].ledger] == [
-        ("partition 0", "counted"),
+        ("partition 0", "weighted"),
         ("partition 1", "missing"),
-        ("partition 2", "counted"),
+        ("partition 2", "weighted"),
     ]
 
 
@@ -515,8 +517,8 @@ def test_equal_copies_count_once_and_different_answers_of_one_node_not_at_all() 
     for order in (arrive, lambda replies: arrive(replies)[::-1]):
         ledger = once(echo(moved), order).history[0].ledger
         assert [entry.status for entry in ledger] == [
-            "counted",
-            "counted",
+            "weighted",
+            "weighted",
             "refused: it answered twice, and not the same",
         ]
 
@@ -609,7 +611,7 @@ def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None
     assert [row[-1] for row in told["client_seconds"]] == list(
         strategy.history[-1].client_seconds.values()
     )
-    assert told["loss"] == [done.metrics["loss"] for done in strategy.history]
+    assert told["loss"] == [done.reported["loss"] for done in strategy.history]
     assert all(set(seconds) == {"training", "aggregation"} for seconds in told["seconds"])
 
 

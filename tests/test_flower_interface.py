@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.flower import FedDRAW, MethodStrategy
+from feddraw.flower import FedDRAW, MethodStrategy, metric_means, reply_intake
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.policy import Policy
@@ -355,7 +356,7 @@ def test_a_metric_that_is_not_finite_costs_neither_the_model_nor_the_others_metr
     pairs = ((good, 1.0), (bad, float("nan")), (good, 3.0))
     numbers = [{"num-examples": 10, "acc": value, "train_loss": loss} for value, loss in pairs]
     strategy = run(with_metrics(*numbers), fraction_evaluate=1.0)
-    assert [entry.status for entry in strategy.history[0].ledger] == ["counted"] * 3
+    assert [entry.status for entry in strategy.history[0].ledger] == ["weighted"] * 3
     for found in (
         strategy.result.train_metrics_clientapp[1],
         strategy.result.evaluate_metrics_clientapp[1],
@@ -435,6 +436,120 @@ def test_one_client_cannot_cut_the_model_and_nobody_its_classifier() -> None:
     assert len(strategy.history[0].weights) == 2
     with pytest.raises(RunFailed, match=r"are not there, such as head\.bias"):
         run(at_home("head.bias"), rounds=3)
+
+
+def test_of_two_records_with_a_size_the_first_counts() -> None:
+    def answer(reply: RecordDict, number: int) -> RecordDict:
+        first = MetricRecord({"num-examples": number + 1, "acc": 0.25})
+        last = MetricRecord({"num-examples": 1000, "acc": 0.75, "auc": 0.5})
+        reply.pop("metrics")
+        reply["a"], reply["b"] = first, last
+        return reply
+
+    strategy = run(answer, fraction_evaluate=1.0)
+    assert [entry.size for entry in strategy.history[0].ledger] == [1, 2, 3]
+    for means in (
+        strategy.result.train_metrics_clientapp[1],
+        strategy.result.evaluate_metrics_clientapp[1],
+    ):
+        assert (means["acc"], means["auc"]) == (0.25, 0.5)
+
+
+# ----------------------------------------------------------------------- replies that are too large
+
+
+def many_metrics(reply: RecordDict) -> None:
+    reply["metrics"] = MetricRecord({"num-examples": 10} | {f"m{n}": 0.5 for n in range(20_000)})
+
+
+def many_records(reply: RecordDict) -> None:
+    for number in range(20_000):
+        reply[f"more {number}"] = MetricRecord({f"m{number}": 0.5})
+
+
+def long_list(reply: RecordDict) -> None:
+    reply["metrics"] = MetricRecord({"num-examples": 10, "curve": [0.5] * (9 << 20)})
+
+
+def long_text(reply: RecordDict) -> None:
+    reply["client"] = ConfigRecord({"name": "x" * (65 << 20)})
+
+
+def large_tensors(reply: RecordDict) -> None:
+    reply["another"] = arrays({"zeros": np.zeros(17 << 20, np.uint8)})
+
+
+TOO_LARGE = {
+    many_metrics: "its reply has 20,001 metrics, at most 1,000 are read",
+    many_records: "its reply has 20,002 records, at most 100 are read",
+    long_list: "its reply has 72 MB of metrics and settings, at most 64 MB are read",
+    long_text: "its reply has 65 MB of metrics and settings, at most 64 MB are read",
+    large_tensors: "its reply has 17 MB of tensors, at most 16 MB are read",
+}
+
+
+@pytest.mark.parametrize("change", TOO_LARGE, ids=lambda change: change.__name__)
+def test_a_reply_that_is_too_large_is_refused_by_name_before_it_is_read(
+    change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    named_reply = reply_intake.named_reply
+
+    def watched(node: int, content: RecordDict) -> Any:
+        read.append(node)
+        return named_reply(node, content)
+
+    monkeypatch.setattr(reply_intake, "named_reply", watched)
+    strategy = run(one_other(change))
+    status = {entry.client: entry.status for entry in strategy.history[0].ledger}
+    assert status["node 1002"] == f"refused: {TOO_LARGE[change]}"
+    assert list(strategy.history[0].weights) == ["node 1001", "node 1003"]
+    assert read == [1001, 1003]
+
+
+@pytest.mark.parametrize("change", [many_metrics, many_records, long_list])
+def test_an_evaluation_that_is_too_large_is_left_out(
+    change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = run(one_other(change), fraction_evaluate=1.0)
+    assert strategy.result.evaluate_metrics_clientapp[1]["acc"] == 0.5
+    assert "1 evaluations are too large and left out" in caplog.text
+
+
+def test_a_reply_may_be_as_large_as_the_limits() -> None:
+    def full(reply: RecordDict) -> None:
+        reply["metrics"] = MetricRecord({"num-examples": 10} | {f"m{n}": 0.5 for n in range(999)})
+        for number in range(98):
+            reply[f"more {number}"] = ConfigRecord({})
+
+    strategy = run(one_other(full))
+    assert len(strategy.history[0].weights) == 3
+
+
+def test_means_of_metrics_look_at_each_reply_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 metrics in one reply took 67 s, because its size was looked up anew for each."""
+    looked: list[int] = []
+    metrics_in_reply = reply_intake.metrics_in_reply
+
+    def watched(content: RecordDict) -> Any:
+        looked.append(len(content))
+        return metrics_in_reply(content)
+
+    monkeypatch.setattr(metric_means, "metrics_in_reply", watched)
+    contents = [
+        RecordDict(
+            {f"{n}": MetricRecord({f"m{n}": float(size), "num-examples": size}) for n in range(3)}
+        )
+        for size in (1, 3)
+    ]
+    means = metric_means.weighted_metric_means(contents, "num-examples")
+    assert looked == [3, 3]
+    assert dict(means) == {f"m{n}": 2.5 for n in range(3)}  # (1 · 1 + 3 · 3) / 4
+    large = RecordDict({"metrics": MetricRecord()})
+    many_metrics(large)
+    began = time.perf_counter()
+    assert len(metric_means.weighted_metric_means([large], "num-examples")) == 20_000
+    assert time.perf_counter() - began < 20
 
 
 # ------------------------------------------------------------------------------- Flower's own cases
@@ -555,7 +670,7 @@ def test_where_flower_gives_up_the_round_one_reply_is_refused(case: str) -> None
     change, why = REFUSED[case]
     strategy = run(one_other(change))
     status = [entry.status for entry in strategy.history[0].ledger]
-    assert sum(one == "counted" for one in status) == 2
+    assert sum(one == "weighted" for one in status) == 2
     assert any(one.startswith(f"refused: {why}") for one in status)
     with pytest.raises(RunFailed, match="no update counted"):  # where all do it, the run ends
         run(lambda reply, number: one_other(change)(reply, 1), rounds=2)

@@ -22,7 +22,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import Site, client
@@ -31,6 +31,7 @@ from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.reply_intake import Reply
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
+from feddraw.server.collectors import Together
 from feddraw.system.machine import installed
 from feddraw.training.client import Trainer
 from feddraw.training.network import Network
@@ -55,7 +56,8 @@ def methods() -> list[str]:
     seen, found = set(), []
     for name in catalog.names("methods"):
         method = catalog.find("methods", name)()
-        rules = (type(method.local), type(method.server))
+        aggregation = method.aggregation
+        rules = (type(method.local), type(getattr(aggregation, "server", aggregation)))
         if not method.centralised and rules not in seen:
             seen.add(rules)
             found.append(name)
@@ -76,11 +78,14 @@ def test_frozen_parameters_stay_to_the_bit_under_every_rule(name: str) -> None:
     engine = Serial(trainer)
     proxy = (
         ServerImages(frozen_build, tiny.examples(), np.arange(16), 8)
-        if method.weighting.proxy
+        if method.needs.server_images
         else None
     )
     before = initial.arrays()
-    for result in federate(initial, method, engine, tiny.NAMES, rounds=2, seed=0, proxy=proxy):
+    federation = Federation(
+        method, engine, tiny.NAMES, rounds=2, seed=0, collect=Together(proxy=proxy)
+    )
+    for result in federate(federation, initial):
         after = result.next_model.arrays()
     for which in (trainer.network, *trainer._references):
         for frozen in FROZEN_NAMES:
@@ -244,5 +249,5 @@ def test_a_federation_over_flower_keeps_the_servers_frozen_layers(tmp_path: Path
     assert strategy.model is not None
     after = strategy.model.arrays()
     assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN_NAMES)
-    assert all(entry.counted for done in strategy.history for entry in done.ledger)
+    assert all(entry.weighted for done in strategy.history for entry in done.ledger)
     assert (after["second.weight"] != initial.arrays()["second.weight"]).any()

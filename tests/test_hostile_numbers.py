@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from feddraw import catalog
+from feddraw.server.collectors import Together
+from feddraw.server.gate import Gate
 from feddraw.server.method_check import CLIENTS, MadeUpFederation
 
 NUMBERS = {
@@ -41,11 +43,11 @@ def check(results, where):
         assert np.isfinite(result.model.params).all(), where
         assert np.isfinite(result.next_model.params).all(), where
         assert np.isfinite(result.next_model.buffers).all(), where
-        counted = [entry.weight for entry in result.ledger if entry.counted]
-        assert np.isfinite(counted).all(), where
+        weighted = [entry.weight for entry in result.ledger if entry.weighted]
+        assert np.isfinite(weighted).all(), where
     assert results[-1].weights, where  # the honest round is aggregated whatever came before
     for entry in results[0].ledger:
-        if entry.client != CLIENTS[LIAR] and not entry.counted:
+        if entry.client != CLIENTS[LIAR] and not entry.weighted:
             assert "would not be finite" in entry.status, where
 
 
@@ -76,3 +78,44 @@ def test_no_size_number_of_steps_or_parameter_breaks_a_run(name):
         lies[f"params {number}"] = replace(honest, model=replace(honest.model, params=params))
     for where, liar in lies.items():
         check(after_a_lie(made, liar), where)
+
+
+def with_false_variances(update, number):
+    """Honest parameters, and batch-norm variances that no images give."""
+    buffers = update.model.buffers.copy()
+    buffers[update.model.layout.variances] = number
+    return replace(update, model=replace(update.model, buffers=buffers))
+
+
+@pytest.mark.parametrize("number", [1e17, 1e6, 0.0])
+def test_false_batch_norm_statistics_are_noticed_refused_and_clipped(number):
+    made = MadeUpFederation.of(catalog.find("methods", "fedavg")())
+    liar = with_false_variances(made.updates[LIAR], number)
+    updates = [*made.updates[:LIAR], liar, *made.updates[LIAR + 1 :]]
+
+    def outcome(**settings):
+        result = Together(gate=Gate(**settings))(made.round(), updates)
+        moved = np.abs(result.next_model.statistics_moved(made.sent)).max()
+        return result.ledger[LIAR].status, moved
+
+    honest = Together()(made.round(), made.updates).next_model
+    usual = np.abs(honest.statistics_moved(made.sent)).max()
+    noted, _ = outcome()
+    assert "batch-norm statistics moved" in noted
+    refused, moved = outcome(norm="refuse")
+    assert refused.startswith("refused: batch-norm statistics moved")
+    assert moved < 5 * usual
+    clipped, moved = outcome(clip=2.0)
+    assert "batch-norm statistics clipped" in clipped
+    assert moved < 5 * usual
+
+
+def test_krum_does_not_choose_a_client_with_false_batch_norm_statistics():
+    made = MadeUpFederation.of(catalog.find("methods", "krum")())
+    chosen = next(
+        name for name, w in made.together()(made.round(), made.updates).weights.items() if w
+    )
+    liar = CLIENTS.index(chosen)
+    false = with_false_variances(made.updates[liar], 1e17)
+    updates = [*made.updates[:liar], false, *made.updates[liar + 1 :]]
+    assert not made.together()(made.round(), updates).weights[chosen]

@@ -15,22 +15,35 @@ import pytest
 from flwr.app import Message
 
 from feddraw import catalog
-from feddraw.core import Job, Method, Update
+from feddraw.core import Job, Method, Update, why_not_streaming
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment.running import iterate, run
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.flower.client_memory import ClientMemory
 from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.scaffold import scaffold
+from feddraw.server.collectors import Streaming, Together
 from feddraw.training.client import Trainer, client_memory_extents
 from feddraw.training.settings import Training
 from quadratics import Bowl, optimum, play
 from small import small
 from test_engines import final, same_bits
 from test_flower import trained
-from tiny import NAMES, SIZES, TRAINING, build, examples, initial, same, shards
+from tiny import (
+    NAMES,
+    SIZES,
+    TRAINING,
+    build,
+    examples,
+    initial,
+    made_of,
+    same,
+    server_of,
+    shards,
+    weighting_of,
+)
 
 TWO = [Bowl(1.0, 0.0, images=6), Bowl(4.0, 1.0, images=2)]
 FEDDYN = {"steps": 20, "lr": 0.2}
@@ -39,7 +52,9 @@ OPTIMA = {
     "scaffold by size": (scaffold(weights="samples"), {"steps": 10}, (0.75, 0.25)),
     "feddyn": (feddyn(alpha=1.0), FEDDYN, (0.5, 0.5)),
     "feddyn by size": (
-        Method(feddyn(1.0).local, scaffold(weights="samples").weighting, feddyn(1.0).server),
+        made_of(
+            feddyn(1.0).local, weighting_of(scaffold(weights="samples")), server_of(feddyn(1.0))
+        ),
         FEDDYN,
         (0.75, 0.25),
     ),
@@ -109,18 +124,19 @@ def losing(
 @pytest.mark.parametrize("how", ["lost", "refused", "refused in a stream"])
 def test_a_client_whose_update_did_not_count_remembers_what_it_did_before(name, how):
     method = catalog.find("methods", "fedavg" if name == "persistent" else name)()
-    if how == "refused in a stream" and not method.streams:
+    if how == "refused in a stream" and why_not_streaming(method):
         return
     training = replace(TRAINING, persist_optimizer=name == "persistent")
     engine = losing(
         method, lambda round, client: (round, client) == (1, 2), training, spoilt=how != "lost"
     )
-    sizes = SIZES if how == "refused in a stream" else None
-    rounds = federate(initial(), method, engine, NAMES, rounds=2, seed=0, sizes=sizes)
+    collect = Streaming(SIZES) if how == "refused in a stream" else Together()
+    federation = Federation(method, engine, NAMES, rounds=2, seed=0, collect=collect)
+    rounds = federate(federation, initial())
     next(rounds)
     before = deepcopy(engine.memory)
     assert before[2].keys() == client_memory_extents(method.local, training).keys()
-    assert not next(rounds).ledger[2].counted
+    assert not next(rounds).ledger[2].weighted
     assert all(np.array_equal(before[2][key], engine.memory[2][key]) for key in before[2])
     assert not all(np.array_equal(before[1][key], engine.memory[1][key]) for key in before[1])
 
@@ -188,7 +204,7 @@ def test_over_flower_lost_replies_give_the_bits_of_the_serial_engine(
 ) -> None:
     method = catalog.find("methods", name)()
     engine = losing(method, one_lost_a_round)
-    *_, last = federate(initial(), method, engine, NAMES, rounds=5, seed=0)
+    *_, last = federate(Federation(method, engine, NAMES, rounds=5, seed=0), initial())
     strategy = trained(method, tmp_path, 5, without(one_lost_a_round))
     assert same(strategy.model, last.next_model)
 

@@ -56,6 +56,54 @@ def test_a_buffer_of_four_dimensions_keeps_its_order() -> None:
     assert torch.equal(module.get_buffer("grid"), grid)
 
 
+class Masked(nn.Module):
+    """A network with a mask of truth values, and a table of another type, among its buffers."""
+
+    mask: torch.Tensor
+    scale: torch.Tensor
+    order: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(4, 2)
+        self.register_buffer("mask", torch.tensor([True, False, True, True]))
+        self.register_buffer("scale", torch.tensor([1.0, 2.0], dtype=torch.float64))
+        self.register_buffer("order", torch.tensor([1, 0], dtype=torch.int32))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pixels = images.flatten(1).masked_fill(~self.mask, 0.0)
+        scores: torch.Tensor = self.classifier(pixels).double() * self.scale
+        return scores[:, self.order]
+
+
+def test_buffers_keep_their_type_through_training_and_loading() -> None:
+    images = torch.arange(8.0).view(2, 1, 2, 2)
+    module = Masked()
+    expected = module(images).detach()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    network = Network(module, "classifier")
+    assert torch.allclose(network(images)[0].double(), expected)
+    model = network.read()
+    for name, tensor in before.items():
+        assert module.state_dict()[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(model.arrays()[name], tensor.numpy())
+    model.counters[:] = [0, 1, 1, 1, 0, 1]
+    model.buffers[:] = [3, 4]
+    network.load(model)
+    assert module.get_buffer("mask").tolist() == [False, True, True, True]
+    assert module.get_buffer("scale").tolist() == [3.0, 4.0]
+    assert module.get_buffer("order").tolist() == [0, 1]
+    module.get_buffer("mask")[0] = True  # as a network may do in training
+    assert network.read().arrays()["mask"].all()
+
+
+def test_a_network_with_complex_numbers_is_refused() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    module.register_buffer("filter", torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(UserError, match="'filter' holds complex numbers"):
+        Network(module, "1")
+
+
 def test_the_flat_network_computes_what_the_module_did() -> None:
     module, classifier = network_by_name.build_network("compact", 5, {})
     images = torch.rand(4, 1, 32, 32)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from multiprocessing import Pipe
+import os
+import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained_model import load_trained
 from feddraw.results.recorded_run import read_run
-from feddraw.system.workers import receive_result, send_piece, serve_pieces, start_worker
+from feddraw.system.workers import Worker, WorkerDied, ask_in_process, in_workers, serve
 from small import small
 
 EXPERIMENT = small(rounds=2, **{"keep.tail": 2})
@@ -58,7 +58,7 @@ def test_files_get_the_scores_that_the_run_itself_gave_these_images(
     found = read_run(folder / "run").models[model]
     scores = np.array([[float(row[name]) for name in found.findings] for row in rows])
     assert np.allclose(scores, found.predictions().scores, atol=1e-6)
-    limits = [float(found.metrics["test"]["thresholds"][name]) for name in found.findings]
+    limits = [float(found.metrics.test.thresholds[name]) for name in found.findings]
     calls = [[int(row[f"{name} call"]) for name in found.findings] for row in rows]
     assert np.array_equal(calls, scores >= limits)
     assert rows[0]["image"].endswith("below/000.png")
@@ -126,9 +126,7 @@ def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def died(job, items, workers, **words):
-        here, there = Pipe()
-        there.close()
-        yield receive_result(here, SimpleNamespace(exitcode=-9, join=lambda timeout: None), **words)
+        return in_workers(killed, items, workers, **words)
 
     monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
     monkeypatch.setattr(prediction, "in_workers", died)
@@ -180,10 +178,43 @@ def test_the_normalisation_of_the_training_is_written_down_and_used(folder: Path
     assert found.run.partition["normalization"] == [dataset.mean, dataset.std]
 
 
-def test_a_worker_that_died_before_its_next_piece_is_named() -> None:
-    pipe, process = start_worker(serve_pieces, abs)
-    assert pipe.recv() is None  # it has begun
-    process.kill()
-    process.join()
-    with pytest.raises(RunFailed, match=r"a worker that prepared images was killed \(SIGKILL\)"):
-        send_piece(pipe, process, 1, "prepared images", "run it again")
+def test_a_worker_that_died_before_its_next_request_says_of_what() -> None:
+    worker = Worker(serve, abs)
+    worker.send(-1)
+    assert worker.receive() == 1
+    worker.process.kill()
+    worker.process.join()
+    with pytest.raises(WorkerDied, match=r"a worker was killed \(SIGKILL\); out of memory\?"):
+        worker.send(1)
+
+
+def killed(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unspeakable(Exception):
+    """It cannot be made again of what it says."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+
+
+def failing(item: int) -> int:
+    if item == 2:
+        raise OSError(28, "No space left on device")
+    if item == 3:
+        raise Unspeakable(3, "too odd")
+    return 10 * item
+
+
+def test_what_a_job_raises_is_raised_in_the_parent_with_its_traceback() -> None:
+    assert sorted(in_workers(failing, [4, 5, 6], 2, doing="tried", then="stop")) == [
+        (4, 40),
+        (5, 50),
+        (6, 60),
+    ]
+    with pytest.raises(OSError, match="No space left") as error:
+        list(in_workers(failing, [1, 2], 2, doing="tried", then="stop"))
+    assert "in failing" in error.value.__notes__[0]
+    with pytest.raises(RunFailed, match="Unspeakable: too odd"):
+        ask_in_process(failing, 3)

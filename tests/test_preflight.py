@@ -17,9 +17,9 @@ from archives import chestmnist_archive, chexpert_archive
 from feddraw.cli import app
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.errors import UserError
-from feddraw.experiment.rehearsal import _rehearsed
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment, complete
+from feddraw.study.cost import time_in_turn
 from feddraw.study.plan import read_study
 from feddraw.study.preflight import preflight, survey_study
 from feddraw.study.progress import StudyEvent
@@ -99,7 +99,7 @@ def test_the_environment_says_where_archives_are_when_nobody_else_does(
 ):
     monkeypatch.setenv("FEDDRAW_CHEXPERT", str(archives[0]))
     monkeypatch.setenv("FEDDRAW_CHESTMNIST", str(archives[1]))
-    assert survey_study(read_study(file(MATRIX)), tmp_path / "out").said() == []
+    assert survey_study(read_study(file(MATRIX)), tmp_path / "out").obstacle_lines() == []
 
 
 def test_settings_may_be_those_of_a_scenario_or_a_data_set_only(file):
@@ -165,7 +165,7 @@ def test_a_scenario_that_does_not_fit_is_told_with_the_numbers_before_anything_i
     file, archives, own_cache, tmp_path
 ):
     runs = read_study(file(MATRIX), {"chexpert.data.carve_test": 0.2}, paths=places(archives))
-    (said,) = survey_study(runs, tmp_path / "out").said()
+    (said,) = survey_study(runs, tmp_path / "out").obstacle_lines()
     assert said.startswith(
         "CHX-7 at scale 0.002 needs 384 images, the data has 307: use a scale of 0.0016"
     )
@@ -185,7 +185,7 @@ def test_every_obstacle_is_told_at_once(file, archives, own_cache, tmp_path):
         changes,
         paths={"chexpert": str(archives[0]), "chestmnist": str(tmp_path / "no")},
     )
-    said = survey_study(runs, tmp_path / "out").said()
+    said = survey_study(runs, tmp_path / "out").obstacle_lines()
     for one, words in zip(
         said,
         ("holds something other", "no chestmnist.npz", "cuda:7", "CHX-7 at scale"),
@@ -201,7 +201,7 @@ def test_a_site_that_is_not_there_is_told_also_where_the_first_run_alters_none(f
         " test = 60}\n"
     )
     text += 'scenario = {name = "quantity", clients = 3}\n[corruption]\nblur = ["", "C9=1"]\n'
-    (said,) = survey_study(read_study(file(text)), tmp_path / "out").said()
+    (said,) = survey_study(read_study(file(text)), tmp_path / "out").obstacle_lines()
     assert "C9" in said
     assert said.endswith("(1 run: quantity_uniform_blur=C9=1_seed=0)")
 
@@ -244,7 +244,7 @@ def test_a_method_without_time_of_its_own_costs_what_it_adds_on_a_small_network(
         complete(Experiment().with_settings({"method": name}))
         for name in ("fedavg", "moon", "feddyn")
     ]
-    plain, moon, after = _rehearsed(
+    plain, moon, after = time_in_turn(
         [one.with_settings({"training.batch_size": 64}) for one in runs], 5, seconds=0
     )
     assert [plain.batch, moon.batch, after.batch] == [8, 0, 0]
@@ -267,7 +267,7 @@ def test_prepared_images_are_found_again_wherever_the_archive_lies(
         "chestmnist": str(tmp_path / "renamed.npz"),
     }
     moved = survey_study(read_study(file(MATRIX), paths=elsewhere), tmp_path / "new")
-    assert [look for _, look in moved.looks.values()] == [
+    assert moved.preparations == [
         PreparationEstimate(),
         PreparationEstimate(),
     ]
@@ -279,9 +279,9 @@ def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
     runs = read_study(file(MATRIX), paths=places((folder, archives[1])))[:1]
     open_experiment_data(runs[0].complete)
     (folder / "valid.csv").touch()
-    assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1] == PreparationEstimate()
+    assert survey_study(runs, tmp_path / "new").opened.popitem()[1][1] == PreparationEstimate()
     next(folder.glob("train/*/*/*.jpg")).touch()
-    assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1].images == 384 + 120
+    assert survey_study(runs, tmp_path / "new").opened.popitem()[1][1].images == 384 + 120
 
 
 # ---------------------------------------------------------------------------------------- giving up

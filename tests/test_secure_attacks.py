@@ -846,7 +846,7 @@ def test_another_run_text_does_not_make_a_second_sum_possible(federation: Federa
     federation.meet()
     for run in ("another run", "", "a run "):
         with refused("has run its app on this before"):
-            federation.offer("South", orders={"run": run, "counted": {}}, attempt=1)
+            federation.offer("South", orders={"run": run, "weighted": {}}, attempt=1)
     assert len(federation.runs) == 4
 
 
@@ -1078,7 +1078,7 @@ def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
     strategy = FedDRAW(min_available_nodes=4, fraction_evaluate=0.0, secure=True)
     strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
     statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
-    (bad,) = [name for name, status in statuses.items() if status != "counted"]
+    (bad,) = [name for name, status in statuses.items() if status != "weighted"]
     assert bad == lie.get("name", "South")
     assert statuses[bad].startswith("refused: ")
     assert sum(strategy.history[0].weights.values()) == pytest.approx(1.0)

@@ -281,7 +281,7 @@ def test_bits_are_the_same_for_any_number_of_workers_and_the_ledger_is_as_usual(
     assert all(same(found[0].model, one.model) for one in found)
     ledgers = [(tmp_path / str(number) / "weights.csv").read_text() for number in range(3)]
     assert ledgers[0] == ledgers[1] == ledgers[2]
-    assert [entry.status for entry in found[0].ledger] == ["counted"] * 3
+    assert [entry.status for entry in found[0].ledger] == ["weighted"] * 3
 
 
 def test_a_killed_secure_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_client_that_falls_silent_leaves_a_round_of_the_others(
         if stage > 1 and sum == MOVES_SUM:  # its size was known: the prior is over all
             ratio = outcome.weights["North"] / outcome.weights["West"]
             assert ratio == pytest.approx(whole["North"] / whole["West"], rel=1e-12)
-        assert outcome.ledger[1].status == ("counted" if counts else "missing")
+        assert outcome.ledger[1].status == ("weighted" if counts else "missing")
 
 
 def test_where_too_many_fall_silent_the_model_stays_and_the_ledger_says_why() -> None:
@@ -376,7 +376,7 @@ def test_where_every_client_is_refused_under_a_policy_the_model_stays() -> None:
     ]
     found = hidden_round(METHODS["feddraw"], sent, state, broken, policy=Policy(cap=0.5))
     assert same(found.next_model, sent)
-    assert not any(entry.counted for entry in found.ledger)
+    assert not any(entry.weighted for entry in found.ledger)
 
 
 def test_a_client_keeps_a_move_that_is_not_finite_or_too_long_to_itself() -> None:
@@ -567,7 +567,7 @@ def test_a_policy_holds_under_secure_sums(name: str) -> None:
     assert max(hidden.weights.values()) <= 0.3 + 1e-9
     assert hidden.weights == pytest.approx(plain.weights, abs=1e-9)
     assert [entry.clause for entry in hidden.ledger] == [entry.clause for entry in plain.ledger]
-    assert hidden.ledger[0].status.split(":")[0] == "counted"
+    assert hidden.ledger[0].status.split(":")[0] == "weighted"
     assert "policy.max_size" in hidden.ledger[0].status
     assert within(plain.model, hidden.model, sent, updates)
 

@@ -105,7 +105,7 @@ def template() -> Any:
 def read_reply(data: bytes, _: Path) -> object:
     message = received(data)
     waiting = copy.copy(template())
-    waiting.roster, waiting.history, waiting._room = Roster(), [], None
+    waiting.roster, waiting.history, waiting._matrices = Roster(), [], None
     honest = [answered(node, content(number)) for number, node in enumerate(NODES[1:], 1)]
     waiting.aggregate_train(1, [message, *honest])
     ledger = {entry.client: entry for entry in waiting.history[0].ledger}
@@ -125,7 +125,7 @@ def check(ledger: dict[str, Any], params: np.ndarray) -> None:
     """One hostile client may take an honest one's name, and then neither counts; the others do, and
     all is finite.
     """
-    assert sum(entry.counted for entry in ledger.values()) >= 2, "honest clients do not count"
+    assert sum(entry.weighted for entry in ledger.values()) >= 2, "honest clients do not count"
     assert np.isfinite(params).all(), "the model is not finite"
     assert not any(
         "\n" in text for name, entry in ledger.items() for text in (name, entry.status)
@@ -238,7 +238,7 @@ def read_request(data: bytes, room: Path) -> object:
     message = received(data)
     if not message.has_content():
         raise UserError("no content")
-    client_app._vectors_sent_to_site(message.content, "memory")
+    client_app._vectors_sent(message.content, "memory")
     return client_app.read_site_job(own_site(room), message.content)
 
 
@@ -280,25 +280,25 @@ def request_seeds() -> list[bytes]:
 def targets() -> list[Target]:
     identify_in_process_grid()
     inside = (
-        "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line"
-        " decode_replies _replies_without_gaps _decode_update _reply_metrics_and_size"
+        "read_replies _why_not_valid why_too_large named_reply _one_reply_per_node records_of_kind"
+        " _same_content one_line decode_replies _without_gaps _decode_update _metrics_and_size"
         " _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
-    within = "unpack_array _view_npy _npy_values _check_array_names arrays_to_vectors"
+    within = "unpack_array _view_npy _values_like _check_names arrays_to_vectors"
     tensors = [getattr(array_records, name) for name in within.split()]
     tensors.append(array_records.ArrayRecordReader.read)
     counting = [
         score_histograms.add_up_histograms,
-        score_histograms._histogram_counts,
+        score_histograms._whole_numbers,
         metric_means.weighted_metric_means,
         metric_means.size_in_metrics,
         reply_intake.metrics_in_reply,
     ]
     asking = [
         client_app.read_site_job,
-        client_app._vectors_sent_to_site,
-        client_app._model_sent_to_site,
+        client_app._vectors_sent,
+        client_app._model_sent,
     ]
     return [
         Target(

@@ -1,10 +1,10 @@
-"""What a tree produced, as documents: decoding a run's files, and keeping documents with their arrays.
+"""What a tree produced, as documents: a run's files decoded, and documents kept with their arrays.
 
-A document is nested dicts and lists of numbers, words and arrays; its first keys are its sections (model, ledger,
-metrics, checkpoint, …). On disk it is a JSON file in which an array stands as its type, shape and SHA-256, and an npz
-file with the arrays themselves, which is opened only where a hash differs.
+A document is nested dicts and lists of numbers, words and arrays; its first keys are its sections
+(model, ledger, metrics, checkpoint, …). On disk it is a JSON file in which an array stands as its
+type, shape and SHA-256, and an npz file with the arrays, opened only where a hash differs.
 
-Files are decoded here with the libraries that wrote their formats, never with the package's own readers.
+Files are decoded with the libraries of their formats, never with the package's own readers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cases_in(folder: Path) -> list[str]:
     return sorted(path.removesuffix(".json") for path in paths)
 
 
-# ------------------------------------------------------------------------------------ a run's files
+# ------------------------------------------------------------ a run's files
 
 
 def decode_run(folder: Path, names: Renames) -> Document:
@@ -128,7 +128,7 @@ def without_clocks(value: Any) -> Any:
 
 
 def decode_safetensors(path: Path) -> Document:
-    """Arrays by name, and what the metadata say in JSON, with each array in the place that names it."""
+    """Arrays by name, and the metadata's JSON, with each array in the place that names it."""
     with safe_open(path, "np") as file:
         arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         texts = (file.metadata() or {}).values()
@@ -177,13 +177,13 @@ def decode_cell(cell: str | None) -> Any:
     return text
 
 
-# ------------------------------------------------------------------------------------ a report
+# ------------------------------------------------------------ a report
 
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 def decode_report(markdown: str) -> Document:
-    """The numbers of a report by heading: its tables' cells by row and column, and those in its sentences."""
+    """The numbers of a report by heading: the cells of its tables, and those in sentences."""
     found: Document = {}
     for heading, lines in _report_sections(markdown):
         tables = list(_markdown_tables(lines))

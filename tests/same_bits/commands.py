@@ -1,4 +1,4 @@
-"""The parts that ask the tree: what each method and each mixture can do, the command line, the numbers of a report."""
+"""The parts that ask the tree: what methods and mixtures can do, the command line, a report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from artefacts import Document, decode_report, decode_run, decode_table
 from workbench import Cases, Workbench
 
-# ------------------------------------------------------------------------------------ what a method can do
-# One function per question: where the rebuilt tree answers in another way, only that function changes.
+# ------------------------------------------------------------ what a method can do
+# One function per question: where a tree answers in another way, only that function changes.
 
 
 def is_accepted(bench: Workbench, name: str) -> str:
@@ -80,7 +80,7 @@ def every_answer(bench: Workbench) -> Cases:
             yield f"{row['name']} as A", partial(as_first_half, bench, row["name"])
 
 
-# ------------------------------------------------------------------------------------ the command line
+# ------------------------------------------------------------ the command line
 
 TYPED = (
     "--scenario",
@@ -123,7 +123,7 @@ def every_secure_command(bench: Workbench) -> Cases:
     yield "secure", partial(typed, bench, *words)
 
 
-# ------------------------------------------------------------------------------------ a report
+# ------------------------------------------------------------ a report
 
 REPORTED_METHODS = ("feddraw", "fedavg", "scaffold", "centralised", "ditto")
 SCENARIOS: Mapping[str, Mapping[str, Any]] = {
@@ -133,7 +133,7 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
 
 
 def reported(bench: Workbench) -> Document:
-    """Two scenarios, five methods and two seeds; the tables, sentences and tidy results of their report."""
+    """Two scenarios, five methods, two seeds: all numbers of their report."""
     import feddraw
 
     folder = bench.new_folder()

@@ -2,15 +2,17 @@
 
     python tests/same_bits/compare.py [--base COMMIT] [--only PARTS] [--without PARTS] [--quick]
 
-Every case of produce.py is carried out twice, side by side on this machine: with the code of BASE, and with the code
-of this folder as it is now. Models are compared by SHA-256; ledgers, checkpoints, metrics and the numbers of a report
-as decoded values; both through renames.toml, which also lists the differences that are known and explained. The last
-lines say what differs and by how much. It ends with 1 if anything differs that is not explained, if a case of BASE is
-missing here, or if a case ended in an error.
+Every case of produce.py is carried out twice, side by side on this machine: with the code of BASE,
+and with the code of this folder as it is now. Models are compared by SHA-256; ledgers, checkpoints,
+metrics and the numbers of a report as decoded values; both through renames.toml, which also lists
+the differences that are known and explained. The last lines say what differs and by how much. It
+ends with 1 if anything differs that is not explained, if a case of BASE is missing here, or if a case
+ended in an error.
 
-`--only serial,resume` and `--without secure` take names of parts; `secure`, `flower` and `stream` stand for all parts
-of that kind. Secure parts compare what was opened: masks are random, sums are not. `--keep FOLDER` keeps what both
-trees produced, and `--again` compares what is there once more (after a change of renames.toml).
+`--only serial,resume` and `--without secure` take names of parts; `secure`, `flower`, `stream` and
+`labels` stand for all parts of that kind. Secure parts compare what was opened: masks are random,
+sums are not. `--keep FOLDER` keeps what both trees produced, and `--again` compares what is there
+once more (after a change of renames.toml).
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -56,7 +57,7 @@ COLUMNS = (
 
 
 def chosen_parts(only: str, without: str, quick: bool = False) -> list[str]:
-    """The parts to carry out, in their order; a kind such as `secure` stands for all parts of its name."""
+    """The parts to carry out, in order; a kind such as `secure` stands for all of its parts."""
     wanted = _parts_named(only) if only else list(PARTS)
     left_out = [*_parts_named(without), *(NOT_QUICK if quick and not only else ())]
     return [part for part in wanted if part not in left_out]
@@ -125,7 +126,7 @@ def produce_side_by_side(
         sys.exit(f"cannot produce the cases of {' and '.join(failed)}: see above")
 
 
-# ------------------------------------------------------------------------------------ what is printed
+# ------------------------------------------------------------ what is printed
 
 
 def table_of(found: Comparison) -> list[str]:
@@ -145,17 +146,17 @@ def _numbers_of(part: PartResult) -> list[str]:
 
 
 def details_of(found: Comparison, names: Renames) -> list[str]:
-    """What differs and by how much, the largest first; what is explained, and by what; what only one tree has."""
+    """What differs and by how much, what is explained and by what, and what only one tree has."""
     parts = found.parts.values()
     differences = [one for part in parts for one in part.unexplained]
     lines = [*_listed("error", [line for part in parts for line in part.errors])]
-    cases = Counter(one.case for one in differences)
-    for case in sorted(cases, key=lambda case: -cases[case])[:SHOWN_CASES]:
-        lines += _differences_of_case(case, [one for one in differences if one.case == case])
-    if len(cases) > SHOWN_CASES:
-        others = sorted(cases)
-        lines.append(f"… in {len(cases)} cases together: {', '.join(others)[:1500]}")
-    lines += [line for reason in _explanations(found) for line in [reason]]
+    alike = _cases_that_differ_alike(differences)
+    for cases, those in alike[:SHOWN_CASES]:
+        lines += _differences_of_case(cases, those)
+    if len(alike) > SHOWN_CASES:
+        others = sorted(case for cases, _ in alike[SHOWN_CASES:] for case in cases)
+        lines.append(f"… and in {len(others)} other cases: {', '.join(others)[:1500]}")
+    lines += _explanations(found)
     moved = {case for part in parts for case in part.moved_out}
     lost = [case for part in parts for case in part.base_only if case not in moved]
     lines += _listed("only in base", lost)
@@ -172,8 +173,23 @@ def details_of(found: Comparison, names: Renames) -> list[str]:
     return lines
 
 
-def _differences_of_case(case: str, differences: Sequence[Difference]) -> list[str]:
-    lines = [f"{case}: {len(differences)} differences"]
+def _cases_that_differ_alike(
+    differences: Sequence[Difference],
+) -> list[tuple[list[str], list[Difference]]]:
+    """Cases by what differs in them: those that differ in the same way together, the most first."""
+    by_case: dict[str, list[Difference]] = {}
+    for one in differences:
+        by_case.setdefault(one.case, []).append(one)
+    alike: dict[object, list[str]] = {}
+    for case, those in by_case.items():
+        alike.setdefault(tuple((one.path, one.said) for one in those), []).append(case)
+    found = [(cases, by_case[cases[0]]) for cases in alike.values()]
+    return sorted(found, key=lambda pair: -len(pair[0]) * len(pair[1]))
+
+
+def _differences_of_case(cases: Sequence[str], differences: Sequence[Difference]) -> list[str]:
+    others = f" and {len(cases) - 1} cases more: {', '.join(cases[1:])[:600]}" if cases[1:] else ""
+    lines = [f"{cases[0]}: {len(differences)} differ{others}"]
     ordered = sorted(differences, key=lambda one: -one.amount)
     lines += [f"    {one.path}: {one.said}" for one in ordered[:SHOWN_DIFFERENCES]]
     return lines + (["    …"] if len(ordered) > SHOWN_DIFFERENCES else [])
@@ -185,9 +201,10 @@ def _explanations(found: Comparison) -> list[str]:
         for one in part.differences:
             if one.why:
                 reasons.setdefault(one.why, []).append(one)
+    most = {why: max(one.amount for one in covered) for why, covered in reasons.items()}
     return [
-        f"explained, {len(all_of_it)} differences of at most {max(one.amount for one in all_of_it):.3g}: {why}"
-        for why, all_of_it in reasons.items()
+        f"explained, {len(covered)} differences of at most {most[why]:.3g}: {why}"
+        for why, covered in reasons.items()
     ]
 
 
@@ -197,7 +214,7 @@ def _listed(word: str, items: Iterable[str]) -> list[str]:
     return [f"{word}: {item}" for item in all_of_them[:20]] + more
 
 
-# ------------------------------------------------------------------------------------ the command
+# ------------------------------------------------------------ the command
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -106,6 +106,9 @@ def _compare_case(
     part.models += sum(section in documents[1] for section in MODEL_SECTIONS)
     for where, document in zip(("base", "here"), documents, strict=True):
         part.errors += [f"{case}: {where}: {document['error']}"] if "error" in document else []
+    if ("refused" in documents[0]) != ("refused" in documents[1]):
+        part.differences.append(_refused_by_one(case, *documents))
+        return
     arrays = Arrays(base, here, case)
     first, second = (present_leaves(document, names) for document in documents)
     former_names.update(former_names_in(documents[1], names))
@@ -117,6 +120,13 @@ def _compare_case(
         if not why and said.startswith(BASE_ONLY) and gone:
             why = f"{gone} left the catalogue"
         part.differences.append(Difference(case, place, amount, said, why))
+
+
+def _refused_by_one(case: str, base: Document, here: Document) -> Difference:
+    """One difference in place of all that is missing: a tree refuses what the other does."""
+    side, refusing = ("base", base) if "refused" in base else ("here", here)
+    said = f"refused by {side} only: {refusing.get('words', {}).get('refused', '')}"
+    return Difference(case, "refused", math.inf, said)
 
 
 class Arrays:
@@ -183,7 +193,9 @@ def _leaf_difference(one: Any, other: Any, arrays: Arrays | None) -> tuple[float
             return math.inf, f"{_shown(one)} became {_shown(other)}"
         return array_difference(*arrays.pair(one, other))
     if _is_number(one) and _is_number(other):
-        if one == other or (one != one and other != other):  # not a number twice is the same
+        if one == other or (
+            math.isnan(one) and math.isnan(other)
+        ):  # not a number twice is the same
             return None
         amount = abs(other - one)
         return (
@@ -194,8 +206,8 @@ def _leaf_difference(one: Any, other: Any, arrays: Arrays | None) -> tuple[float
 
 
 def array_difference(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, str]:
-    """The largest absolute difference of two arrays of one shape and type, and how many elements differ."""
-    same = (one == other) | ((one != one) & (other != other))
+    """How far two arrays of one shape and type differ at most, and in how many elements."""
+    same = (one == other) | (_not_a_number(one) & _not_a_number(other))
     count = int(np.count_nonzero(~same))
     if not count:
         return 0.0, "the same numbers in other bits (a zero's sign, or another not-a-number)"
@@ -211,6 +223,10 @@ def array_difference(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, str
         amount,
         f"{count} of {one.size} elements differ, by at most {amount:.3g} (relative {part:.3g})",
     )
+
+
+def _not_a_number(array: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
 
 
 def _is_number(value: Any) -> bool:

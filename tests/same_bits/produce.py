@@ -1,9 +1,9 @@
-"""Carry out every case in one tree, and keep what came of each: run by compare.py, once for each tree.
+"""Carry out every case in one tree, and keep what came of each: compare.py runs it for each tree.
 
-    PYTHONPATH=TREE/src python tests/same_bits/produce.py --tree TREE --out FOLDER [--parts serial,secure] [--quick]
+    PYTHONPATH=TREE/src python produce.py --tree TREE --out FOLDER [--parts serial,flower] [--quick]
 
-A part is a list of cases of one kind. A case that the tree refuses is kept as such; one that ends in another error is
-kept with its traceback, and fails the comparison.
+A part is a list of cases of one kind. A case that the tree refuses is kept as such; one that ends
+in another error is kept with its traceback, and fails the comparison.
 """
 
 from __future__ import annotations

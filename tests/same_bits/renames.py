@@ -1,4 +1,4 @@
-"""The committed table of renames (renames.toml): how to find in either tree what moved, and how to read its files."""
+"""The committed table of renames, renames.toml: where either tree has what moved, and its names."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Renames:
         return (section, *inner)
 
     def present_value(self, path: tuple[str, ...], value: Any) -> Any:
-        """A word by its present name, where its column has such words; `path` is by present names."""
+        """A word by its present name, in a column that has such; `path` is by present names."""
         words = self.values.get(path[0], {}).get(path[-1], {})
         if not (words and isinstance(value, str)):
             return value

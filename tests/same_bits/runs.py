@@ -1,4 +1,4 @@
-"""The parts that are whole runs: every method, and mixtures, in every way that an experiment can be carried out."""
+"""The parts that are whole runs: every method, and mixtures, in every way to carry them out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench import Cases, Settings, Workbench
 
 # Ways to run every method; what a method cannot do is refused, and that is compared too.
 CAPS = {"policy.cap": 0.3, "policy.floor": 0.1, "policy.fixed": "Hill=0.15"}
-# By the steps that they take the sites move very differently far: the largest is refused, another is clipped.
+# Sites move by as far as their steps take them: the largest is refused, another one clipped.
 GATE = {"gate.norm": "refuse", "gate.factor": 1.8, "gate.clip": 1.1}
 SOME_TAKE_PART = {"participation.sampler": "uniform", "participation.fraction": 0.6}
 SOME_TAKE_PART |= {"participation.stragglers": 0.4, "participation.joins": "West=1"}
@@ -53,7 +53,7 @@ SECURE_CAPS = {"secure": True, "policy.cap_times": 1.3}
 def every_method(
     bench: Workbench, changes: Settings, *, labels: str = "all", mixed: bool = True
 ) -> Cases:
-    """Each method, and mixtures that have each half, with these settings; with --quick no mixtures."""
+    """Each method, and mixtures with each half, under these settings; with --quick no mixtures."""
     dataset = bench.dataset if labels == "all" else bench.partly_labelled
     for name, method in bench.several(changes).items():
         if (mixed and not bench.quick) or "+" not in name:
@@ -89,7 +89,7 @@ def _other_values(usual: Any, hint: Any) -> list[Any]:
 
 
 def resumed(bench: Workbench, changes: Settings, dataset: Any = None) -> Document:
-    """Stop after the first round and go on in the same folder: the checkpoint between, and all at the end."""
+    """Stop after the first round and go on: the checkpoint between, and all at the end."""
     import feddraw
 
     folder, experiment = bench.new_folder(), bench.experiment(changes)
@@ -102,7 +102,7 @@ def resumed(bench: Workbench, changes: Settings, dataset: Any = None) -> Documen
 
 
 def every_resume(bench: Workbench) -> Cases:
-    """Each method, resumed; with partial participation, so that what absent clients remember is kept too."""
+    """Each method, resumed; also where some are absent, so that what they remember is kept too."""
     for name, method in bench.several().items():
         yield name, partial(resumed, bench, method)
         changes = {**method, **SOME_TAKE_PART, "keep.best": True, "keep.tail": 2}
@@ -110,9 +110,9 @@ def every_resume(bench: Workbench) -> Cases:
 
 
 def two_workers(bench: Workbench) -> Cases:
-    """Two worker processes; each run starts its own, which takes two seconds."""
+    """Two worker processes for every kind of client; a run starts its own, which takes seconds."""
     changes = {"engine": "processes", "workers": 2}
-    chosen = ("scaffold",) if bench.quick else bench.methods
+    chosen = ("scaffold",) if bench.quick else bench.kinds_of_client
     for name in chosen:
         yield name, partial(bench.run, {"method": name, **changes}, bench.partly_labelled)
     yield "feddraw stream", partial(bench.run, {"method": "feddraw", "stream": True, **changes})

@@ -1,4 +1,4 @@
-"""The parts that are servers of other loops: `feddraw.aggregate`, Flower in this process, NVIDIA FLARE's aggregator."""
+"""The parts that are servers of other loops: `feddraw.aggregate`, Flower, NVIDIA FLARE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench import FIRST_SITE, ROUNDS, SITES, Cases, Settings, Workbench
 
 Arrays = dict[str, NDArray[Any]]
 
-# ------------------------------------------------------------------------------------ updates by numbers
+# ------------------------------------------------------------ updates by numbers
 
 FINDINGS, WIDTH = 3, 6
 SHAPES = {"body.weight": (WIDTH, 4), "norm.weight": (WIDTH,), "norm.bias": (WIDTH,)}
@@ -57,7 +57,7 @@ def moved_state_dict(sent: Mapping[str, Any], round: int, client: int, length: f
 
 
 def beside_the_model(sends: Mapping[str, str], round: int, client: int) -> Arrays:
-    """What a client sends beside its model, by name and extent; all of it positive, as counts and losses are."""
+    """What a client sends beside its model; all of it positive, as counts and losses are."""
     found = {}
     for name, extent in sends.items():
         numbers = drawn(name, round, client).uniform(0.1, 1.0, LENGTHS[extent])
@@ -78,11 +78,11 @@ def as_ledger(entries: Any) -> Document:
     return rows_by_client([dataclasses.asdict(entry) for entry in entries])
 
 
-# ------------------------------------------------------------------------------------ feddraw.aggregate
+# ------------------------------------------------------------ feddraw.aggregate
 
 
 def aggregated(bench: Workbench, name: str, kind: str) -> Document:
-    """Three rounds by `feddraw.aggregate`; the state goes through a file, and one client is absent in between."""
+    """Three rounds; the state goes through a file between them, and one client is absent once."""
     import feddraw
 
     policy = {"cap": 0.3, "floor": 0.05} if kind == "policy" else None
@@ -90,7 +90,8 @@ def aggregated(bench: Workbench, name: str, kind: str) -> Document:
     gate = gate_kind(norm="refuse", factor=10.0, clip=2.0) if kind == "gate" else None
     limits = {f"policy.{key}": value for key, value in (policy or {}).items()}
     sends = what_clients_send(bench, {"method": name, **limits})
-    sent, state, ledger = first_state_dict(), None, []
+    sent, state = first_state_dict(), None
+    ledger: list[Any] = []
     file = bench.new_folder() / "state.safetensors"
     found: Document = {}
     for round in range(ROUNDS):
@@ -137,11 +138,11 @@ def every_aggregation(bench: Workbench) -> Cases:
             yield f"{name} {kind}", partial(aggregated, bench, name, kind)
 
 
-# ------------------------------------------------------------------------------------ Flower
+# ------------------------------------------------------------ Flower
 
 
 def flower_nodes(bench: Workbench, clients: Any, secure: bool) -> list[dict[str, Any]]:
-    """The settings of each node; with secure sums a key of its own and the file of all public keys."""
+    """The settings of each node; under secure sums its own key and the file of all public keys."""
     nodes: list[dict[str, Any]] = [{"partition-id": number} for number in range(len(clients))]
     if not secure:
         return nodes
@@ -239,7 +240,7 @@ def one_line_swap(bench: Workbench, secure: bool) -> Document:
 
 
 def flower_clear(bench: Workbench) -> Cases:
-    """Each method as a strategy; with partial labels; FedDRAW in an app of somebody's own; under a policy; sampling."""
+    """Each method, also with partial labels; FedDRAW in another's app; a policy; sampling."""
     for name, changes in bench.several().items():
         yield name, partial(over_flower, bench, changes, {})
         yield f"{name} labels", partial(over_flower, bench, changes, {}, bench.partly_labelled)
@@ -266,7 +267,7 @@ def flower_secure(bench: Workbench) -> Cases:
     yield "feddraw policy", partial(over_flower, bench, limits, policy | {"secure": True})
 
 
-# ------------------------------------------------------------------------------------ NVIDIA FLARE
+# ------------------------------------------------------------ NVIDIA FLARE
 
 
 class FlareContext:

@@ -1,4 +1,4 @@
-"""What all cases share: one small data set, the methods of the tree at hand, and how a case is carried out."""
+"""What all cases share: one small data set, the tree's methods, and how a case is carried out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHOD_SETTINGS = {
     "effects_then_uniform": {"batch_size": 4},
 }
 SCAFFOLD_BY_GRADIENTS = {"method.option": "I", "method.space": "gradient"}
-# for --quick: every kind of local, weighting and server rule that differs in its way through the code
+# for --quick: every kind of local, weighting and server rule with a way of its own through the code
 QUICK_METHODS = (
     "alone",
     "centralised",
@@ -57,7 +57,7 @@ class Workbench:
         """An object of the tree, by its former `module:name`."""
         return self.names.find(former)
 
-    # -------------------------------------------------------------------------------- methods
+    # ------------------------------------------------------------ methods
 
     @cached_property
     def catalogue(self) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Workbench:
         return [pair for pair in pairs if not self.refusal({"method": pair})]
 
     def some_mixtures(self, changes: Settings | None = None) -> list[str]:
-        """So many that each half that can be there is; which ones does not depend on methods that are not in them."""
+        """So many that each possible half is there; which ones depends on no method beside them."""
         chosen: dict[str, str] = {}
         fit = [
             one for one in self.all_mixtures if not self.refusal({**(changes or {}), "method": one})
@@ -90,7 +90,7 @@ class Workbench:
         return sorted(set(chosen.values()))
 
     def several(self, changes: Settings | None = None) -> dict[str, Settings]:
-        """Cases by name: each method, mixtures that have each half, and a form of SCAFFOLD that can be secure."""
+        """By name: each method, mixtures with each half, and the SCAFFOLD that can be secure."""
         names = [
             *self.methods,
             *self.some_mixtures(changes),
@@ -99,7 +99,18 @@ class Workbench:
         found["scaffold option I"] = {"method": "scaffold", **SCAFFOLD_BY_GRADIENTS}
         return found
 
-    # -------------------------------------------------------------------------------- data
+    @cached_property
+    def kinds_of_client(self) -> list[str]:
+        """A method for every local rule, and for all that clients are asked beside the model."""
+        make = self.find("feddraw.experiment.settings:make_method")
+        staying = sorted(self.methods, key=self.names.names_moved_out)  # those that left come last
+        kinds: dict[Any, str] = {}
+        for name in staying:
+            method = make(self.experiment({"method": name}))
+            kinds.setdefault((type(method.local).__name__, tuple(method.sends)), name)
+        return sorted(kinds.values())
+
+    # ------------------------------------------------------------ data
 
     @cached_property
     def dataset(self) -> Any:
@@ -118,7 +129,7 @@ class Workbench:
 
     @cached_property
     def partly_labelled(self) -> Any:
-        """The same, where each site but one leaves another finding unlabelled, and some labels are unknown."""
+        """The same, but most sites leave a finding unlabelled, and some labels are unknown."""
         labels = self.dataset.labels
         known = np.random.default_rng(1).random(labels.values.shape) > 0.05
         for number, site in enumerate(SITES):
@@ -129,7 +140,7 @@ class Workbench:
         values = np.where(known, labels.values, 0).astype(np.uint8)
         return replace(self.dataset, labels=replace(labels, values=values, known=known))
 
-    # -------------------------------------------------------------------------------- experiments
+    # ------------------------------------------------------------ experiments
 
     def experiment(self, changes: Settings) -> Any:
         """Five sites, three rounds of one epoch, three convolutions."""
@@ -180,18 +191,19 @@ class Workbench:
         given: dict[str, Any] = {
             "capture_output": True,
             "text": True,
-            "check": False,
             "cwd": self.scratch,
         }
-        done = subprocess.run([sys.executable, "-m", "feddraw", *words], env=environment, **given)
+        done = subprocess.run(
+            [sys.executable, "-m", "feddraw", *words], check=False, env=environment, **given
+        )
         if done.returncode:
             raise RuntimeError(f"feddraw {' '.join(words)}: {done.stderr.strip()[-400:]}")
         return done.stdout
 
-    # -------------------------------------------------------------------------------- cases
+    # ------------------------------------------------------------ cases
 
     def carry_out(self, case: str, produce: Callable[[], Document]) -> str:
-        """Keep what a case gives: its document, that it was refused, or an error, which is returned."""
+        """Keep what a case gives: its document, a refusal, or an error, which is returned."""
         import feddraw
 
         error = ""

@@ -16,10 +16,9 @@ from typing import Annotated, Any
 import click
 import typer
 
-from feddraw import naming
+from feddraw.text import safe_text
 
 from feddraw.cli import (  # isort: skip
-    bench,
     check_method,
     compare,
     data,
@@ -77,7 +76,6 @@ COMMANDS = (  # in the order of --help; a group has an app of its own
     verify.verify,
     listing.list_,
     check_method.check_method,
-    bench.bench,
     doctor.doctor,
     operator.app,
     site.app,
@@ -122,9 +120,8 @@ def main() -> None:
     warnings.showwarning = _one_line_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
-    os.environ.setdefault(
-        "PYTHONSAFEPATH", "1"
-    )  # workers do not look for Python's own modules in the current folder
+    # Workers do not look for Python's own modules in the current folder.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         code = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_wanted:
@@ -142,7 +139,8 @@ def main() -> None:
         code = _drop_standard_output()  # whoever was reading has left
     except OSError as trouble:
         full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        file, reason = _file_behind_error(trouble), trouble.strerror or trouble
+        file = _file_behind_error(trouble)
+        reason = trouble.strerror or trouble
         code = _print_error(f"cannot use {file}: {reason}", 1 if full else 2)
     except UnicodeEncodeError as trouble:
         code = _print_error(
@@ -199,9 +197,9 @@ def _drop_standard_output() -> int:
 
 
 def _print_error(message: str, code: int) -> int:
-    print(f"feddraw: {naming.safe_text(message)}", file=sys.stderr)
+    print(f"feddraw: {safe_text(message)}", file=sys.stderr)
     return code
 
 
 def _one_line_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {naming.safe_text(str(message))}", file=sys.stderr)
+    print(f"warning: {safe_text(str(message))}", file=sys.stderr)

@@ -19,7 +19,7 @@ from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
-    from feddraw.experiment.run_time_estimate import RunTimeEstimate
+    from feddraw.study.cost import RunEstimate
     from feddraw.study.method_comparison import ComparisonBudget
     from feddraw.study.plan import PlannedRun
     from feddraw.training.devices import WorkerPlace
@@ -63,15 +63,11 @@ def compare(
     from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment, parse_settings
-    from feddraw.study.method_comparison import (
-        ComparisonBudget,
-        comparison_runs,
-        comparison_seeds_in_words,
-    )
+    from feddraw.study.method_comparison import ComparisonBudget, comparison_runs
     from feddraw.study.plan import unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
-    from feddraw.study.run_study import run_study
+    from feddraw.study.run_study import PlanOptions, run_study
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
@@ -81,49 +77,67 @@ def compare(
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     rest = unfinished_runs(runs, folder)
-    places = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)[
-        : max(1, len(rest))
-    ]
-    at_once = len(places)
+    placed = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)
+    places = placed[: max(1, len(rest))]
     print_places(places)
     expected = _estimate_comparison(rest, places)
     budget = ComparisonBudget(
-        60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began
+        seconds=60 * minutes or float("inf"),
+        runs=rest,
+        expected=expected,
+        workers=len(places),
+        clock=lambda: time.monotonic() - began,
     )
     chosen = _announce_comparison(budget, minutes) if rest else []
-    tally = StudyProgress([planned.name for planned in chosen], at_once, expected)
+    progress = StudyProgress([planned.name for planned in chosen], len(places), expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
+    plan = PlanOptions(doubtful=doubtful)
     late: set[str] = set()
 
     def admit(planned: PlannedRun) -> bool:
-        fits = budget.admits(planned, tally)
-        late.update(() if fits else {planned.name})
+        fits = budget.admits(planned, progress)
+        if not fits:
+            late.add(planned.name)
         return fits
 
-    follow_study(
-        partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally
-    )
-    say.print(study_summary(tally))
-    again = "type the command again to continue"
-    if slow := [planned for planned in rest if planned.name in late]:
-        say.print(f"not run within {minutes:g} min: {comparison_seeds_in_words(slow)}; {again}")
-    if given_up := [planned for planned in rest if planned.name in {*tally.left_out} - late]:
-        say.print(
-            "not started, because several runs in a row failed:"
-            f" {comparison_seeds_in_words(given_up)}; {again}"
-        )
-    if tally.finished + tally.skipped:
+    follow_study(partial(run_study, runs, folder, places, tables, admit=admit, plan=plan), progress)
+    say.print(study_summary(progress))
+    given_up = set(progress.left_out) - late
+    _say_what_is_left([planned for planned in rest if planned.name in late], minutes)
+    _say_what_was_given_up([planned for planned in rest if planned.name in given_up])
+    if progress.finished + progress.skipped:
         command = f"feddraw compare {quote(str(file))}"
         write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
-    if tally.failed:
+    if progress.failed:
         raise RunFailed(
-            f"{len(tally.failed)} of {len(runs)} runs failed: type the command again to retry them"
+            f"{len(progress.failed)} of {len(runs)} runs failed: type the command again to retry"
+            " them"
+        )
+
+
+def _say_what_is_left(late: Sequence[PlannedRun], minutes: float) -> None:
+    from feddraw.study.method_comparison import comparison_seeds_in_words
+
+    if late:
+        runs = comparison_seeds_in_words(late)
+        console().print(
+            f"not run within {minutes:g} min: {runs}; type the command again to continue"
+        )
+
+
+def _say_what_was_given_up(runs: Sequence[PlannedRun]) -> None:
+    from feddraw.study.method_comparison import comparison_seeds_in_words
+
+    if runs:
+        console().print(
+            "not started, because several runs in a row failed:"
+            f" {comparison_seeds_in_words(runs)}; type the command again to continue"
         )
 
 
 def _estimate_comparison(
-    runs: Sequence[PlannedRun], workers: Sequence[WorkerPlace]
+    runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]
 ) -> dict[str, float]:
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
@@ -138,57 +152,58 @@ def _estimate_comparison(
     if unusable:
         raise UserError(next(iter(unusable.values())))
     with say.status("timing a few training steps of each method"):
-        found = comparison_estimates(runs, workers)
-    _show_estimates(found)
-    return {planned.name: found[method_of(planned)].whole for planned in runs}
+        estimates = comparison_estimates(runs, places)
+    _show_estimates(estimates)
+    return {planned.name: estimates[method_of(planned)].seconds for planned in runs}
 
 
-def _show_estimates(found: Mapping[str, RunTimeEstimate]) -> None:
+def _show_estimates(estimates: Mapping[str, RunEstimate]) -> None:
+    columns = ["timed here", "training step", "evaluated image", "one run, about"]
     rows = [
         [
             method,
-            f"{1000 * one.step:.0f} ms",
-            f"{1000 * one.evaluated_image:.1f} ms",
-            duration_in_words(one.whole),
+            f"{1000 * estimate.cost.step:.0f} ms",
+            f"{1000 * estimate.cost.evaluated_image:.1f} ms",
+            duration_in_words(estimate.seconds),
         ]
-        for method, one in found.items()
+        for method, estimate in estimates.items()
     ]
-    console().print(
-        table(["timed here", "training step", "evaluated image", "one run, about"], rows)
-    )
+    console().print(table(columns, rows))
 
 
 def _announce_comparison(budget: ComparisonBudget, minutes: float) -> list[PlannedRun]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.study.method_comparison import comparison_seeds_in_words
-    from feddraw.study.progress import StudyProgress
+    from feddraw.system.time_left import seconds_until_all_done
 
-    say, chosen = console(), budget.chosen()
-    everything = StudyProgress([], budget.workers, budget.expected)
-    whole = everything.seconds_left([planned.name for planned in budget.runs]) or 0.0
+    def seconds_of(runs: Sequence[PlannedRun]) -> float:
+        each = [budget.expected[planned.name] for planned in runs]
+        return seconds_until_all_done([], each, budget.workers)
+
+    say = console()
+    chosen = budget.chosen()
     if not chosen:
         shortest = duration_in_words(min(budget.expected.values()))
         raise UserError(
             f"one run takes about {shortest}: give more --minutes, or fewer rounds with --set"
             " rounds=…"
         )
-    planned = everything.seconds_left([one.name for one in chosen]) or 0.0
+    seconds = seconds_of(chosen)
     several = (
         f"{len(chosen)} run{'s' * (len(chosen) > 1)} on {budget.workers}"
         f" worker{'s' * (budget.workers > 1)}"
     )
-    say.print(f"{several}: about {duration_in_words(planned)}")
-    out = [one for one in budget.runs if one not in chosen]
-    if out:
-        everything_takes = f"all would take {duration_in_words(whole)}"
+    say.print(f"{several}: about {duration_in_words(seconds)}")
+    left_out = [planned for planned in budget.runs if planned not in chosen]
+    if left_out:
         say.print(
-            f"left out, does not fit into {minutes:g} min: {comparison_seeds_in_words(out)}"
-            f" ({everything_takes})"
+            f"left out, does not fit into {minutes:g} min: {comparison_seeds_in_words(left_out)}"
+            f" (all would take {duration_in_words(seconds_of(budget.runs))})"
         )
     if minutes:
         say.print(
             "order: seed by seed, the methods as listed; times are estimated again before each run"
         )
-    elif planned > 3600:
+    elif seconds > 3600:
         say.print("to limit the time, add --minutes 60: only runs that fit into an hour start")
     return chosen

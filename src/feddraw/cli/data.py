@@ -111,7 +111,8 @@ def show_contact_sheet(
 
     of_split = {str(name): found for name, found in dataset.rows.items()}[split]
     chosen = of_split[varied_examples(dataset.labels.values[of_split], rows * columns)]
-    images, labels = dataset.images[chosen], dataset.labels.take(chosen)
+    images = dataset.images[chosen]
+    labels = dataset.labels.take(chosen)
     shown = replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels)
     save_figure(contact_sheet(shown, rows, columns), out)
     print_line(f"written to {out}")

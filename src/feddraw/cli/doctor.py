@@ -16,8 +16,19 @@ from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from feddraw.doctor.examination import MachineExamination
+    from feddraw.doctor.study_start import DeviceSpeed, StudyCost
 
 CHECK_MARKS = {"ok": "ok", "note": "note", "broken": "BROKEN"}
+SPEED_COLUMNS = [
+    "images per second",
+    "network",
+    "workers",
+    "batch",
+    "training",
+    "testing",
+    "memory",
+    "at batches of 64",
+]
 
 
 def doctor(
@@ -49,71 +60,64 @@ def doctor(
     if seconds < 10:
         raise UserError(f"--seconds must be at least 10, not {seconds:g}")
     from feddraw.doctor.examination import examine_machine
-    from feddraw.doctor.study_cost import paper_runs_to_cost
+    from feddraw.doctor.study_start import paper_runs
     from feddraw.study.plan import read_study
 
-    studies = {"studies/paper.toml": paper_runs_to_cost()}
+    studies = {}
     if study is not None:
-        studies = {
-            study.name: [planned.experiment for planned in read_study(study, trust=trust)]
-        } | studies
+        runs = read_study(study, trust=trust)
+        studies[study.name] = [planned.experiment for planned in runs]
+    studies["studies/paper.toml"] = paper_runs()
     with status_line("starting", stderr=True) as say:
-        found = examine_machine(devices, studies, seconds=seconds, say=say)
+        examination = examine_machine(devices, studies, seconds=seconds, say=say)
+    broken = [check.what for check in examination.broken]
     if json:
-        print_json(found.table())
-        raise typer.Exit(1 if found.broken else 0)
-    _show_examination(found)
-    if found.broken:
-        raise RunFailed(
-            f"{len(found.broken)} broken: {', '.join(check.what for check in found.broken)}"
-        )
+        print_json(examination.table())
+        raise typer.Exit(1 if broken else 0)
+    _show_examination(examination)
+    if broken:
+        raise RunFailed(f"{len(broken)} broken: {', '.join(broken)}")
 
 
-def _show_examination(found: MachineExamination) -> None:
-    say = console()
-    checks = [[one.what, CHECK_MARKS[one.state], one.said] for one in found.checks]
-    say.print(table(["what", "", "found"], checks, left=3))
-    rows = []
-    for speed in found.speeds:
-        numbers = [
-            str(speed.workers),
-            str(speed.batch),
-            f"{speed.train:,.1f}",
-            f"{speed.test:,.1f}",
-        ]
-        reckoned = "unknown" if speed.reckoned is None else f"{speed.reckoned / 1e9:.1f} GB"
-        rows.append(
-            [speed.device, speed.task.title, *numbers, f"{speed.memory / 1e9:.1f} GB", reckoned]
-        )
-    columns = [
-        "images per second",
-        "network",
-        "workers",
-        "batch",
-        "training",
-        "testing",
-        "memory",
-        "at batches of 64",
+def _show_examination(examination: MachineExamination) -> None:
+    out = console()
+    checks = [[check.what, CHECK_MARKS[check.state], check.said] for check in examination.checks]
+    out.print(table(["what", "", "found"], checks, left=3))
+    if examination.speeds:
+        out.print(table(SPEED_COLUMNS, list(map(_speed_row, examination.speeds)), left=2))
+    for name, cost in examination.costs.items():
+        out.print(_cost_line(name, cost))
+    out.print(f"examined in {examination.seconds:.0f} s")
+
+
+def _speed_row(speed: DeviceSpeed) -> list[str]:
+    return [
+        speed.device,
+        speed.task.title,
+        str(speed.workers),
+        str(speed.cost.batch),
+        f"{speed.train:,.1f}",
+        f"{speed.test:,.1f}",
+        f"{speed.cost.timed_memory / 1e9:.1f} GB",
+        "unknown" if speed.reckoned is None else f"{speed.reckoned / 1e9:.1f} GB",
     ]
-    if rows:
-        say.print(table(columns, rows, left=2))
-    for name, one in found.costs.items():
-        way = one.table()["options"]
-        counted = one.runs - one.uncounted
-        text = f"{name}: {one.runs} run{'s' * (one.runs > 1)}, fastest here with {way}"
-        if counted:
-            of_them = "" if not one.uncounted else f" for {counted} of them"
-            text += (
-                f"; about {_hours_or_days(one.seconds)}{of_them}, the longest run"
-                f" {_hours_or_days(one.longest)}"
-            )
-        if one.uncounted:
-            text += (
-                "; the rest depends on data that are not here: feddraw compare estimates it for"
-                " your data"
-            )
-        say.print(text)
-    say.print(f"examined in {found.seconds:.0f} s")
+
+
+def _cost_line(name: str, cost: StudyCost) -> str:
+    line = f"{name}: {cost.runs} run{'s' * (cost.runs > 1)}, fastest here with {cost.options}"
+    counted = cost.runs - cost.uncounted
+    if counted:
+        some = f" for {counted} of them" if cost.uncounted else ""
+        line += (
+            f"; about {_hours_or_days(cost.seconds)}{some}, the longest run"
+            f" {_hours_or_days(cost.longest)}"
+        )
+    if cost.uncounted:
+        line += (
+            "; the rest depends on data that are not here: feddraw compare estimates it for your"
+            " data"
+        )
+    return line
 
 
 def _hours_or_days(seconds: float) -> str:

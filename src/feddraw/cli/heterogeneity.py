@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.options import DataOption, ScenarioOption
 from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.run import starting_experiment
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
-from feddraw.results.recorded_run import damage_told
-from feddraw.system.file_reading import read_csv, read_toml
+from feddraw.text import folder_name, safe_line
 
 if TYPE_CHECKING:
     from feddraw.analysis.site_heterogeneity import GroupHeterogeneity, Heterogeneity, SiteDistance
@@ -94,17 +92,18 @@ def heterogeneity(
         folder = out
     else:
         if source is None and data is not None and scenario is None and Path(data).exists():
+            # A table of one's own: the sites are in it.
             changes = {
                 "data": data,
                 "scenario": "by_site",
-            } | changes  # a table of one's own: the sites are in it
+            } | changes
         experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
         how = (batches, batch_size, layer, mode)
         found, about = _heterogeneity_of_experiment(
             experiment, rounds, how, permutations, replicates
         )
         name = f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
-        folder = out or (None if json else Path("runs") / naming.folder_name(name))
+        folder = out or (None if json else Path("runs") / folder_name(name))
     document = about | {"measured": [asdict(one) for one in found]}
     written = _write_heterogeneity(folder, document, found) if folder is not None else []
     if json:
@@ -144,29 +143,25 @@ def _heterogeneity_of_experiment(
 
 def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
-    from feddraw.results.ledger_table import LedgerTable
-    from feddraw.results.run_folder import RunFolder
+    from feddraw.results.recorded_run import read_run
 
-    files = RunFolder(folder)
-    if not files.ledger.is_file():
+    run = read_run(folder)
+    if not run.ledger.rounds:
         raise UserError(
             f"{folder} has no weights.csv: give an experiment file, or the folder of a run"
         )
-    with damage_told(files.ledger):
-        ledger = LedgerTable.of(read_csv(files.ledger))
-    settings = read_toml(files.settings) if files.settings.is_file() else {}
-    named = {
-        part: settings[part].get("name")
-        for part in ("data", "scenario", "model", "method")
-        if part in settings
-    }
-    rounds = int(settings.get("rounds", len(ledger.status)))
-    found = site_distances_in_ledger(ledger, rounds)
+    rounds = run.planned or run.ledger.rounds
+    found = site_distances_in_ledger(run.ledger, rounds)
     if not found:
         raise UserError(
             f"no round of {folder} has a measurement: run it with the method random_effects"
         )
-    return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
+    about: dict[str, Any] = {"run": str(folder)}
+    if not run.of_server:
+        names = run.names
+        about |= {"data": names.data, "scenario": names.scenario}
+        about |= {"model": names.model, "method": names.method}
+    return found, about | {"seed": run.names.seed, "rounds": rounds}
 
 
 def _write_heterogeneity(
@@ -200,16 +195,14 @@ def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) ->
     source = ", ".join(
         str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None
     )
-    out.print(
-        naming.safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites")
-    )
+    out.print(safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
     if len(found) > 2:
         rows = [[str(one.round), *_heterogeneity_numbers(one.overall)[:-1]] for one in found]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
     for one in [found[0], *found[1:][-1:]]:
         out.print(
             "",
-            naming.safe_line(f"{after_rounds(one.round)}: {site_distances_in_words(one.overall)}"),
+            safe_line(f"{after_rounds(one.round)}: {site_distances_in_words(one.overall)}"),
             sep="\n",
         )
         columns = ["site", "images", "measured", "distance", "95 % interval"]

@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from feddraw import naming
 from feddraw.cli.terminal import console
+from feddraw.system.time_left import seconds_left
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
 
 
-Counter = Callable[
-    [str, int, int], None
-]  # is told what is counted, how much is ready, and of how much
+# Is told what is counted, how much is ready, and of how much.
+Counter = Callable[[str, int, int], None]
 SILENT_SECONDS = 60.0  # seconds after which a file or pipe gets a line, too
 
 
@@ -39,26 +39,23 @@ def duration_in_words(seconds: float) -> str:
 
 def elapsed_and_left(elapsed: float, left: float | None) -> str:
     """Elapsed and remaining time, whatever is known."""
-    return (
-        f"{as_clock(elapsed)} elapsed, {'estimating' if left is None else f'{as_clock(left)} left'}"
-    )
+    rest = "estimating" if left is None else f"{as_clock(left)} left"
+    return f"{as_clock(elapsed)} elapsed, {rest}"
 
 
 class TimesColumn(ProgressColumn):
-    """Elapsed and remaining; what was done before this start does not make it look faster."""
+    """Elapsed and remaining time of a bar."""
 
     def render(self, task: Task) -> Text:
-        return Text(
-            elapsed_and_left(task.elapsed or 0.0, seconds_left(task)), style="progress.remaining"
-        )
+        return Text(bar_times(task), style="progress.remaining")
 
 
-def seconds_left(task: Task) -> float | None:
+def bar_times(task: Task) -> str:
+    """Elapsed and remaining; what was done before this start does not make it look faster."""
     first: float = task.fields.get("first", 0.0)
-    done, elapsed = task.completed - first, task.elapsed or 0.0
-    if not task.total or done <= 0:
-        return None
-    return elapsed * (task.total - task.completed) / done
+    elapsed = task.elapsed or 0.0
+    left = seconds_left(elapsed, task.completed - first, (task.total or 0.0) - first)
+    return elapsed_and_left(elapsed, left)
 
 
 class ProgressBars:
@@ -67,15 +64,17 @@ class ProgressBars:
     """
 
     def __init__(self, out: Console, *, announced: bool = True) -> None:
-        self.out, self._announced = out, announced
-        what, note = (
-            TextColumn(f"{{task.{field}}}", markup=False)
-            for field in ("description", "fields[note]")
-        )
-        columns = (what, BarColumn(), note, TimesColumn())
-        shown = out.is_terminal
+        self.out = out
+        self._announced = announced
         self.progress = Progress(
-            *columns, console=out, transient=True, refresh_per_second=4, disable=not shown
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimesColumn(),
+            console=out,
+            transient=True,
+            refresh_per_second=4,
+            disable=not out.is_terminal,
         )
         self._tasks: dict[str, Any] = {}
         self._last_line = time.monotonic()
@@ -86,17 +85,17 @@ class ProgressBars:
         """Move the bar of this key, and make it where there is none."""
         if key not in self._tasks:
             self._tasks[key] = self.progress.add_task(
-                naming.safe_line(what), total=total, note=note or "", first=ready
+                safe_line(what), total=total, note=note or "", first=ready
             )
             if self._announced and not self.out.is_terminal:
                 self.line(what)
         task = self._tasks[key]
-        self.progress.update(task, description=naming.safe_line(what), completed=ready, total=total)
+        self.progress.update(task, description=safe_line(what), completed=ready, total=total)
         if note is not None:
-            self.progress.update(task, note=naming.safe_line(note))
+            self.progress.update(task, note=safe_line(note))
         if not self.out.is_terminal and time.monotonic() - self._last_line > SILENT_SECONDS:
-            shown = next(one for one in self.progress.tasks if one.id == task)
-            self.line(f"{what}, {elapsed_and_left(shown.elapsed or 0.0, seconds_left(shown))}")
+            shown = next(bar for bar in self.progress.tasks if bar.id == task)
+            self.line(f"{what}, {bar_times(shown)}")
 
     def done(self, key: str) -> None:
         """The bar of this key goes away."""
@@ -106,7 +105,7 @@ class ProgressBars:
     def line(self, words: str) -> None:
         """A line above the bars."""
         self._last_line = time.monotonic()
-        self.out.print(naming.safe_line(words), markup=False)
+        self.out.print(safe_line(words), markup=False)
 
 
 @contextmanager

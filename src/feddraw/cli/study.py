@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from feddraw import naming
 from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import duration_in_words
 from feddraw.cli.report import report_significance_level, write_and_show_report
@@ -20,10 +19,12 @@ from feddraw.cli.study_progress import follow_study, print_places, study_summary
 from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_toml
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
+    from feddraw.study.progress import StudyProgress
 
 
 def study(
@@ -106,7 +107,7 @@ def study(
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
-    from feddraw.study.run_study import FAILURE_PATIENCE, run_study
+    from feddraw.study.run_study import FAILURE_PATIENCE, PlanOptions, run_study
 
     if pdf:
         from feddraw.report.paper_tex import tex_program
@@ -114,50 +115,60 @@ def study(
         tex_program()  # that there is none must not be found out when all runs are done
     if json and not dry_run:
         raise UserError("--json prints what --dry-run finds: give both")
-    given = {"chexpert": data_chexpert, "chestmnist": data_chestmnist}
-    paths = {name: str(place) for name, place in given.items() if place is not None}
+    archives = {"chexpert": data_chexpert, "chestmnist": data_chestmnist}
+    paths = {name: str(path) for name, path in archives.items() if path is not None}
     runs = read_study(file, parse_settings(set_ or []), trust=trust, paths=paths)
     folder = out or Path("runs") / file.stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
-    name = "runs.csv"
+    part = ""
     if shard is not None:
         runs = shard_of(runs, shard)
-        name = f"runs-{shard.replace('/', '-of-')}.csv"
+        part = f"-{shard.replace('/', '-of-')}"
     if dry_run:
         study_dry_run(file, runs, folder, workers, devices, json)
         return
-    tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
+    table_path = folder / f"runs{part}.csv"
+    tables = [ResultTable(table_path)]
+    if done is not None:
+        tables.append(ResultTable(done))
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     if not keep_going:
-        refuse_study_obstacles(
-            [planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder
-        )
+        listed = {key for results in tables for key in results.rows}
+        refuse_study_obstacles([planned for planned in runs if planned.key not in listed], folder)
     places = places_for_runs([planned.experiment for planned in runs], workers, devices)
     print_places(places)
-    tally = StudyProgress([planned.name for planned in runs], len(places))
-    plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
+    progress = StudyProgress([planned.name for planned in runs], len(places))
+    plan = PlanOptions(f"plan{part}.json")
     patience = 0 if keep_going else FAILURE_PATIENCE
     follow_study(
-        partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally
+        partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), progress
     )
-    say.print(study_summary(tally))
-    if (folder / name).is_file():
-        say.print(f"table: {folder / name}")
-    if (report or pdf) and tally.finished + tally.skipped:
+    say.print(study_summary(progress))
+    if table_path.is_file():
+        say.print(f"table: {table_path}")
+    if (report or pdf) and progress.finished + progress.skipped:
         preset = str(read_toml(file).get("preset", ""))
         write_and_show_report([folder], alpha=report_significance_level(preset), pdf=pdf)
-    if tally.left_out:
-        cause = list(tally.failed.values())[-1]
+    _fail_with_runs(progress)
+
+
+def _fail_with_runs(progress: StudyProgress) -> None:
+    """End with an error where runs have failed."""
+    from feddraw.study.run_study import FAILURE_PATIENCE
+
+    if progress.left_out:
+        cause = list(progress.failed.values())[-1]
         raise RunFailed(
             f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same reason: {cause}."
-            f" {len(tally.left_out)} runs were not started; correct the cause, or start them with"
-            " --keep-going"
+            f" {len(progress.left_out)} runs were not started; correct the cause, or start them"
+            " with --keep-going"
         )
-    if tally.failed:
+    if progress.failed:
         raise RunFailed(
-            f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them"
+            f"{len(progress.failed)} of {progress.total} runs failed: start the study again to"
+            " retry them"
         )
 
 
@@ -168,83 +179,96 @@ def study_dry_run(
     from feddraw.study.preflight import preflight
 
     with status_line("looking", stderr=True) as say:
-        found = preflight(runs, folder, workers, devices, say)
+        report = preflight(runs, folder, workers, devices, say)
     if json:
-        print_json(found.table())
+        print_json(report.table())
     else:
-        show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", found)
-    if found.obstacles:
-        raise UserError(_study_obstacles(found.obstacles))
+        show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", report)
+    if report.obstacles:
+        raise UserError(_study_obstacles(report.obstacles))
 
 
 def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Before images are prepared for hours: open the archives, deal every scenario, build the
+    """Before images are prepared for hours: open the archives, partition every scenario, build the
     network.
     """
     from feddraw.study.plan import is_file_data
     from feddraw.study.preflight import survey_study
 
-    there = [planned for planned in runs if is_file_data(planned)]
+    from_files = [planned for planned in runs if is_file_data(planned)]
     with status_line("looking", stderr=True) as say:
-        found = survey_study(there, folder, say)
-    if found.obstacles:
-        raise UserError(_study_obstacles(found.said()))
+        survey = survey_study(from_files, folder, say)
+    if survey.obstacles:
+        raise UserError(_study_obstacles(survey.obstacle_lines()))
 
 
-def _study_obstacles(found: Sequence[str]) -> str:
-    if len(found) == 1:
-        return f"cannot start: {found[0]}"
-    return "\n".join(
-        [f"cannot start, {len(found)} problems:", *(f"- {naming.safe_line(one)}" for one in found)]
-    )
+def _study_obstacles(obstacles: Sequence[str]) -> str:
+    if len(obstacles) == 1:
+        return f"cannot start: {obstacles[0]}"
+    lines = [f"- {safe_line(obstacle)}" for obstacle in obstacles]
+    return "\n".join([f"cannot start, {len(obstacles)} problems:", *lines])
 
 
-def show_study_preflight(heading: str, found: Preflight) -> None:
+def show_study_preflight(heading: str, preflight: Preflight) -> None:
     """Data, scenarios, times, disk and memory, each in a line or two."""
-    from feddraw.system.machine import free_memory
-
-    out, survey = console(), found.survey
+    out = console()
+    survey = preflight.survey
     finished = f", {len(survey.finished)} finished before" if survey.finished else ""
     out.print(f"{heading}{finished}")
-    sets = []
-    for dataset, look in survey.looks.values():
+    data = []
+    for dataset, preparation in survey.opened.values():
         splits = [f"{len(rows):,}" for rows in dataset.rows.values()]
-        sets.append(
-            [dataset.name, *splits, f"{look.images:,}", f"{sum(look.bytes.values()) / 1e9:.1f} GB"]
-        )
-    if sets:
-        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
-    sizes = [
-        [name, str(len(of)), f"{sum(of):,}", _client_sizes_in_words(of)]
-        for name, of in survey.clients.items()
+        on_disk = f"{sum(preparation.bytes.values()) / 1e9:.1f} GB"
+        data.append([dataset.name, *splits, f"{preparation.images:,}", on_disk])
+    if data:
+        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], data))
+    scenarios = [
+        [name, str(len(sizes)), f"{sum(sizes):,}", _client_sizes_in_words(sizes)]
+        for name, sizes in survey.clients.items()
     ]
-    if sizes:
-        out.print(table(["scenario", "clients", "images", "by client"], sizes))
+    if scenarios:
+        out.print(table(["scenario", "clients", "images", "by client"], scenarios))
     times = [
         [
-            name,
-            f"{one.step:.2f} s",
-            f"{one.batch}" if one.batch else "estimate",
-            f"{1000 * one.evaluated_image:.1f} ms",
+            method,
+            f"{cost.step:.2f} s",
+            f"{cost.batch}" if cost.batch else "estimate",
+            f"{1000 * cost.evaluated_image:.1f} ms",
         ]
-        for name, one in found.timed.items()
+        for method, cost in preflight.timed.items()
     ]
     if times:
         out.print(table(["timed here", "training step", "images timed", "evaluated image"], times))
-    kinds = dict.fromkeys(found.devices)
-    at_once = f"{len(found.devices)} worker{'s' * (len(found.devices) > 1)} on {', '.join(kinds)}"
-    if found.seconds:
-        needed, preparing = duration_in_words(found.seconds), duration_in_words(found.preparing)
-        before = f", after about {preparing} of preparing images" if found.preparing > 1 else ""
-        out.print(f"time: about {needed} with {at_once}{before}")
-        free = f"{free_memory() / 1e9:.1f} GB are free"
-        out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
+    if preflight.seconds:
+        out.print(_preflight_time(preflight))
+        out.print(_preflight_memory(preflight))
     out.print(
-        f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f}"
-        " GB of runs"
+        f"disk: {preflight.cache_bytes / 1e9:.1f} GB of prepared images,"
+        f" {preflight.folder_bytes / 1e9:.1f} GB of runs"
     )
-    if not found.obstacles:
+    if not preflight.obstacles:
         out.print("no problems found")
+
+
+def _preflight_time(preflight: Preflight) -> str:
+    workers = len(preflight.devices)
+    devices = ", ".join(dict.fromkeys(preflight.devices))
+    line = (
+        f"time: about {duration_in_words(preflight.seconds)} with {workers}"
+        f" worker{'s' * (workers > 1)} on {devices}"
+    )
+    if preflight.preparing > 1:
+        line += f", after about {duration_in_words(preflight.preparing)} of preparing images"
+    return line
+
+
+def _preflight_memory(preflight: Preflight) -> str:
+    from feddraw.system.machine import free_memory
+
+    return (
+        f"memory: about {preflight.memory / 1e9:.1f} GB for each worker;"
+        f" {free_memory() / 1e9:.1f} GB are free"
+    )
 
 
 def _client_sizes_in_words(sizes: Sequence[int]) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
-from feddraw import naming
 from feddraw.cli.progress_bars import (
     SILENT_SECONDS,
     ProgressBars,
@@ -19,6 +18,7 @@ from feddraw.cli.progress_bars import (
     elapsed_and_left,
 )
 from feddraw.cli.terminal import console, plain_words, table
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.data.image_cache import Progress
@@ -30,12 +30,12 @@ def print_places(places: Sequence[WorkerPlace]) -> None:
     """Which device has how many workers, where it is not the processor alone."""
     counts = Counter(place.device for place in places)
     if set(counts) != {"cpu"}:
-        said = ", ".join(f"{count} on {device}" for device, count in counts.items())
-        console().print(f"runs at the same time: {said}")
+        workers = ", ".join(f"{count} on {device}" for device, count in counts.items())
+        console().print(f"runs at the same time: {workers}")
 
 
 def follow_study(
-    conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress
+    carry_out: Callable[[Progress], Iterator[StudyEvent]], study: StudyProgress
 ) -> None:
     """Carry a study out under a live table in a terminal; elsewhere with a line for every run that
     ends.
@@ -53,9 +53,9 @@ def follow_study(
 
     def screen() -> RenderableType:
         with lock:
-            return (
-                images.progress if prepared and not tally.running else _study_running_table(tally)
-            )
+            if prepared and not study.running:
+                return images.progress
+            return _running_table(study)
 
     spoken = time.monotonic()
     with Live(
@@ -65,57 +65,59 @@ def follow_study(
         get_renderable=screen,
         auto_refresh=out.is_terminal,
     ):
-        for event in conducted(preparing):
+        for event in carry_out(preparing):
             with lock:
-                tally.note(event)
-            silent = not out.is_terminal and time.monotonic() - spoken > SILENT_SECONDS
-            if event.kind in ("finished", "failed") or silent:
-                spoken = time.monotonic()
-                ended = event.kind in ("finished", "failed")
-                said = _ended_run_line(event, tally) if ended else study_heading(tally)
-                out.print(said, markup=False)
+                study.note(event)
+            if event.kind in ("finished", "failed"):
+                line = _ended_run_line(event, study)
+            elif not out.is_terminal and time.monotonic() - spoken > SILENT_SECONDS:
+                line = study_heading(study)
+            else:
+                continue
+            spoken = time.monotonic()
+            out.print(line, markup=False)
 
 
-def study_heading(tally: StudyProgress) -> str:
+def study_heading(study: StudyProgress) -> str:
     """How it stands, in one line."""
     counts = (
-        f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)}"
+        f"{study.finished + study.skipped} done, {len(study.running)} running, {len(study.waiting)}"
         " left"
     )
-    failed = f", {len(tally.failed)} failed" if tally.failed else ""
-    return f"{counts}{failed}; {elapsed_and_left(tally.elapsed, tally.seconds_left())}"
+    failed = f", {len(study.failed)} failed" if study.failed else ""
+    return f"{counts}{failed}; {elapsed_and_left(study.elapsed, study.seconds_left())}"
 
 
-def study_summary(tally: StudyProgress) -> str:
-    skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
-    return f"{tally.finished} runs finished in {duration_in_words(tally.elapsed)}{skipped}"
+def study_summary(study: StudyProgress) -> str:
+    skipped = f", {study.skipped} were finished before" if study.skipped else ""
+    return f"{study.finished} runs finished in {duration_in_words(study.elapsed)}{skipped}"
 
 
-def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
+def _ended_run_line(event: StudyEvent, study: StudyProgress) -> str:
     if event.kind == "failed":
-        return naming.safe_line(f"{event.run}  failed: {event.text}")
+        return safe_line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
     values = [
         f"{name} {row[key]:.4f}"
         for name, key in (("AUC", "auc"), ("GM", "gm"))
         if row.get(key) is not None
     ]
-    return f"{event.run}  {'  '.join(values)}  ({study_heading(tally)})"
+    return f"{event.run}  {'  '.join(values)}  ({study_heading(study)})"
 
 
-def _study_running_table(tally: StudyProgress) -> RenderableType:
+def _running_table(study: StudyProgress) -> RenderableType:
     """A line for every run under way, and a bar for all."""
     from rich.progress_bar import ProgressBar
 
     now = time.monotonic()
     rows = []
-    for name, run in list(tally.running.items()):
-        left = tally.run_left(name)
+    for name, run in list(study.running.items()):
+        left = study.run_left(name)
         times = [as_clock(now - run.began), "estimating" if left is None else as_clock(left)]
         rows.append([name, run.now, f"{100 * run.share:.0f} %", *times])
     drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
     return Group(
         drawn,
-        ProgressBar(total=1.0, completed=tally.share, width=60),
-        plain_words(study_heading(tally)),
+        ProgressBar(total=1.0, completed=study.share, width=60),
+        plain_words(study_heading(study)),
     )

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feddraw import naming
+from feddraw.text import safe_line, safe_text
 
 
 class PlainConsole(Console):
@@ -25,7 +25,7 @@ class PlainConsole(Console):
     """
 
     def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(naming.safe_text(text), **how)
+        return super().render_str(safe_text(text), **how)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -39,7 +39,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def plain_words(text: str) -> Text:
     """For the places where rich would read markup whatever its console says: a status, a bar."""
-    return Text(naming.safe_line(text))
+    return Text(safe_line(text))
 
 
 @contextmanager
@@ -60,9 +60,9 @@ def table(
     """
     drawn = Table(box=SIMPLE, pad_edge=False, collapse_padding=compact, show_edge=not compact)
     for position, name in enumerate(columns):
-        drawn.add_column(naming.safe_line(name), justify="left" if position < left else "right")
+        drawn.add_column(safe_line(name), justify="left" if position < left else "right")
     for row in rows:
-        drawn.add_row(*map(naming.safe_line, row))
+        drawn.add_row(*map(safe_line, row))
     return drawn
 
 
@@ -73,7 +73,7 @@ def print_json(document: Any) -> None:
 
 def print_line(words: str) -> None:
     """A line on standard output, for commands that have no table to show."""
-    print(naming.safe_line(words))
+    print(safe_line(words))
 
 
 def metric_text(value: float | None) -> str:

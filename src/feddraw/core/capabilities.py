@@ -26,7 +26,8 @@ def why_not_streaming(method: Method) -> str:
     """Why updates cannot be added up one by one as they come."""
     if isinstance(method.aggregation, Joint):
         return "its model is made from all updates at once"
-    weighting, server = method.aggregation.weighting, method.aggregation.server
+    weighting = method.aggregation.weighting
+    server = method.aggregation.server
     if not isinstance(weighting, SelfScored):
         return "a client's weight depends on the other clients' updates"
     if isinstance(weighting, AfterFirstSum):
@@ -48,7 +49,8 @@ def why_not_secure(method: Method) -> str:
         return "all images are in one place, so there is nothing to add up"
     if isinstance(method.aggregation, Joint):
         return "its model is made from every client's parameters"
-    weighting, server = method.aggregation.weighting, method.aggregation.server
+    weighting = method.aggregation.weighting
+    server = method.aggregation.server
     if reason := _why_weighting_not_secure(weighting):
         return reason
     if server.needs.layers == "all":

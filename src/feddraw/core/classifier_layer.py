@@ -97,7 +97,8 @@ def scoring_layers(params: Sequence[Entry]) -> list[ScoringLayer]:
     shapes = {entry.name: entry.shape for entry in params}
     found = []
     for entry in params:
-        layer, leaf = layer_of(entry), entry.name.rpartition(".")[2]
+        layer = layer_of(entry)
+        leaf = entry.name.rpartition(".")[2]
         own = [other for other in params if layer_of(other) == layer and len(other.shape) > 1]
         matrix = len(entry.shape) >= 2 and math.prod(entry.shape[2:]) == 1
         if matrix and (leaf == "weight" or (len(own) == 1 and f"{layer}.weight" not in shapes)):

@@ -85,7 +85,8 @@ class Method:
         """The state before the first round."""
         if isinstance(self.aggregation, Joint):
             return {"weighting": {}, "server": {}}
-        weighting, server = self.aggregation.weighting, self.aggregation.server
+        weighting = self.aggregation.weighting
+        server = self.aggregation.server
         return {"weighting": weighting.init(), "server": server.init(model)}
 
     def broadcast(self, state: State) -> dict[str, Vector]:

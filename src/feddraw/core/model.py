@@ -33,6 +33,9 @@ SPREAD = ("images measured", "variance")  # of one image's gradient, summed over
 GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 
+SMALLEST_VARIANCE = 1e-5  # that batch norm adds to a variance before it divides by its root
+
+
 @dataclass(frozen=True)
 class Entry:
     """One named tensor of a network and where it lies in the flat vector of its kind."""
@@ -70,7 +73,8 @@ class Layout:
         """From name, kind, shape and type of each tensor in the network's order; each kind is
         counted from zero.
         """
-        entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
+        entries = []
+        ends = {"param": 0, "buffer": 0, "counter": 0}
         for name, kind, shape, dtype in tensors:
             entries.append(Entry(name, kind, shape, ends[kind], dtype))
             ends[kind] += entries[-1].size
@@ -86,11 +90,24 @@ class Layout:
         ]
         return np.concatenate([np.zeros(0, bool), *kinds])
 
+    @cached_property
+    def means_and_variances(self) -> list[tuple[slice, slice]]:
+        """Where batch norm's running means lie among the buffers, each with its variances."""
+        spans = {entry.name: entry.span for entry in self.entries if entry.kind == "buffer"}
+        pairs = []
+        for name, span in spans.items():
+            layer, _, leaf = name.rpartition(".")
+            variance = spans.get(f"{layer}.running_var")
+            if leaf == "running_mean" and variance is not None:
+                pairs.append((span, variance))
+        return pairs
+
     def length(self, kind: str) -> int:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def extent(self, extent: Extent) -> int:
-        params, outputs = self.length("param"), self.outputs
+        params = self.length("param")
+        outputs = self.outputs
         lengths = {
             "params": params,
             "model": params + self.length("buffer"),
@@ -173,7 +190,8 @@ class Layout:
         chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
         if not chosen:
             raise UserError(f"layer '{layer}' has no {part}")
-        start, stop = chosen[0].start, chosen[-1].span.stop
+        start = chosen[0].start
+        stop = chosen[-1].span.stop
         if sum(e.size for e in chosen) == stop - start:
             return slice(start, stop)
         return np.concatenate([np.arange(e.span.start, e.span.stop) for e in chosen])
@@ -205,6 +223,23 @@ class Model:
     def joined(self) -> Vector:
         """Parameters, then floating buffers: a whole model as a client remembers it."""
         return np.concatenate([self.params, self.buffers])
+
+    def statistics_moved(self, sent: Model) -> Vector:
+        """How far each buffer is from that of the sent model, in units that fit it.
+
+        A mean in standard deviations of its feature, a variance by how many times it has grown or
+        shrunk, any other buffer by its own size. Zero: as it was sent.
+        """
+        now = self.buffers.astype(np.float64)
+        before = sent.buffers.astype(np.float64)
+        moved = (now - before) / (1 + np.abs(before))
+        variances = self.layout.variances
+        grown = (now[variances] + SMALLEST_VARIANCE) / (before[variances] + SMALLEST_VARIANCE)
+        moved[variances] = np.maximum(grown, 1 / grown) - 1
+        for mean, variance in self.layout.means_and_variances:
+            deviation = np.sqrt(before[variance] + SMALLEST_VARIANCE)
+            moved[mean] = (now[mean] - before[mean]) / deviation
+        return np.asarray(moved)
 
     def with_joined(self, vector: Vector) -> Model:
         """The same network with what `joined` gave."""

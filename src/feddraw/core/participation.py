@@ -31,9 +31,8 @@ class Participation:
     """
 
     sampler: Sampler = "all"
-    fraction: float = (
-        1.0  # of the clients that are there, drawn uniformly or by size; never fewer than one
-    )
+    # Of the clients that are there, drawn uniformly or by size; never fewer than one.
+    fraction: float = 1.0
     plan: str = ""  # "C1, C2; C3": the clients of each round in turn, begun again at its end
     joins: str = ""  # "C4=5": the first round in which a client is there, counted from 0
     leaves: str = ""  # "C1=10": the first round in which it is there no more
@@ -55,10 +54,8 @@ class Participation:
                 'participation.plan and participation.sampler = "plan" go together: set both or'
                 " none"
             )
-        joins, leaves = (
-            _participation_rounds("joins", self.joins),
-            _participation_rounds("leaves", self.leaves),
-        )
+        joins = _participation_rounds("joins", self.joins)
+        leaves = _participation_rounds("leaves", self.leaves)
         for client in chain(*_turns_of_plan(self.plan), joins, leaves):
             if client not in clients:
                 raise unknown("clients", client, clients)
@@ -73,10 +70,8 @@ class Participation:
         """Clients that could be asked: those that have joined and not left, in a plan those whose
         turn it is.
         """
-        joins, leaves = (
-            _participation_rounds("joins", self.joins),
-            _participation_rounds("leaves", self.leaves),
-        )
+        joins = _participation_rounds("joins", self.joins)
+        leaves = _participation_rounds("leaves", self.leaves)
         turns = _turns_of_plan(self.plan)
         turn = set(turns[round % len(turns)] if turns else clients)
         there = [

@@ -115,7 +115,9 @@ def size_prior(sizes: ArrayLike) -> Floats:
 
 def cosine(vectors: NDArray[Any], reference: NDArray[Any]) -> Floats:
     """Cosine of each row with the reference, in float64; 0 where a norm is zero."""
-    dots, squares, square = np.zeros(len(vectors)), np.zeros(len(vectors)), 0.0
+    dots = np.zeros(len(vectors))
+    squares = np.zeros(len(vectors))
+    square = 0.0
     for start in range(0, len(reference), COSINE_BLOCK):
         block = vectors[:, start : start + COSINE_BLOCK].astype(np.float64)
         along = reference[start : start + COSINE_BLOCK].astype(np.float64)

@@ -48,7 +48,8 @@ def update_standing_mean(
     mean: Vector, state: State, sums: Sums, change: WeightedChange
 ) -> tuple[Vector, State]:
     """The mean over all clients after a round, and the state for the next one."""
-    cohort, weights = sums.cohort, sums.weights
+    cohort = sums.cohort
+    weights = sums.weights
     population = cohort.population
     shares: Shares = state["shares"]
     by_piece: Mapping[str, Shares] = state["pieces"]

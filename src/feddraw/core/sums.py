@@ -40,10 +40,8 @@ BLOCK, LANES = 1 << 13, 8  # of the squares, as in sums.c
 _MOVES_STRETCH = 1 << 19  # columns for one thread at a time
 _MOVES_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
 # Columns of a plain weighted sum: for one thread, and at a time.
-_SUM_STRETCH, _SUM_BLOCK = (
-    1 << 16,
-    1 << 15,
-)
+_SUM_STRETCH = 1 << 16
+_SUM_BLOCK = 1 << 15
 _GRAM_BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 
 
@@ -57,7 +55,8 @@ def sum_moves(
     on it.
     """
     spans = [slice(start, start + _MOVES_STRETCH) for start in range(0, len(sent), _MOVES_STRETCH)]
-    single, given = weights.astype(rows.dtype), [rows, sent] if out is None else [rows, sent, out]
+    single = weights.astype(rows.dtype)
+    given = [rows, sent] if out is None else [rows, sent, out]
     plain = all(
         array.dtype == np.float32 and array.strides[-1] == array.itemsize for array in given
     )
@@ -188,7 +187,8 @@ def summed_by(numbers: int) -> str:
 @cache
 def compiled_sums() -> Pass | None:
     """`sums.c` as a function, if it can be compiled here."""
-    compiler, source = shutil.which("cc"), Path(__file__).with_name("sums.c")
+    compiler = shutil.which("cc")
+    source = Path(__file__).with_name("sums.c")
     # No contraction: numpy rounds twice.
     options = (
         "-O3",

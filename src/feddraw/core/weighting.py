@@ -114,7 +114,8 @@ class SelfScored(Weighting):
         return self._weigh_by_scores(cohort, cohort.facts()), state
 
     def _weigh_by_scores(self, cohort: Cohort, facts: Facts) -> Weights:
-        scores, parts = [], []
+        scores = []
+        parts = []
         for place, view in enumerate(cohort.views()):
             score, explained = self.score(view, facts, place)
             scores.append(score)

@@ -75,7 +75,8 @@ def unprepared_dataset(
     """
     assert how.estimate is not None
     rows = np.unique(np.linspace(0, len(source) - 1, TRIED_IMAGES).astype(int))
-    began, unread = time.perf_counter(), []
+    began = time.perf_counter()
+    unread = []
     for row in rows:
         try:
             how.recipe.apply(source.read(row))

@@ -21,10 +21,8 @@ def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
     for split in SPLITS:
         rows = dataset.rows[split]
         labels = dataset.labels.take(rows)
-        positives, known = (
-            labels.values.sum(axis=0, dtype=np.int64),
-            dataset.labels.known_counts(rows),
-        )
+        positives = labels.values.sum(axis=0, dtype=np.int64)
+        known = dataset.labels.known_counts(rows)
         found[split] = {
             "images": len(rows),
             "positives": positives.tolist(),
@@ -50,7 +48,8 @@ def rarer_label_in_split(split: Mapping[str, Any], place: int) -> int:
 
 def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     """Positive / negative images of a finding, and those whose label is not known."""
-    positives, negatives = split["positives"][place], split["negatives"][place]
+    positives = split["positives"][place]
+    negatives = split["negatives"][place]
     unknown = split["images"] - positives - negatives
     return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
 

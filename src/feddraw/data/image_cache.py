@@ -181,9 +181,8 @@ def open_or_make_entry(
     try:
         make_subfolder(entry, private=True)
         with locked_entry(entry, say):
-            if (
-                found := open_finished_entry(entry, shape)
-            ) is not None:  # made by whoever had the lock
+            # Made by whoever had the lock.
+            if (found := open_finished_entry(entry, shape)) is not None:
                 return found
             require_cache_space(entry, int(np.prod(shape)))
             write_entry_json(entry / "about.json", {**about, "shape": shape})
@@ -245,10 +244,8 @@ class CacheChunkJob:
     def __call__(self, start: int) -> dict[int, str]:
         """Prepare a chunk and write it where it belongs; gives the bad rows."""
         stop = min(start + CHUNK, len(self.source))
-        block, bad = (
-            np.zeros((stop - start, self.recipe.size, self.recipe.size), dtype=np.uint8),
-            {},
-        )
+        block = np.zeros((stop - start, self.recipe.size, self.recipe.size), dtype=np.uint8)
+        bad = {}
         for row in range(start, stop):
             try:
                 block[row - start] = self.recipe.apply(self.source.read(row))

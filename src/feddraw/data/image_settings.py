@@ -25,9 +25,8 @@ class PreparationEstimate:
     written.
     """
 
-    bytes: dict[Path, int] = field(
-        default_factory=dict
-    )  # by entry of the cache that is not there yet
+    # By entry of the cache that is not there yet.
+    bytes: dict[Path, int] = field(default_factory=dict)
     images: int = 0  # that have to be decoded or resized
     seconds: float = 0.0  # for that, in one process
 
@@ -38,15 +37,13 @@ class ImagePreparation:
 
     size: int = 224
     clahe: bool = False
-    normalize: str | Sequence[float] = (
-        "paper"  # "paper", "measured", or mean and standard deviation
-    )
+    # "paper", "measured", or mean and standard deviation.
+    normalize: str | Sequence[float] = "paper"
     skip_bad: bool = False
     workers: int = 0  # processes that prepare images; 0: one per core
     progress: Progress | None = None
-    estimate: PreparationEstimate | None = (
-        None  # given: check everything, decode a few images, prepare nothing
-    )
+    # Given: check everything, decode a few images, prepare nothing.
+    estimate: PreparationEstimate | None = None
 
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 2048:

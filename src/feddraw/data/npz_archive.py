@@ -135,7 +135,8 @@ class NpzArchive:
         patients = self.column("patients", sizes)
         if patients is None and all(_NIH_NAME.match(name) for name in names):
             patients = np.array([name[:8] for name in names])
-        sites, groups = self.column("sites", sizes), self.column("groups", sizes)
+        sites = self.column("sites", sizes)
+        groups = self.column("groups", sizes)
         labels = Labels(
             (values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups
         )
@@ -250,7 +251,8 @@ class PackedImages:
     def unpack(self, progress: Progress | None) -> PreparedImages:
         """All images as one memory-mapped array in the cache, at the size they have."""
         say = progress or image_cache.no_progress
-        what, total = f"unpacking {self.path.name}", len(self.members)
+        what = f"unpacking {self.path.name}"
+        total = len(self.members)
 
         def make(partial: Path) -> None:
             with (
@@ -289,7 +291,8 @@ def member_from_header(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveM
         )
         shape, fortran, dtype = read(stream)
         skip = stream.tell()
-    size, packed = int(np.prod(shape, dtype=object)) * dtype.itemsize, info.compress_size
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    packed = info.compress_size
     if dtype.hasobject or fortran or size != info.file_size - skip:
         raise ValueError(f"{info.filename} is no plain array, or not as long as it says")
     if size > MAX_ARCHIVE_IMAGES or size > max(2**26, MAX_ZIP_RATIO * packed):

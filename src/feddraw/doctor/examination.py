@@ -13,43 +13,55 @@ from typing import Any
 
 import torch
 
-from feddraw.doctor import study_cost
 from feddraw.doctor.device_trial import (
-    MeasuredSpeed,
+    MethodSettings,
     TrialProcesses,
     TrialTask,
     TrialTooSlow,
-    network_installed,
-    trial_difference,
-    trial_task_of,
+    TrialTraining,
 )
 from feddraw.doctor.machine_checks import (
+    CheckState,
     MachineCheck,
     check_machine,
     check_or_broken,
     check_versions,
     state_within,
 )
-from feddraw.doctor.study_cost import StudyCost
+from feddraw.doctor.study_start import (
+    DeviceSpeed,
+    StudyCost,
+    extrapolated_speeds,
+    method_settings_of,
+    speeds_in_memory,
+    study_cost,
+)
 from feddraw.errors import RunFailed
-from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU, survey_devices_apart
+from feddraw.experiment.device_placement import (
+    USABLE_MEMORY,
+    WORKERS_PER_GPU,
+    survey_devices_apart,
+    worker_memory,
+)
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
+from feddraw.study.cost import mean_cost
 from feddraw.system.machine import cores
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
-HANGING_SECONDS = (
-    60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
-)
-EXACT_SUMS, ALIKE_TRAININGS = (
-    1e-5,
-    1e-2,
-)  # relative errors: of sums, of some training steps against the processor's
-SMALL_TASK, LARGE_TASK = (
-    TrialTask("compact", 64),
-    TrialTask("densenet121", 224, (("weights", "none"),)),
-)
+HANGING_SECONDS = 60.0  # after which a GPU is not expected to answer a question about a few sums
+TIMED_SECONDS = 6.0  # for timing a network with some workers
+SHARE_FOR_SEVERAL = 0.45  # share of a device's time that is kept for several workers at once
+WORKER_IN_TRIAL = 2.5e9  # bytes: the largest network at small batches, or the small one at large
+
+EXACT_SUMS = 1e-5  # relative error of sums
+ALIKE_TRAININGS = 1e-2  # relative difference of training steps from the processor's
+COMPARED_BATCH = 8  # images and steps of the trainings that are compared
+COMPARED_STEPS = 2
+
+SMALL_TASK = TrialTask("compact", 64)
+LARGE_TASK = TrialTask("densenet121", 224, (("weights", "none"),))
 # What the paper's matrix costs follows from the second, so it comes before those that are nice to
 # know.
 TRIAL_TASKS = (
@@ -58,32 +70,34 @@ TRIAL_TASKS = (
     TrialTask("densenet121", 64, (("weights", "none"),)),
     TrialTask("compact", 224),
 )
-COMPARED_STEPS = (8, 2)  # images and steps of the trainings that are compared
 
 Say = Callable[[str], None]
+Studies = Mapping[str, Sequence[Experiment]]  # by name
 
 
 @dataclass
 class MachineExamination:
-    """What was found."""
+    """What the examination has shown."""
 
-    began: float
+    began: float  # seconds of the monotonic clock
     machine: dict[str, Any]
     checks: list[MachineCheck] = field(default_factory=list)
-    speeds: list[MeasuredSpeed] = field(default_factory=list)
+    speeds: list[DeviceSpeed] = field(default_factory=list)
     costs: dict[str, StudyCost] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def broken(self) -> list[MachineCheck]:
+        """The checks that failed."""
         return [check for check in self.checks if check.state == "broken"]
 
     def table(self) -> dict[str, Any]:
+        """As one document."""
         return {
             "machine": self.machine,
             "checks": [asdict(check) for check in self.checks],
             "speeds": [speed.table() for speed in self.speeds],
-            "studies": {name: one.table() for name, one in self.costs.items()},
+            "studies": {name: cost.table() for name, cost in self.costs.items()},
             "broken": [check.what for check in self.broken],
             "seconds": round(self.seconds, 1),
         }
@@ -91,278 +105,304 @@ class MachineExamination:
 
 def devices_to_examine() -> list[str]:
     """The processor and all GPUs."""
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return ["cpu", *gpus, *["mps"] * torch.backends.mps.is_available()]
+    devices = ["cpu"]
+    devices += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return devices
 
 
 def examine_machine(
     devices: str = "",
-    studies: Mapping[str, Sequence[Experiment]] | None = None,
+    studies: Studies | None = None,
     *,
     seconds: float = EXAMINATION_SECONDS,
     tasks: Sequence[TrialTask] = TRIAL_TASKS,
     say: Say = lambda _: None,
 ) -> MachineExamination:
-    """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs
-    to reckon.
+    """Look at everything within so many seconds; `devices` are those to try beside the processor
+    (all by default), and `studies` the runs whose cost is wanted.
     """
-    names = (
-        devices_to_examine()
-        if not devices
-        else list(dict.fromkeys(["cpu", *devices_here(devices)]))
-    )
-    return _Examiner(names, seconds, tasks, say).examined(studies or {})
+    if devices:
+        names = list(dict.fromkeys(["cpu", *devices_here(devices)]))
+    else:
+        names = devices_to_examine()
+    examiner = _Examiner(names, studies or {}, tasks, seconds, say)
+    return examiner.examine()
 
 
 class _Examiner:
+    """Examines one device after the other and writes down what it sees."""
+
     def __init__(
-        self, names: Sequence[str], seconds: float, tasks: Sequence[TrialTask], say: Say
+        self,
+        devices: Sequence[str],
+        studies: Studies,
+        tasks: Sequence[TrialTask],
+        seconds: float,
+        say: Say,
     ) -> None:
-        self._names, self._seconds, self._say = names, seconds, say
-        self._tasks = [task for task in tasks if network_installed(task)]
-        self._found = MachineExamination(time.monotonic(), environment())
-        self._surveyed: dict[str, dict[str, Any]] = {}
-        self._reference: dict[str, Any] = {}
-        self._factors: dict[study_cost.MethodSettings, float] = {}
-        self._reckoned: dict[TrialTask, int | None] = {}
-        self._digests: set[str] = set()  # of the small network's training on the device under way
+        self._devices = devices
+        self._studies = studies
+        self._runs = [run for runs in studies.values() for run in runs]
+        self._tasks = [task for task in tasks if task.is_installed]
+        self._seconds = seconds
+        self._say = say
+        self._report = MachineExamination(time.monotonic(), environment())
+        self._surveyed: dict[str, dict[str, Any]] = {}  # what is known of each device
+        self._on_processor: dict[str, TrialTraining] = {}  # by title of the task
+        self._factors: dict[MethodSettings, float] = {}  # what methods add to a step
+        self._reckoned: dict[TrialTask, int | None] = {}  # bytes of a worker
 
     @property
     def _left(self) -> float:
-        return self._seconds - (time.monotonic() - self._found.began)
+        return self._seconds - (time.monotonic() - self._report.began)
 
-    def examined(self, studies: Mapping[str, Sequence[Experiment]]) -> MachineExamination:
-        report = self._found
+    def examine(self) -> MachineExamination:
+        report = self._report
         self._say("versions, folders and disk")
-        report.checks += check_versions() + check_machine()
-        report.checks += self._survey()
-        busy = os.getloadavg()[0]
-        if busy > cores() / 2:
-            said = (
-                f"load {busy:.1f} on {cores()} cores: GPU speeds may be too low; CPU speeds are"
-                " measured in CPU time"
-            )
-            report.checks.append(MachineCheck("other work", "note", said, {"load": round(busy, 2)}))
-        own = dict.fromkeys(trial_task_of(run) for runs in studies.values() for run in runs)
-        tasks = [
-            *[task for task in own if task not in self._tasks and network_installed(task)][:2],
-            *self._tasks,
-        ]
-        present = [name for name in self._names if name in self._surveyed]
-        for number, name in enumerate(present):
+        report.checks += [*check_versions(), *check_machine(), *self._survey(), *_other_work()]
+        present = [device for device in self._devices if device in self._surveyed]
+        for number, device in enumerate(present):
             share = self._left / (len(present) - number)
-            report.checks += self._examine_device(name, tasks, studies, share)
-        free = {name: about["free"] for name, about in self._surveyed.items()}
-        usable = study_cost.speeds_with_room(study_cost.extrapolated_speeds(report.speeds), free)
-        costs = {
-            name: study_cost.study_cost(runs, usable, self._factors)
-            for name, runs in studies.items()
-        }
-        report.costs = {name: found for name, found in costs.items() if found}
-        for name in studies.keys() - report.costs.keys():
-            report.checks.append(
-                MachineCheck(name, "note", "its network was not timed: increase --seconds")
-            )
+            report.checks += self._examine_device(device, share)
+        self._add_study_costs()
         report.seconds = time.monotonic() - report.began
         return report
 
+    def _add_study_costs(self) -> None:
+        free = {device: facts["free"] for device, facts in self._surveyed.items()}
+        speeds = speeds_in_memory(extrapolated_speeds(self._report.speeds), free)
+        for name, runs in self._studies.items():
+            cost = study_cost(runs, speeds, self._factors)
+            if cost is not None:
+                self._report.costs[name] = cost
+            else:
+                untimed = "its network was not timed: increase --seconds"
+                self._report.checks.append(MachineCheck(name, "note", untimed))
+
+    # ------------------------------------------------------------------------------ which there are
+
     def _survey(self) -> Iterator[MachineCheck]:
-        for name in self._names:
-            yield check_or_broken(name, lambda name=name: self._survey_device(name))  # type: ignore[misc]
-        if not torch.cuda.is_available() and torch.version.cuda:
-            said = (
+        for device in self._devices:
+            yield check_or_broken(device, lambda device=device: self._survey_device(device))  # type: ignore[misc]
+        if torch.cuda.is_available():
+            return
+        if torch.version.cuda:
+            yield MachineCheck(
+                "GPU",
+                "note",
                 f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a"
-                " driver?"
+                " driver?",
             )
-            yield MachineCheck("GPU", "note", said)
-        elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        elif not torch.backends.mps.is_available():
             yield MachineCheck(
                 "GPU", "note", "torch finds none: everything is trained on the processor"
             )
 
-    def _survey_device(self, name: str) -> MachineCheck:
-        about = self._surveyed[name] = survey_devices_apart([name])[name]
-        memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
-        if about["type"] == "cuda":
-            using = cuda_software(tf32=False)
-            words = (
-                f"{about['name']}, compute capability {about['capability']}, driver"
-                f" {using['driver'] or 'unknown'}"
+    def _survey_device(self, device: str) -> MachineCheck:
+        facts = survey_devices_apart([device])[device]
+        self._surveyed[device] = facts
+        if facts["type"] == "cuda":
+            software = cuda_software(tf32=False)
+            what = (
+                f"{facts['name']}, compute capability {facts['capability']}, driver"
+                f" {software['driver'] or 'unknown'}, CUDA {software['cuda']}, cuDNN"
+                f" {software['cudnn']}"
             )
-            return MachineCheck(
-                name,
-                "ok",
-                f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}",
-                about,
-            )
-        machine = self._found.machine
-        processor = (
-            f"{cores()} cores of {machine['processor']}"
-            if about["type"] == "cpu"
-            else about["type"]
-        )
-        return MachineCheck(name, "ok", f"{processor}, {memory}", about)
+        elif facts["type"] == "cpu":
+            what = f"{cores()} cores of {self._report.machine['processor']}"
+        else:
+            what = facts["type"]
+        memory = f"{facts['free'] / 1e9:,.1f} of {facts['memory'] / 1e9:,.1f} GB free"
+        return MachineCheck(device, "ok", f"{what}, {memory}", facts)
 
-    def _examine_device(
-        self,
-        name: str,
-        tasks: Sequence[TrialTask],
-        studies: Mapping[str, Sequence[Experiment]],
-        share: float,
-    ) -> Iterator[MachineCheck]:
-        """Is it right, how fast is one worker, how fast are several; a device that fails is
-        left.
+    # ------------------------------------------------------------------------------------ a device
+
+    def _examine_device(self, device: str, share: float) -> Iterator[MachineCheck]:
+        """Is it right, how fast is one worker, how fast are several, in `share` seconds; a device
+        that fails is left.
         """
-        until = time.monotonic() + share
-        several = self._workers_at_once(name)
+        end = time.monotonic() + share
+        several = self._workers_at_once(device)
+        end_of_one = end - share * SHARE_FOR_SEVERAL if several > 1 else end
         try:
-            with TrialProcesses([WorkerPlace(name)]) as one:
-                self._say(f"{name}: arithmetic")
-                yield from self._check_results(name, one)
-                yield from self._time_networks(
-                    name, one, tasks, until - share * (0.45 if several > 1 else 0.0)
-                )
-                if name == "cpu":
-                    self._measure_methods(one, studies)
+            with TrialProcesses([WorkerPlace(device)]) as process:
+                self._say(f"{device}: arithmetic")
+                yield self._check_sums(device, process)
+                trainings = self._train_compared(device, process)
+                yield _check_repeats(device, trainings)
+                yield from self._check_against_processor(device, trainings)
+                yield from self._time_networks(device, process, end_of_one)
+                if device == "cpu":
+                    self._measure_methods(process)
             if several > 1:
-                with TrialProcesses([WorkerPlace(name)] * several) as team:
-                    answers = team.ask(
-                        "training", SMALL_TASK, *COMPARED_STEPS, patience=self._patience(name)
-                    )
-                    same = len({answer["digests"][0] for answer in answers} | self._digests) == 1
-                    words = (
-                        f"{several} processes at once:"
-                        f" {'identical to' if same else 'different from'} one process"
-                    )
-                    yield MachineCheck(f"{name} processes", "ok" if same else "note", words)
-                    yield from self._time_networks(name, team, tasks, until)
+                with TrialProcesses([WorkerPlace(device)] * several) as team:
+                    yield self._check_processes(device, team, trainings[SMALL_TASK.title])
+                    yield from self._time_networks(device, team, end)
         except TrialTooSlow as late:
-            hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
-            yield MachineCheck(
-                f"{name} at work", "broken" if hangs else "note", f"{late}: increase --seconds"
-            )
+            # a processor is busy with other things, a GPU hangs
+            state: CheckState = "note" if self._surveyed[device]["type"] == "cpu" else "broken"
+            yield MachineCheck(f"{device} at work", state, f"{late}: increase --seconds")
         except RunFailed as failure:
-            yield MachineCheck(f"{name} at work", "broken", str(failure))
+            yield MachineCheck(f"{device} at work", "broken", str(failure))
 
-    def _workers_at_once(self, name: str) -> int:
+    def _workers_at_once(self, device: str) -> int:
         """How many workers are tried at once: one a core, or as a GPU's memory holds."""
-        about = self._surveyed[name]
-        if about["type"] == "cpu":
-            return cores() if name == "cpu" else 2
-        need = (
-            2.5e9  # the largest network at the small batches of a trial, or the small one at large
-        )
-        return max(1, min(WORKERS_PER_GPU, cores(), int(USABLE_MEMORY * about["free"] / need)))
+        facts = self._surveyed[device]
+        if facts["type"] == "cpu":
+            return cores() if device == "cpu" else 2
+        in_memory = int(USABLE_MEMORY * facts["free"] / WORKER_IN_TRIAL)
+        return max(1, min(WORKERS_PER_GPU, cores(), in_memory))
 
-    def _patience(self, name: str) -> float:
+    def _patience(self, device: str) -> float:
         """Seconds to wait for a few sums or steps: of a GPU as long as it may take at all."""
-        return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGING_SECONDS
+        if self._surveyed[device]["type"] == "cpu":
+            return max(10.0, self._left)
+        return HANGING_SECONDS
 
-    def _check_results(self, name: str, team: TrialProcesses) -> Iterator[MachineCheck]:
-        errors = team.ask("sums", patience=self._patience(name))[0]
-        worst = max(errors, key=lambda one: errors[one])
-        said = f"largest relative error {errors[worst]:.1e} ({worst})"
-        yield MachineCheck(f"{name} sums", state_within(errors[worst], EXACT_SUMS), said, errors)
-        here = {}
-        for task in dict.fromkeys(
-            [SMALL_TASK, *(task for task in self._tasks if task.pixels == SMALL_TASK.pixels)]
-        ):
-            here[task.title] = team.ask(
-                "training", task, *COMPARED_STEPS, patience=self._patience(name)
-            )[0]
-        self._digests = set(here[SMALL_TASK.title]["digests"][:1])
-        same = all(len(set(one["digests"])) == 1 for one in here.values())
-        inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
-        named = f" (torch cannot repeat {', '.join(inexact)})" if inexact else ""
-        words = (
-            "identical when repeated"
-            if same
-            else f"not identical when repeated{named}: last digits vary"
+    def _check_sums(self, device: str, process: TrialProcesses) -> MachineCheck:
+        errors: dict[str, float] = process.ask("sums", patience=self._patience(device))[0]
+        worst = max(errors, key=lambda name: errors[name])
+        return MachineCheck(
+            f"{device} sums",
+            state_within(errors[worst], EXACT_SUMS),
+            f"largest relative error {errors[worst]:.1e} ({worst})",
+            errors,
         )
-        yield MachineCheck(f"{name} repeats", "ok" if same else "note", words, {"inexact": inexact})
-        if name == "cpu":
-            self._reference = here
+
+    def _train_compared(self, device: str, process: TrialProcesses) -> dict[str, TrialTraining]:
+        """Trainings of the networks at the small size, by the title of their task."""
+        small = [task for task in self._tasks if task.pixels == SMALL_TASK.pixels]
+        return {
+            task.title: self._ask_training(device, process, task)[0]
+            for task in dict.fromkeys([SMALL_TASK, *small])
+        }
+
+    def _ask_training(
+        self, device: str, processes: TrialProcesses, task: TrialTask
+    ) -> list[TrialTraining]:
+        return processes.ask(
+            "training", task, COMPARED_BATCH, COMPARED_STEPS, patience=self._patience(device)
+        )
+
+    def _check_against_processor(
+        self, device: str, trainings: Mapping[str, TrialTraining]
+    ) -> Iterator[MachineCheck]:
+        if device == "cpu":
+            self._on_processor = dict(trainings)
             return
-        both = [title for title in here if title in self._reference]
-        apart = {title: trial_difference(here[title], self._reference[title]) for title in both}
-        if apart:
-            worst = max(apart, key=lambda one: apart[one])
-            said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"
+        distances = {
+            title: training.distance(self._on_processor[title])
+            for title, training in trainings.items()
+            if title in self._on_processor
+        }
+        if distances:
+            worst = max(distances, key=lambda title: distances[title])
             yield MachineCheck(
-                f"{name} against cpu", state_within(apart[worst], ALIKE_TRAININGS), said, apart
+                f"{device} against cpu",
+                state_within(distances[worst], ALIKE_TRAININGS),
+                f"{distances[worst]:.1e} apart after {COMPARED_STEPS} steps ({worst})",
+                distances,
             )
+
+    def _check_processes(
+        self, device: str, team: TrialProcesses, alone: TrialTraining
+    ) -> MachineCheck:
+        """Whether several processes at once compute what one does."""
+        trainings = self._ask_training(device, team, SMALL_TASK)
+        same = {training.digests[0] for training in trainings} == {alone.digests[0]}
+        how = "identical to" if same else "different from"
+        return MachineCheck(
+            f"{device} processes",
+            "ok" if same else "note",
+            f"{len(trainings)} processes at once: {how} one process",
+        )
+
+    # --------------------------------------------------------------------------------------- speed
+
+    def _tasks_to_time(self) -> list[TrialTask]:
+        """The networks of the studies, two at most, then the usual ones."""
+        in_studies = dict.fromkeys(map(TrialTask.of, self._runs))
+        others = [task for task in in_studies if task not in self._tasks and task.is_installed]
+        return [*others[:2], *self._tasks]
 
     def _time_networks(
-        self, name: str, team: TrialProcesses, tasks: Sequence[TrialTask], until: float
+        self, device: str, processes: TrialProcesses, end: float
     ) -> Iterator[MachineCheck]:
         """Time each network as long as there is time."""
+        workers = len(processes.places)
         missed = []
-        for task in tasks:
-            if until - time.monotonic() < self._expected(name, task):
+        for task in self._tasks_to_time():
+            if end - time.monotonic() < self._least_seconds(device, task):
                 missed.append(task.title)
                 continue
-            self._say(
-                f"{name}: {task.title}, {len(team.places)} worker{'s' * (len(team.places) > 1)}"
-            )
+            self._say(f"{device}: {task.title}, {workers} worker{'s' * (workers > 1)}")
             try:
-                self._found.speeds.append(self._speed(name, team, task, until))
+                self._report.speeds.append(self._time_network(device, processes, task, end))
             except TrialTooSlow:
                 missed.append(task.title)
                 break  # it is still at it
             except RunFailed as failure:
-                yield MachineCheck(f"{name}, {task.title}", "broken", str(failure))
+                yield MachineCheck(f"{device}, {task.title}", "broken", str(failure))
                 return
         if missed:
-            said = (
-                f"no time for {', '.join(missed)} with {len(team.places)} worker(s): increase"
-                " --seconds"
-            )
-            yield MachineCheck(f"{name} speed", "note", said)
+            no_time = f"no time for {', '.join(missed)} with {workers} worker(s)"
+            yield MachineCheck(f"{device} speed", "note", f"{no_time}: increase --seconds")
 
-    def _expected(self, name: str, task: TrialTask) -> float:
-        """Seconds that timing a network takes at least."""
-        before = [
-            one for one in self._found.speeds if one.task == task and one.device in (name, "cpu")
-        ]
-        return (
-            2.0
-            if not before
-            else 1.0 + 12 * before[-1].workers / before[-1].train * (name == before[-1].device)
-        )
+    def _least_seconds(self, device: str, task: TrialTask) -> float:
+        """Seconds that timing a network takes at least, as far as it is known."""
+        before = [speed for speed in self._report.speeds if speed.task == task]
+        here = [speed for speed in before if speed.device == device]
+        if here:
+            images = 20  # of the smallest batches, and of their evaluation
+            return 1.0 + images * here[-1].workers / here[-1].train
+        return 1.0 if any(speed.device == "cpu" for speed in before) else 2.0
 
-    def _speed(
-        self, name: str, team: TrialProcesses, task: TrialTask, until: float
-    ) -> MeasuredSpeed:
-        def left() -> float:
-            return max(1.0, until - time.monotonic())
-
-        batch = min(answer["batch"] for answer in team.ask("ready", task, patience=left()))
-        answers = team.ask("speed", task, batch, left() / 6, patience=left())
+    def _time_network(
+        self, device: str, processes: TrialProcesses, task: TrialTask, end: float
+    ) -> DeviceSpeed:
+        left = max(1.0, end - time.monotonic())
+        costs = processes.ask("cost", task, min(TIMED_SECONDS, left / 3), patience=left)
         if task not in self._reckoned:  # the same on every device
-            self._reckoned[task] = team.ask("memory", task, patience=left())[0]["reckoned"]
-        reckoned = self._reckoned[task]
-        train, test = (sum(answer[kind] for answer in answers) for kind in ("train", "test"))
-        return MeasuredSpeed(
-            name,
-            task,
-            len(answers),
-            batch,
-            train,
-            test,
-            max(a["memory"] for a in answers),
-            reckoned,
-        )
+            self._reckoned[task] = worker_memory(task.experiment())
+        return DeviceSpeed(device, task, len(costs), mean_cost(costs), self._reckoned[task])
 
-    def _measure_methods(
-        self, team: TrialProcesses, studies: Mapping[str, Sequence[Experiment]]
-    ) -> None:
-        methods = list(
-            dict.fromkeys(
-                study_cost.method_settings_of(run) for runs in studies.values() for run in runs
-            )
-        )
+    def _measure_methods(self, process: TrialProcesses) -> None:
+        """What each method of the studies adds to a step."""
+        methods = list(dict.fromkeys(map(method_settings_of, self._runs)))
         if methods and self._left > 5:
             self._say("what methods add to a step")
             with suppress(TrialTooSlow):  # then all are taken to cost the same
-                answer = team.ask("factors", methods, patience=max(15.0, self._left / 4))[0]
-                self._factors = dict(zip(methods, answer["factors"], strict=True))
+                patience = max(15.0, self._left / 4)
+                factors = process.ask("factors", methods, patience=patience)[0]
+                self._factors = dict(zip(methods, factors, strict=True))
+
+
+def _other_work() -> Iterator[MachineCheck]:
+    """A note where other programs work on the machine."""
+    load = os.getloadavg()[0]
+    if load > cores() / 2:
+        yield MachineCheck(
+            "other work",
+            "note",
+            f"load {load:.1f} on {cores()} cores: GPU speeds may be too low; CPU speeds are"
+            " measured in CPU time",
+            {"load": round(load, 2)},
+        )
+
+
+def _check_repeats(device: str, trainings: Mapping[str, TrialTraining]) -> MachineCheck:
+    """Whether a training repeated from the same start gives the same bits."""
+    inexact = sorted({name for training in trainings.values() for name in training.inexact})
+    if all(len(set(training.digests)) == 1 for training in trainings.values()):
+        return MachineCheck(
+            f"{device} repeats", "ok", "identical when repeated", {"inexact": inexact}
+        )
+    named = f" (torch cannot repeat {', '.join(inexact)})" if inexact else ""
+    return MachineCheck(
+        f"{device} repeats",
+        "note",
+        f"not identical when repeated{named}: last digits vary",
+        {"inexact": inexact},
+    )

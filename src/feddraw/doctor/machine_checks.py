@@ -26,12 +26,42 @@ from feddraw.results.environment import installed_version
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.shared_memory import SharedArrays
 
-DISK_PIXELS, DISK_IMAGES, DISK_BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
-PAPER_PREPARED_BYTES = (
-    191_027 + 234 + 112_120
-) * DISK_PIXELS**2  # of both archives of the paper, at 224 px
+# 64 MB of prepared images, read in batches.
+DISK_PIXELS = 224
+DISK_IMAGES = 1280
+DISK_BATCH = 64
+# Of both archives of the paper, at 224 px.
+PAPER_PREPARED_BYTES = (191_027 + 234 + 112_120) * DISK_PIXELS**2
 SHARED_BYTES = 1 << 26  # bytes of shared memory that are tried
 DISK_SECONDS = 5.0  # for writing and reading
+
+
+CheckState = Literal["ok", "note", "broken"]
+
+
+@dataclass(frozen=True)
+class MachineCheck:
+    """One thing that was looked at: fine, worth knowing, or broken."""
+
+    what: str
+    state: CheckState
+    said: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_or_broken(what: str, look: Callable[[], MachineCheck]) -> MachineCheck:
+    """A check whatever happens: what it raises is what is broken."""
+    try:
+        return look()
+    except Exception as error:
+        name = type(error).__name__
+        reason = next(iter(str(error).splitlines()), "")
+        return MachineCheck(what, "broken", f"{name}: {reason}" if reason else name)
+
+
+def state_within(error: float, tolerance: float) -> CheckState:
+    """Broken where an error is too large, or no number."""
+    return "ok" if error < tolerance else "broken"
 
 
 def check_machine() -> list[MachineCheck]:
@@ -55,9 +85,11 @@ def check_writable(what: str, folder: Path) -> MachineCheck:
     except OSError as error:
         return MachineCheck(what, "broken", f"{there}: {error.strerror}{hint}")
     free = shutil.disk_usage(there).free
-    numbers = {"folder": str(folder), "free_bytes": free}
     return MachineCheck(
-        what, "ok" if free > 1e9 else "note", f"{folder}, {free / 1e9:,.1f} GB free", numbers
+        what,
+        "ok" if free > 1e9 else "note",
+        f"{folder}, {free / 1e9:,.1f} GB free",
+        {"folder": str(folder), "free_bytes": free},
     )
 
 
@@ -67,20 +99,16 @@ def check_shared_memory() -> MachineCheck:
         array, _ = shared.empty((SHARED_BYTES,), np.uint8)
         array[:] = 1  # a full file system kills the process, or refuses, only now
         del array
-    place = Path("/dev/shm")
-    free = shutil.disk_usage(place).free if place.is_dir() else 0
-    if 0 < free < 1e9:
-        said = (
-            f"{free / 1e9:.1f} GB free in {place}: many clients of a large network need engine ="
-            " serial"
-        )
-        return MachineCheck("shared memory", "note", said, {"free_bytes": free})
-    return MachineCheck(
-        "shared memory",
-        "ok",
-        f"{free / 1e9:,.1f} GB free" if free else "works",
-        {"free_bytes": free},
-    )
+    folder = Path("/dev/shm")
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    numbers = {"free_bytes": free}
+    if not free:
+        return MachineCheck("shared memory", "ok", "works", numbers)
+    if free < 1e9:
+        little = f"{free / 1e9:.1f} GB free in {folder}"
+        advice = "many clients of a large network need engine = serial"
+        return MachineCheck("shared memory", "note", f"{little}: {advice}", numbers)
+    return MachineCheck("shared memory", "ok", f"{free / 1e9:,.1f} GB free", numbers)
 
 
 def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
@@ -100,20 +128,22 @@ def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
         )
         written, images = _write_speed(file, block, seconds / 2)
         read = _read_speed(file, images, seconds / 2)
-    numbers = {"write_mb_s": round(written), "read_mb_s": round(read), "free_bytes": free}
-    needed = (
-        f"; the paper's images need {PAPER_PREPARED_BYTES / 1e9:.0f} GB"
-        if free < PAPER_PREPARED_BYTES
-        else ""
+    images_per_second = 1e6 * read / DISK_PIXELS**2
+    speed = (
+        f"writes {written:,.0f} MB/s, reads {read:,.0f} MB/s, {images_per_second:,.0f} images of"
+        f" {DISK_PIXELS} px a second"
     )
-    rate = f"{1e6 * read / DISK_PIXELS**2:,.0f} images of {DISK_PIXELS} px a second"
-    said = f"writes {written:,.0f} MB/s, reads {read:,.0f} MB/s, {rate}{needed}"
-    return MachineCheck("cache's disk", "note" if needed else "ok", said, numbers)
+    numbers = {"write_mb_s": round(written), "read_mb_s": round(read), "free_bytes": free}
+    if free < PAPER_PREPARED_BYTES:
+        needed = f"the paper's images need {PAPER_PREPARED_BYTES / 1e9:.0f} GB"
+        return MachineCheck("cache's disk", "note", f"{speed}; {needed}", numbers)
+    return MachineCheck("cache's disk", "ok", speed, numbers)
 
 
 def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count = time.perf_counter(), 0
+    began = time.perf_counter()
+    count = 0
     header = image_cache.image_array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS))
     with file.open("wb") as out:
         out.write(header)
@@ -124,53 +154,24 @@ def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[
                 break
         out.flush()
         os.fsync(out.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(
-                out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
-            )  # so that reading asks the disk
+        if hasattr(os, "posix_fadvise"):  # so that reading asks the disk
+            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         written = count * block.nbytes / 1e6 / (time.perf_counter() - began)
         out.truncate(len(header) + DISK_IMAGES * DISK_PIXELS**2)
     return written, count * DISK_BATCH
 
 
 def _read_speed(file: Path, written: int, seconds: float) -> float:
+    """Megabytes a second."""
     images = np.load(file, mmap_mode="r", allow_pickle=False)
     order = np.random.default_rng(1).permutation(written)
-    began, count = time.perf_counter(), 0
+    began = time.perf_counter()
+    read = 0
     for start in range(0, len(order), DISK_BATCH):
-        count += int(images[order[start : start + DISK_BATCH]].nbytes)
+        read += int(images[order[start : start + DISK_BATCH]].nbytes)
         if time.perf_counter() - began > seconds:
             break
-    return count / 1e6 / (time.perf_counter() - began)
-
-
-CheckState = Literal["ok", "note", "broken"]
-
-
-@dataclass(frozen=True)
-class MachineCheck:
-    """One thing that was looked at: fine, worth knowing, or broken."""
-
-    what: str
-    state: CheckState
-    said: str
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-
-
-def check_or_broken(what: str, look: Callable[[], MachineCheck]) -> MachineCheck:
-    """A check whatever happens: what it raises is what is broken."""
-    try:
-        return look()
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
-        return MachineCheck(
-            what, "broken", f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        )
-
-
-def state_within(error: float, tolerance: float) -> CheckState:
-    """Broken where an error is too large, or no number."""
-    return "ok" if error < tolerance else "broken"
+    return read / 1e6 / (time.perf_counter() - began)
 
 
 # As in constraints.txt, which an installed package does not have beside it.
@@ -196,31 +197,34 @@ TESTED_PYTHONS = ((3, 11), (3, 12))
 
 def check_versions() -> list[MachineCheck]:
     """Python, and all packages in one line, or a line for each that differs."""
-    here = platform.python_version()
-    known = ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS)
-    same = sys.version_info[:2] in TESTED_PYTHONS
-    found = [
-        MachineCheck(
-            "Python", "ok" if same else "note", here if same else f"{here}, tested with {known}"
-        )
-    ]
     compared = [
         check_version(name, tested, installed_version(name))
         for name, tested in TESTED_VERSIONS.items()
     ]
-    if others := [check for check in compared if check is not None]:
-        return found + others
-    said = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
-    return [*found, MachineCheck("packages", "ok", said)]
+    others = [check for check in compared if check is not None]
+    if others:
+        return [_check_python(), *others]
+    as_tested = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
+    return [_check_python(), MachineCheck("packages", "ok", as_tested)]
+
+
+def _check_python() -> MachineCheck:
+    here = platform.python_version()
+    if sys.version_info[:2] in TESTED_PYTHONS:
+        return MachineCheck("Python", "ok", here)
+    tested = ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS)
+    return MachineCheck("Python", "note", f"{here}, tested with {tested}")
 
 
 def check_version(name: str, tested: str, here: str) -> MachineCheck | None:
     """Nothing to say of a version that differs in its last number only."""
     if not here:
-        extra = OPTIONAL_PACKAGES.get(name)
-        told = f"not installed: pip install 'feddraw[{extra}]'" if extra else "not installed"
-        return MachineCheck(name, "note" if extra else "broken", told)
-    if (least := least_version(name)) and _version_numbers(here) < _version_numbers(least):
+        if name not in OPTIONAL_PACKAGES:
+            return MachineCheck(name, "broken", "not installed")
+        advice = f"not installed: pip install 'feddraw[{OPTIONAL_PACKAGES[name]}]'"
+        return MachineCheck(name, "note", advice)
+    least = least_version(name)
+    if least and _version_numbers(here) < _version_numbers(least):
         return MachineCheck(name, "broken", f"{here}: feddraw needs {least} or later")
     if _version_numbers(here)[:2] != _version_numbers(tested)[:2]:
         return MachineCheck(name, "note", f"{here}, tested with {tested}")
@@ -230,17 +234,17 @@ def check_version(name: str, tested: str, here: str) -> MachineCheck | None:
 def least_version(name: str) -> str:
     """The least version that feddraw asks for; empty if it asks for none."""
     try:
-        wanted = metadata.requires("feddraw") or []
+        requirements = metadata.requires("feddraw") or []
     except metadata.PackageNotFoundError:
         return ""
-    for line in wanted:
-        asked = re.match(r"([\w.-]+)[^;]*?>=\s*([\w.]+)", line)
-        if asked and _plain_package_name(asked[1]) == _plain_package_name(name):
-            return asked[2]
+    for requirement in requirements:
+        parts = re.match(r"([\w.-]+)[^;]*?>=\s*([\w.]+)", requirement)
+        if parts and _plain_name(parts[1]) == _plain_name(name):
+            return parts[2]
     return ""
 
 
-def _plain_package_name(name: str) -> str:
+def _plain_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

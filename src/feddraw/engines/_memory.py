@@ -1,6 +1,4 @@
-"""What engines share: the memory of clients between rounds, and memory for the updates of a
-round.
-"""
+"""What engines share: what clients remember between rounds, and room for the updates of a round."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class EngineWithMemory:
         self._learnt = {}
 
 
-class EngineInbox:
+class Inbox:
     """Memory for the updates of a round: one row per client in one matrix of each kind, so that
     sums need no copy.
     """
@@ -38,9 +36,9 @@ class EngineInbox:
     def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]]) -> None:
         """In arrays of these `shapes`; there may be others among them."""
         self.layout = layout
-        self.params, self.buffers, self.counters = (
-            arrays[name] for name in ("params", "buffers", "counters")
-        )
+        self.params = arrays["params"]
+        self.buffers = arrays["buffers"]
+        self.counters = arrays["counters"]
         self.extra = {
             name.removeprefix("extra."): array
             for name, array in arrays.items()
@@ -52,20 +50,19 @@ class EngineInbox:
         layout: Layout, rows: int, sends: Mapping[str, Extent]
     ) -> dict[str, tuple[tuple[int, int], Any]]:
         """Name to shape and type of the matrices that an inbox is made of."""
-        kinds = {
-            "params": ("param", np.float32),
-            "buffers": ("buffer", np.float32),
-            "counters": ("counter", np.int64),
+        shapes: dict[str, tuple[tuple[int, int], Any]] = {
+            "params": ((rows, layout.length("param")), np.float32),
+            "buffers": ((rows, layout.length("buffer")), np.float32),
+            "counters": ((rows, layout.length("counter")), np.int64),
         }
-        shapes = {
-            name: ((rows, layout.length(kind)), dtype) for name, (kind, dtype) in kinds.items()
-        }
-        return shapes | {
-            f"extra.{name}": ((rows, layout.extent(e)), np.float32) for name, e in sends.items()
-        }
+        for name, extent in sends.items():
+            shapes[f"extra.{name}"] = ((rows, layout.extent(extent)), np.float32)
+        return shapes
 
     def model(self, row: int) -> Model:
+        """The trained model in a row, as a view."""
         return Model(self.params[row], self.buffers[row], self.counters[row], self.layout)
 
     def extra_in_row(self, row: int) -> dict[str, Vector]:
+        """What a client sends beside its model, as views."""
         return {name: matrix[row] for name, matrix in self.extra.items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from feddraw.core import Job, Model, Update
 from feddraw.engines import Engine, Rows, Scores
-from feddraw.engines._memory import EngineInbox, EngineWithMemory
+from feddraw.engines._memory import EngineWithMemory, Inbox
 from feddraw.training.client import Trainer
 from feddraw.training.loop import predict
 from feddraw.training.reproducibility import one_thread
@@ -22,20 +22,16 @@ def serial(prepared: Any, workers: int) -> Engine:
 
 
 class Serial(EngineWithMemory):
+    """One network of this process trains all clients."""
+
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self.trainer = trainer
         self.steps_taken = trainer.steps_taken
-        self._inbox: EngineInbox | None = None
+        self._inbox: Inbox | None = None
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
-        rows, layout = 1 if in_turn else len(jobs), self.trainer.network.layout
-        if self._inbox is None or len(self._inbox.params) != rows:
-            shapes = EngineInbox.shapes(layout, rows, self.trainer.sends)
-            self._inbox = EngineInbox(
-                layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
-            )
-        inbox = self._inbox
+        inbox = self._inbox_for(1 if in_turn else len(jobs))
         self.steps_taken[:] = 0
         for number, job in enumerate(jobs):
             row = 0 if in_turn else number
@@ -44,6 +40,15 @@ class Serial(EngineWithMemory):
             for name, vector in update.extra.items():
                 inbox.extra[name][row] = vector
             yield replace(update, extra=inbox.extra_in_row(row))
+
+    def _inbox_for(self, rows: int) -> Inbox:
+        """The inbox of the last round, or another if that has not as many rows."""
+        if self._inbox is None or len(self._inbox.params) != rows:
+            layout = self.trainer.network.layout
+            shapes = Inbox.shapes(layout, rows, self.trainer.sends)
+            arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+            self._inbox = Inbox(layout, arrays)
+        return self._inbox
 
     def predict(self, model: Model, rows: Rows) -> Scores:
         self.trainer.network.load(model)

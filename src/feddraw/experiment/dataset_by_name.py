@@ -21,17 +21,19 @@ from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError, unknown
 from feddraw.system.file_reading import expanded_path
 
+# That the caller gives when it opens the data; no settings.
 CALLER_ARGUMENTS = (
     "size",
     "progress",
     "estimate",
-)  # that the caller gives when it opens the data; no settings
+)
+# Text or a list: checked where they are read.
 TEXT_OR_LIST_OPTIONS = (
     "findings",
     "normalize",
     "uncertain",
     "shares",
-)  # text or a list: checked where they are read
+)
 
 
 def dataset_names() -> dict[str, str]:
@@ -97,11 +99,12 @@ def dataset_defaults(name: str) -> dict[str, Any]:
     }
     if "how" in inspect.signature(function).parameters:
         settings |= {field.name: field.default for field in fields(ImagePreparation)}
+    # The caller's own, or without a part in the outcome.
     apart = {
         *CALLER_ARGUMENTS,
         "workers",
         *given,
-    }  # the caller's own, or without a part in the outcome
+    }
     kept = {key: value for key, value in settings.items() if key not in apart and value is not None}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
@@ -133,7 +136,8 @@ def _phantom_dataset_progress(
     progress: Progress, settings: Mapping[str, Any]
 ) -> Callable[[int], None]:
     """A counter for the phantoms, which say how many images are new."""
-    total, drawn = sum(settings[split] for split in SPLITS), 0
+    total = sum(settings[split] for split in SPLITS)
+    drawn = 0
 
     def add(count: int) -> None:
         nonlocal drawn

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.settings import Experiment
 from feddraw.system.machine import cores, machine_memory
-from feddraw.system.workers import belong_to_parent, cause_of_death, limited_workers, start_worker
+from feddraw.system.workers import WorkerDied, ask_in_process, limited_workers
 from feddraw.training.device_memory import step_memory
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 from feddraw.training.network_by_name import build_network
@@ -25,12 +25,9 @@ from feddraw.training.network_by_name import build_network
 Surveyed = dict[str, dict[str, Any]]  # by device
 _SURVEYED: Surveyed = {}  # what was found out about devices, the last time that workers were placed
 WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
-USABLE_MEMORY = (
-    0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
-)
-ASSUMED_CLASSES = (
-    14  # of a network whose memory is estimated before its data are opened; they hardly matter
-)
+USABLE_MEMORY = 0.92  # share of a device's free memory that workers get: allocators leave gaps
+# Of a network whose memory is estimated before its data are opened; they hardly matter.
+ASSUMED_CLASSES = 14
 
 
 def devices_of(experiment: Experiment) -> list[str]:
@@ -64,9 +61,8 @@ def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace
             stacklevel=2,
         )
     if names == ["cpu"] or experiment.engine != "processes":
-        return [WorkerPlace(names[0])] * limited_workers(
-            min(experiment.workers or cores(), clients)
-        )
+        workers = min(experiment.workers or cores(), clients)
+        return [WorkerPlace(names[0])] * limited_workers(workers)
     return _places_on([experiment], names, experiment.workers, clients)
 
 
@@ -76,16 +72,15 @@ def places_for_runs(
     """A place for every worker that carries out whole runs; `devices` replaces those of the
     experiments.
     """
-    asked = dict.fromkeys(
-        experiment.devices or experiment.training.device for experiment in experiments
-    )
-    texts = [devices] if devices else [*asked] or ["cpu"]
-    setting = (
-        "devices"
-        if devices or any(experiment.devices for experiment in experiments)
-        else "training.device"
-    )
-    names = list(dict.fromkeys(name for text in texts for name in devices_here(text, setting)))
+    if devices:
+        lists = [devices]
+    else:
+        lists = [experiment.devices or experiment.training.device for experiment in experiments]
+    by_name = bool(devices) or any(experiment.devices for experiment in experiments)
+    setting = "devices" if by_name else "training.device"
+    names: list[str] = []
+    for text in dict.fromkeys(lists or ["cpu"]):
+        names += [name for name in devices_here(text, setting) if name not in names]
     if names == ["cpu"]:
         return [WorkerPlace()] * limited_workers(workers)
     return _places_on(experiments, names, workers, max(1, len(experiments)))
@@ -110,23 +105,32 @@ def place_workers(
     that one takes there without images; `most` is how many have work.
     """
     usable = {name: USABLE_MEMORY * surveyed[name]["free"] for name in names}
-    fit = {
-        name: max(1, int(usable[name] / need)) if need else 1000 for name in names
-    }  # the first is tried in any case
-    each = max(1, min(WORKERS_PER_GPU, cores() // len(names)))
-    usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
-    if workers > sum(fit.values()):
+    in_memory: dict[str, int] = {}  # workers that a device's memory holds
+    usual: dict[str, int] = {}  # workers where nobody says how many
+    on_each_gpu = max(1, min(WORKERS_PER_GPU, cores() // len(names)))
+    for name in names:
+        # the first is tried in any case
+        in_memory[name] = max(1, int(usable[name] / need)) if need else 1000
+        is_processor = surveyed[name]["type"] == "cpu"
+        usual[name] = min(in_memory[name], 1 if is_processor else on_each_gpu)
+    if workers > sum(in_memory.values()):
         free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
-        said = f"{workers} workers need {need / 1e9:.1f} GB each, but free memory is {free}"
-        warnings.warn(f"{said}: starting {sum(fit.values())}", stacklevel=2)
-    limits = fit if workers else usual
-    counts = dict.fromkeys(names, 0)
-    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
-        open_ones = [name for name in names if counts[name] < limits[name]]
-        counts[min(open_ones, key=lambda name: counts[name])] += 1
-    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
-    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
-    return [WorkerPlace(name, max(0, room[name])) for name in turns]
+        warnings.warn(
+            f"{workers} workers need {need / 1e9:.1f} GB each, but free memory is {free}: starting"
+            f" {sum(in_memory.values())}",
+            stacklevel=2,
+        )
+    limits = in_memory if workers else usual
+    wanted = workers or sum(usual.values())
+    order: list[str] = []
+    for turn in range(max(limits.values())):
+        order += [name for name in names if limits[name] > turn]
+        if len(order) >= wanted:
+            break
+    order = order[: min(wanted, most)]
+    counts = Counter(order)
+    for_images = {name: int(usable[name]) // count - need for name, count in counts.items()}
+    return [WorkerPlace(name, max(0, for_images[name])) for name in order]
 
 
 def most_worker_memory(experiments: Sequence[Experiment]) -> int:
@@ -135,14 +139,10 @@ def most_worker_memory(experiments: Sequence[Experiment]) -> int:
     """
     kinds: dict[str, Experiment] = {}
     for experiment in experiments:
+        size = experiment.section("data")[1]["size"]
         training = experiment.training
-        about = [
-            experiment.model,
-            experiment.section("data")[1]["size"],
-            training.batch_size,
-            training.amp,
-        ]
-        kinds.setdefault(json.dumps(about), experiment)
+        key = json.dumps([experiment.model, size, training.batch_size, training.amp])
+        kinds.setdefault(key, experiment)
     return max((worker_memory(experiment) or 0 for experiment in kinds.values()), default=0)
 
 
@@ -152,79 +152,63 @@ def worker_memory(experiment: Experiment) -> int | None:
     """
     name, settings = experiment.section("model")
     pixels = experiment.section("data")[1]["size"]
-    return step_memory(
-        partial(build_network, name, ASSUMED_CLASSES, settings), pixels, experiment.training
-    )
+    build = partial(build_network, name, ASSUMED_CLASSES, settings)
+    return step_memory(build, pixels, experiment.training)
 
 
 def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dict[str, Any]:
     """What environment.json says about the devices of a run."""
     names = list(dict.fromkeys(place.device for place in places))
+    # where nobody has placed its workers, this process trains there itself
     unseen = [name for name in names if name not in _SURVEYED]
-    _SURVEYED.update(
-        survey_devices(unseen)
-    )  # this process trains there itself: nobody has placed its workers
+    _SURVEYED.update(survey_devices(unseen))
     devices = []
     for name in names:
-        about = _SURVEYED[name]
-        said = {"device": name} | {
-            key: about[key] for key in ("type", "name", "capability") if key in about
-        }
-        if about["type"] == "cuda":
-            said["memory_gb"] = round(about["memory"] / 1e9, 1)
-        devices.append({**said, "workers": sum(place.device == name for place in places)})
-    gpus = any(device["type"] == "cuda" for device in devices)
-    return {"devices": devices} | (
-        {"cuda": cuda_software(experiment.training.tf32)} if gpus else {}
-    )
+        facts = _SURVEYED[name]
+        device: dict[str, Any] = {"device": name}
+        device |= {key: facts[key] for key in ("type", "name", "capability") if key in facts}
+        if facts["type"] == "cuda":
+            device["memory_gb"] = round(facts["memory"] / 1e9, 1)
+        device["workers"] = sum(place.device == name for place in places)
+        devices.append(device)
+    record: dict[str, Any] = {"devices": devices}
+    if any(device["type"] == "cuda" for device in devices):
+        record["cuda"] = cuda_software(experiment.training.tf32)
+    return record
 
 
-def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def survey_devices(names: Sequence[str]) -> Surveyed:
     """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what
     computes on it.
     """
     return {name: _facts_of_device(torch.device(name)) for name in names}
 
 
-def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def survey_devices_apart(names: Sequence[str]) -> Surveyed:
     """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the
     process ends.
     """
     if all(torch.device(name).type != "cuda" for name in names):
         return survey_devices(names)
-    pipe, process = start_worker(_answer_device_survey, list(names))
     try:
-        answer: dict[str, dict[str, Any]] | Exception = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise RunFailed(
-            f"a process that looked at {', '.join(names)} {cause_of_death(process)[0]}"
-        ) from None
-    finally:
-        process.join()
-    if isinstance(answer, Exception):
-        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(answer)}")
-    return answer
-
-
-def _answer_device_survey(pipe: Connection, names: Sequence[str]) -> None:
-    belong_to_parent()
-    try:
-        pipe.send(survey_devices(names))
+        surveyed: Surveyed = ask_in_process(survey_devices, list(names))
+    except WorkerDied as death:
+        raise RunFailed(f"a process that looked at {', '.join(names)} {death.how}") from None
     except Exception as error:
-        pipe.send(RuntimeError(f"{error}"))
+        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(error)}") from None
+    return surveyed
 
 
 def _facts_of_device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         total, free = machine_memory()
         return {"type": device.type, "memory": total, "free": free}
-    about = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
-    capability = f"{about.major}.{about.minor}"
     return {
         "type": "cuda",
-        "name": about.name,
-        "capability": capability,
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
         "memory": total,
         "free": free,
     }

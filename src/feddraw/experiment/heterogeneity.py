@@ -21,9 +21,8 @@ from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import Federation, client_seed, federate
 from feddraw.server.collectors import Together
 
-Groups = dict[
-    str, NDArray[np.intp]
-]  # of parameters that are compared together: their positions in the flat vector
+# Of parameters that are compared together: their positions in the flat vector.
+Groups = dict[str, NDArray[np.intp]]
 MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
@@ -95,7 +94,8 @@ def _heterogeneity_of_model(
     rounds: int,
     progress: Progress | None,
 ) -> site_heterogeneity.Heterogeneity:
-    seed, compare = prepared.experiment.seed, site_heterogeneity.compare_sites
+    seed = prepared.experiment.seed
+    compare = site_heterogeneity.compare_sites
     layers, findings = parameter_groups(model.layout, prepared.dataset.findings)
     batches, measured = _gathered_gradients(
         prepared, model, round, how.measurement, layers | findings, progress
@@ -104,7 +104,8 @@ def _heterogeneity_of_model(
     found = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
     weights = site_heterogeneity.site_weights_by_rule(sizes, overall.rho, rounds)
-    sites, distances = [], iter(found.tolist())
+    sites = []
+    distances = iter(found.tolist())
     for number, (client, size, count) in enumerate(
         zip(prepared.clients, sizes, measured, strict=True)
     ):
@@ -133,9 +134,11 @@ def _gathered_gradients(
     progress: Progress | None,
 ) -> tuple[site_heterogeneity.BatchProducts, list[int]]:
     """The batches of all sites, and how many each site has."""
-    clients, experiment = prepared.clients, prepared.experiment
+    clients = prepared.clients
+    experiment = prepared.experiment
     _require_gradient_memory(len(clients) * how.batches, len(model.params))
-    rows, counts = [], []
+    rows = []
+    counts = []
     for number, _ in enumerate(clients):
         seed = client_seed(experiment.seed, round, number)
         own = list(prepared.trainer.batch_gradients(number, model, how, "all", seed))

@@ -41,7 +41,8 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
     """Settings for a first run of some minutes."""
     sites = found.large_sites
     natural = len(sites) > 1
-    images, clients = found.sizes()[0], len(sites) if natural else 4
+    images = found.sizes()[0]
+    clients = len(sites) if natural else 4
     smallest = min(sites.values()) if natural else images // 8
     batch = next((size for size in (64, 32, 16) if smallest >= 4 * size), 8)
     busy = min(processors or cores(), clients)

@@ -18,12 +18,11 @@ from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
-from feddraw.data.folds import refold
 from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.data.scenarios.partition import Partition
-from feddraw.data.scenarios.scenario_by_name import deal
-from feddraw.data.splits import stratified_split
+from feddraw.data.scenarios.scenario_by_name import make_partition
+from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
@@ -82,9 +81,8 @@ class PreparedData:
     partition: Partition
     training_rows: tuple[Rows, ...]  # by client, into the data set
     holdout_rows: tuple[Rows, ...]
-    views: Mapping[str, Rows] = field(
-        default_factory=dict
-    )  # the test images as sites with other images have them
+    # The test images as sites with other images have them.
+    views: Mapping[str, Rows] = field(default_factory=dict)
 
 
 def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
@@ -98,16 +96,14 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
         "scale": options.pop("scale", 1.0),
         "options": options,
     }
-    partition = deal(scenario, dataset.training_labels(), **how)
+    partition = make_partition(scenario, dataset.training_labels(), **how)
     training, kept_back = _hold_out(experiment, dataset, partition)
     sites = [shard.client for shard in partition.shards]
     rows = {
         site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)
     }
-    trained_on, alterations = (
-        dict(zip(sites, training, strict=True)),
-        experiment.corruption.alterations(sites),
-    )
+    trained_on = dict(zip(sites, training, strict=True))
+    alterations = experiment.corruption.alterations(sites)
     altered = corrupt_dataset(dataset, alterations, rows, trained_on, experiment.partition_seed)
     return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 
@@ -126,13 +122,13 @@ def prepare(
 ) -> PreparedRun:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
-    device = devices_of(experiment)[
-        0
-    ]  # refuses devices that are not here, before the data are opened
+    # Refuses devices that are not here, before the data are opened.
+    device = devices_of(experiment)[0]
     data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
     _require_evaluation_images(data.dataset)
     task = prepare_task(experiment, data)
-    dataset, method = task.dataset, task.method
+    dataset = task.dataset
+    method = task.method
     _warn_unlabelled(dataset, task.training_rows)
     build = network_builder(experiment, len(dataset.findings))
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
@@ -160,10 +156,14 @@ def prepare(
 
 def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
     """Who trains on what, with the settings that name clients or count rounds checked."""
-    method, rows, holdout = make_method(experiment), data.training_rows, data.holdout_rows
+    method = make_method(experiment)
+    rows = data.training_rows
+    holdout = data.holdout_rows
     clients = tuple(shard.client for shard in data.partition.shards)
     if method.centralised:
-        clients, rows, holdout = ("all",), (pooled_rows(rows),), (pooled_rows(holdout),)
+        clients = ("all",)
+        rows = (pooled_rows(rows),)
+        holdout = (pooled_rows(holdout),)
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
@@ -175,7 +175,8 @@ def _check_secure_rounds(setup: PreparedRun) -> None:
     from feddraw.secure.rounds import rules_of_method
     from feddraw.secure.rounds.terms import Announcement, Party, terms_of_training
 
-    experiment, method = setup.experiment, setup.method
+    experiment = setup.experiment
+    method = setup.method
     labels = zip(setup.clients, setup.training_rows, setup.trainer.labelled, strict=True)
     everyone = [Party.of(name, len(rows), labelled) for name, rows, labelled in labels]
     sums = rules_of_method.sums_of(method)
@@ -264,7 +265,8 @@ def _hold_out(
     experiment: Experiment, dataset: Dataset, partition: Partition
 ) -> tuple[tuple[Rows, ...], ...]:
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
-    train, held = [], []
+    train = []
+    held = []
     dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
     masks = _prepared_holdout(experiment, dataset.labels, dealt)
     for shard, rows, kept_back in zip(partition.shards, dealt, masks, strict=True):
@@ -288,7 +290,8 @@ def _prepared_holdout(
     """Which of its images each client keeps back: whole patients, each finding in proportion, where
     they are known.
     """
-    seed, share = experiment.partition_seed, experiment.holdout
+    seed = experiment.partition_seed
+    share = experiment.holdout
     if labels.patients is None or not share:
         orders = [
             np.random.default_rng([seed, number]).permutation(len(rows))

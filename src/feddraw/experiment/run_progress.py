@@ -33,10 +33,11 @@ Item = TypeVar("Item")
 
 def images_to_evaluate(task: PreparedTask, *, final: bool) -> int:
     """Images that the models of a round are evaluated on, counted once per model."""
-    rows, every_round = task.dataset.rows, task.experiment.test_every_round
-    images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
-    personal = has_personal_models(task.method)
-    return images * (len(task.clients) if personal else 1)
+    images = len(task.dataset.rows["validation"])
+    if final or task.experiment.test_every_round:
+        images += len(task.dataset.rows["test"])
+    models = len(task.clients) if has_personal_models(task.method) else 1
+    return images * models
 
 
 class RunProgress:
@@ -45,7 +46,9 @@ class RunProgress:
     def __init__(
         self, prepared: PreparedRun, engine: Engine, start: int, progress: Progress | None
     ) -> None:
-        self._prepared, self._engine, self._progress = prepared, engine, progress
+        self._prepared = prepared
+        self._engine = engine
+        self._progress = progress
         self._rounds = prepared.experiment.rounds
         by_round = [
             sum(self._training(round).values()) + self._evaluation(round)
@@ -54,31 +57,32 @@ class RunProgress:
         self._before = list(accumulate(by_round, initial=0))
         self.total = self._before[-1]
         self._lock = threading.Lock()
-        self._began, self._first = time.monotonic(), self._before[start]
+        self._began = time.monotonic()
+        self._first = self._before[start]
         self._begin(start)
 
     def _training(self, round: int) -> dict[int, int]:
         """What each client's work costs."""
-        rows, training = self._prepared.training_rows, self._prepared.experiment.training
-        efforts = self._prepared.efforts(round)
-        steps = {
-            one: steps_in_round(len(rows[one]), training, effort) for one, effort in efforts.items()
-        }
-        return {one: self._cost(one, own) for one, own in steps.items()}
+        rows = self._prepared.training_rows
+        training = self._prepared.experiment.training
+        costs = {}
+        for client, effort in self._prepared.efforts(round).items():
+            steps = steps_in_round(len(rows[client]), training, effort)
+            costs[client] = self._cost(client, steps)
+        return costs
 
     def _cost(self, client: int, steps: int) -> int:
         """Of so many training steps of a client."""
-        images, batch = (
-            len(self._prepared.training_rows[client]),
-            self._prepared.experiment.training.batch_size,
-        )
-        return TRAINED_COST * steps * min(images, batch)
+        images = len(self._prepared.training_rows[client])
+        batch = min(images, self._prepared.experiment.training.batch_size)
+        return TRAINED_COST * steps * batch
 
     def _evaluation(self, round: int) -> int:
         return images_to_evaluate(self._prepared, final=round == self._rounds - 1)
 
     def _begin(self, round: int) -> None:
-        self._round, self._back = round, set[int]()
+        self._round = round
+        self._back: set[int] = set()  # clients whose updates are there
         self._costs = self._training(round) if round < self._rounds else {}
         self._evaluating_since: float | None = None
         self._steps: NDArray[np.int64] = getattr(self._engine, "steps_taken", np.zeros(0, np.int64))
@@ -96,19 +100,20 @@ class RunProgress:
         self.tell()
 
     def tell(self) -> None:
+        """Report how things stand."""
         if self._progress is not None and self._round < self._rounds:
             with self._lock:
                 self._progress(self.now(), self.done(), self.total)
 
     def now(self) -> str:
         """What is under way, in words."""
-        asked = len(self._costs)
-        training = f"{len(self._back)} of {asked} client{'s' * (asked > 1)}"
-        return (
-            f"round {self._round}: {training if self._evaluating_since is None else 'evaluating'}"
-        )
+        if self._evaluating_since is not None:
+            return f"round {self._round}: evaluating"
+        sampled = len(self._costs)
+        return f"round {self._round}: {len(self._back)} of {sampled} client{'s' * (sampled > 1)}"
 
     def done(self) -> int:
+        """How much of the run's work is done, as of `total`."""
         trained = self._before[self._round]
         for client, cost in self._costs.items():
             steps = int(self._steps[client]) if client < len(self._steps) else 0
@@ -139,7 +144,8 @@ class RunProgress:
         if self._progress is None:
             yield
             return
-        enough, trouble = threading.Event(), list[BaseException]()
+        enough = threading.Event()
+        trouble: list[BaseException] = []
 
         def tick() -> None:
             try:

@@ -101,5 +101,6 @@ def _with_clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
 
 def _small_clients(setup: PreparedRun) -> set[int]:
     """The clients that the paper calls small; elsewhere those below the mean size."""
-    known, sizes = PAPER_SCENARIOS.get(setup.partition.scenario.lower()), setup.partition.sizes
+    known = PAPER_SCENARIOS.get(setup.partition.scenario.lower())
+    sizes = setup.partition.sizes
     return set(np.flatnonzero(sizes < sizes.mean()).tolist() if known is None else known.small)

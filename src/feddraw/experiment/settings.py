@@ -32,20 +32,20 @@ from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training
 
+# A name and its settings; the others have settings only.
 NAMED_SECTIONS = (
     "data",
     "scenario",
     "model",
     "method",
-)  # a name and its settings; the others have settings only
+)
 SETTINGS_SECTIONS = {
     kind.__name__.lower(): kind
     for kind in (Training, Participation, Corruption, Gate, Policy, Keep)
 }
 MOST_ROUNDS = 100_000
-SEED_OF_EXPERIMENT = (
-    -1
-)  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
+# As data.seed of phantoms: the experiment's seed, so that every seed has images of its own.
+SEED_OF_EXPERIMENT = -1
 DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of
 
 
@@ -62,39 +62,32 @@ class Experiment:
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
     participation: Participation = field(default_factory=Participation)
-    corruption: Corruption = field(
-        default_factory=Corruption
-    )  # sites whose data are worse, or made otherwise
+    # Sites whose data are worse, or made otherwise.
+    corruption: Corruption = field(default_factory=Corruption)
     gate: Gate = field(default_factory=Gate)  # which updates are let in
-    policy: Policy = field(
-        default_factory=Policy
-    )  # limits on how much a client may count, whatever the method says
+    # Limits on how much a client may count, whatever the method says.
+    policy: Policy = field(default_factory=Policy)
     keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
     rounds: int = ROUNDS
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
-    folds: int = (
-        0  # 0: the data's own split; else cross-validation with this many folds of patients
-    )
+    # 0: the data's own split; else cross-validation with this many folds of patients.
+    folds: int = 0
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     # sum updates as they come, in client order: one model of memory, however many clients
     stream: bool = False
     secure: bool = False  # the server sees sums over clients only, under masks: docs/privacy.md
-    test_every_round: bool = (
-        False  # the test AUC in every round's line, for curves; never used to choose anything
-    )
-    proxy: int = (
-        200  # validation images that the server weighs clients by, for the methods that need some
-    )
+    # The test AUC in every round's line, for curves; never used to choose anything.
+    test_every_round: bool = False
+    # Validation images that the server weighs clients by, for the methods that need some.
+    proxy: int = 200
     engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
-    workers: int = (
-        0  # 0: one per core, at most one per client; on GPUs as many as their memory holds
-    )
+    # 0: one per core, at most one per client; on GPUs as many as their memory holds.
+    workers: int = 0
     devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
-    is_complete: ClassVar[bool] = (
-        False  # whether `complete` has checked it and written out every default
-    )
+    # Whether `complete` has checked it and written out every default.
+    is_complete: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in NAMED_SECTIONS:
@@ -119,9 +112,8 @@ class Experiment:
         {"method.mu": 0.1}.
         """
         table = self.table()
-        for path, value in sorted(
-            changes.items(), key=lambda change: "." in change[0]
-        ):  # names, then their settings
+        # Names, then their settings.
+        for path, value in sorted(changes.items(), key=lambda change: "." in change[0]):
             head, _, rest = path.partition(".")
             if head not in table:
                 raise unknown("settings", path, [f.name for f in fields(Experiment)])
@@ -350,7 +342,8 @@ def _data_defaults(experiment: Experiment) -> Section:
     """Phantoms have no natural number or mix: they follow the scenario, as the preset
     `paper` does.
     """
-    name, settings = data_name(experiment), experiment.section("data")[1]
+    name = data_name(experiment)
+    settings = experiment.section("data")[1]
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
@@ -365,11 +358,6 @@ def _scenario_defaults(experiment: Experiment) -> Section:
     name, settings = experiment.section("scenario")
     scale = settings.pop("scale", 1.0)
     return {"name": name, "scale": scale} | complete_scenario_options(name, settings)
-
-
-def unnamed_defaults() -> dict[str, Any]:
-    """The defaults of all settings that do not depend on a name."""
-    return {key: value for key, value in Experiment().table().items() if key not in NAMED_SECTIONS}
 
 
 def parse_settings(assignments: list[str]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from feddraw.errors import UserError, positive
 from feddraw.secure.sums.signing_keys import read_key_file
 
-SIGNED_PURPOSE = (  # so that a signature made for anything else never counts here
-    "feddraw app bundle 1"
-)
+PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 SIGNATURE_SUFFIX = ".signature"
 LARGEST_BUNDLE = 10 * 1024 * 1024  # Flower's own limit
 MOST_SIGNED_DAYS = 3660.0  # days that a signature may count
@@ -58,7 +58,7 @@ class SignedAppStatement:
     sha256: str
     signed: str  # ISO 8601, UTC, to the second: as text they sort by time
     expires: str
-    purpose: str = SIGNED_PURPOSE
+    purpose: str = PURPOSE
 
 
 def sign_bundle(
@@ -68,20 +68,26 @@ def sign_bundle(
     if positive("--days", days) > MOST_SIGNED_DAYS:
         raise UserError(f"--days must be at most {MOST_SIGNED_DAYS:.0f}")
     signed = now or datetime.now(UTC)
-    times = {"signed": _signed_time(signed), "expires": _signed_time(signed + timedelta(days=days))}
-    line = json.dumps(
-        asdict(SignedAppStatement(bundle.app, bundle.version, bundle.sha256, **times))
+    statement = SignedAppStatement(
+        app=bundle.app,
+        version=bundle.version,
+        sha256=bundle.sha256,
+        signed=_time_as_text(signed),
+        expires=_time_as_text(signed + timedelta(days=days)),
     )
-    return f"{line}\n{base64.b64encode(key.sign(line.encode())).decode()}\n"
+    line = json.dumps(asdict(statement))
+    signature = base64.b64encode(key.sign(line.encode())).decode()
+    return f"{line}\n{signature}\n"
 
 
 def signature_file_name(bundle: AppBundle) -> str:
+    """A name under which the signatures of several apps and versions can stand in one folder."""
     publisher, _, name = bundle.app.partition("/")
     return f"{publisher}.{name}.{bundle.version}.{bundle.sha256[:8]}{SIGNATURE_SUFFIX}"
 
 
-def _signed_time(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _time_as_text(time: datetime) -> str:
+    return time.astimezone(UTC).strftime(TIME)
 
 
 def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedAppStatement:
@@ -95,18 +101,14 @@ def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedAppSt
     except (ValueError, InvalidSignature):
         raise UserError(f"{path} is not signed with the operator's key") from None
     try:
-        found: dict[str, Any] = json.loads(line)
-        statement = SignedAppStatement(**found)
+        fields: dict[str, Any] = json.loads(line)
+        statement = SignedAppStatement(**fields)
     except (ValueError, TypeError, RecursionError):
         raise UserError(f"{path} is no signature that this version knows") from None
-    if statement.purpose != SIGNED_PURPOSE or not all(
-        isinstance(value, str) for value in found.values()
-    ):
+    only_text = all(isinstance(value, str) for value in fields.values())
+    if statement.purpose != PURPOSE or not only_text:
         raise UserError(f"{path} is no signature of an app bundle that this version knows")
-    if not all(
-        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at)
-        for at in (statement.signed, statement.expires)
-    ):
+    if not all(map(TIME_PATTERN.fullmatch, (statement.signed, statement.expires))):
         raise UserError(f"{path} has times that this version does not know")
     return statement
 
@@ -122,10 +124,11 @@ class Signatures:
 
     def read(self) -> tuple[list[SignedAppStatement], list[str]]:
         """What counts, and what is wrong with the other files."""
-        files = (
-            sorted(self.path.glob(f"*{SIGNATURE_SUFFIX}")) if self.path.is_dir() else [self.path]
-        )
-        statements, complaints = [], []
+        files = [self.path]
+        if self.path.is_dir():
+            files = sorted(self.path.glob(f"*{SIGNATURE_SUFFIX}"))
+        statements: list[SignedAppStatement] = []
+        complaints: list[str] = []
         for file in files:
             try:
                 statements.append(read_signed_statement(file, self.operator))
@@ -141,26 +144,31 @@ class Signatures:
         """
         digest = hashlib.sha256(content).hexdigest()
         statements, complaints = self.read()
-        found = [statement for statement in statements if statement.sha256 == digest]
-        if not found:
+        of_bundle = [statement for statement in statements if statement.sha256 == digest]
+        if not of_bundle:
             others = f" ({'; '.join(complaints)})" if complaints else ""
             raise AppRefused(
                 f"the operator has not signed this bundle (SHA-256 {digest[:16]}…){others}"
             )
-        newest = max(found, key=lambda statement: statement.signed)
+        newest = max(of_bundle, key=_signed)
         if (newest.app, newest.version) != (app, version):
             raise AppRefused(
                 f"the bundle is signed as {newest.app} {newest.version}, not as what the server"
                 " calls it"
             )
-        if newest.expires <= _signed_time(now or datetime.now(UTC)):
-            expired = f"the signature of {app} {version} expired at {newest.expires}"
-            raise AppRefused(f"{expired}: ask the operator for a new one")
-        latest = max(
-            (one for one in statements if one.app == app), key=lambda statement: statement.signed
-        )
+        if newest.expires <= _time_as_text(now or datetime.now(UTC)):
+            raise AppRefused(
+                f"the signature of {app} {version} expired at {newest.expires}: ask the operator"
+                " for a new one"
+            )
+        of_app = [statement for statement in statements if statement.app == app]
+        latest = max(of_app, key=_signed)
         if latest.signed > newest.signed:
             raise AppRefused(
                 f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}"
             )
         return newest
+
+
+def _signed(statement: SignedAppStatement) -> str:
+    return statement.signed

@@ -34,11 +34,10 @@ class Refused(Exception):
 def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     """An array as Flower carries it, rounded to another type where one is named."""
     name = dtype or str(values.dtype)
-    stored = _npy_to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
+    stored = _to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
     stored = np.ascontiguousarray(stored).reshape(values.shape)
-    data = b"".join(
-        [_npy_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""]
-    )
+    header = _npy_header(stored.dtype.str, stored.shape)
+    data = b"".join([header, stored.data]) if stored.size else header
     return Array(name, tuple(values.shape), NUMPY_ARRAY, data)
 
 
@@ -48,9 +47,8 @@ def unpack_array(array: Array) -> NDArray[Any]:
         raise Refused(f"a tensor of the kind '{array.stype:.40}', not {NUMPY_ARRAY}")
     try:
         values = _view_npy(array.data)
-    except (
-        Exception
-    ) as error:  # numpy evaluates the header's text, and raises whatever that text provokes
+    except Exception as error:
+        # numpy evaluates the header's text, and raises whatever that text provokes
         raise Refused(f"a tensor that cannot be read ({str(error)[:80]})") from None
     if array.dtype == "bfloat16" and values.dtype.itemsize == 2:
         bits = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << np.uint32(16)
@@ -73,10 +71,8 @@ def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any
     """Shape, whether the columns come first, and type; the same few headers come from every client
     in every round.
     """
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = np.lib.format.read_array_header_1_0(
-        BytesIO(header)
-    )
-    return found
+    shape, in_columns, dtype = np.lib.format.read_array_header_1_0(BytesIO(header))
+    return shape, in_columns, dtype
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +84,7 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def _npy_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+def _to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """The upper half of each float32, rounded to the nearest, to even where two are equally
     near.
     """
@@ -103,13 +99,13 @@ def model_to_arrays(model: Model) -> ArrayRecord:
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     record = ArrayRecord()
     for entry in model.layout.entries:
-        record[entry.name] = pack_array(
-            vectors[entry.kind][entry.span].reshape(entry.shape), entry.dtype
-        )
+        tensor = vectors[entry.kind][entry.span].reshape(entry.shape)
+        record[entry.name] = pack_array(tensor, entry.dtype)
     return record
 
 
 def arrays_to_model(arrays: ArrayRecord, layout: Layout) -> Model:
+    """The way back; `Refused` if the tensors are those of another network."""
     model = blank_model(layout)
     ArrayRecordReader(layout).read(arrays, model)
     return model
@@ -122,40 +118,39 @@ class ArrayRecordReader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._expected = [(entry, *_expected_npy_header(entry)) for entry in layout.entries]
+        self._expected = [(entry, *_expected_header(entry)) for entry in layout.entries]
 
     def read(self, arrays: ArrayRecord, model: Model) -> None:
         """`Refused` if the tensors are those of another network."""
         vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
-        _check_array_names(arrays, self._layout)
+        _check_names(arrays, self._layout)
         tensors = dict(arrays.items())  # Flower's record checks types at every access
-        with np.errstate(
-            over="ignore"
-        ):  # what does not fit becomes infinite, and the gate finds it
-            for entry, header, dtype, size in self._expected:
+        # what does not fit becomes infinite, and the gate finds it
+        with np.errstate(over="ignore"):
+            for entry, header, dtype in self._expected:
                 data = tensors[entry.name].data
                 if (
                     dtype is not None
                     and data.startswith(header)
-                    and len(data) == len(header) + size * dtype.itemsize
+                    and len(data) == len(header) + entry.size * dtype.itemsize
                 ):
-                    values = np.frombuffer(data, dtype, size, len(header))
+                    values = np.frombuffer(data, dtype, entry.size, len(header))
                 else:
-                    values = _npy_values(tensors[entry.name], entry)
-                vectors[entry.kind][entry.start : entry.start + size] = values
+                    values = _values_like(entry, tensors[entry.name])
+                vectors[entry.kind][entry.span] = values
 
 
-def _expected_npy_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
-    """The header that a tensor has where the client's numpy writes as ours does, its type, and how
-    many numbers.
+def _expected_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None]:
+    """The header that a tensor has where the client's numpy writes as ours does, and its type; no
+    type where every header must be looked at.
     """
     if entry.dtype == "bfloat16":
-        return b"", None, entry.size
+        return b"", None
     dtype = np.dtype(entry.dtype)
-    return _npy_header(dtype.str, entry.shape), dtype, entry.size
+    return _npy_header(dtype.str, entry.shape), dtype
 
 
-def _npy_values(array: Array, entry: Entry) -> NDArray[Any]:
+def _values_like(entry: Entry, array: Array) -> NDArray[Any]:
     """A tensor with another header, if its shape and type fit the one that was sent."""
     values = unpack_array(array)
     if values.shape != entry.shape:
@@ -165,15 +160,18 @@ def _npy_values(array: Array, entry: Entry) -> NDArray[Any]:
     return values.ravel()
 
 
-def _check_array_names(arrays: ArrayRecord, layout: Layout) -> None:
-    wanted, there = {entry.name for entry in layout.entries}, set(arrays)
-    if lost := sorted(wanted - there):
+def _check_names(arrays: ArrayRecord, layout: Layout) -> None:
+    sent = {entry.name for entry in layout.entries}
+    lost = sorted(sent - set(arrays))
+    if lost:
         raise Refused(f"{len(lost)} tensor(s) are not there, such as {lost[0]}")
-    if new := sorted(there - wanted):
+    new = sorted(set(arrays) - sent)
+    if new:
         raise Refused(f"{len(new)} tensor(s) that were not sent, such as {new[0]:.60}")
 
 
 def vectors_to_arrays(vectors: Mapping[str, Vector]) -> ArrayRecord:
+    """Vectors by name, as they travel."""
     return ArrayRecord({name: pack_array(vector) for name, vector in vectors.items()})
 
 
@@ -188,22 +186,27 @@ def arrays_to_extras(
     """What a client sends beside the model, each a float32 vector of its length; zeros for a mean
     left out.
     """
-    found: dict[str, Vector] = {}
+    extras: dict[str, Vector] = {}
     for name, extent in sends.items():
-        if name in GRADIENT_MEANS and arrays is not None and name not in arrays:
-            found[name] = np.zeros(layout.extent(extent), np.float32)
-            continue
-        if arrays is None or name not in arrays:
+        length = layout.extent(extent)
+        if arrays is not None and name in arrays:
+            extras[name] = _floats(name, arrays[name], length)
+        elif arrays is not None and name in GRADIENT_MEANS:
+            extras[name] = np.zeros(length, np.float32)
+        else:
             raise Refused(
                 f"no {name} beside the model: does its client train by the method's rule?"
             )
-        values, length = unpack_array(arrays[name]), layout.extent(extent)
-        if values.shape != (length,) or values.dtype.kind != "f":
-            raise Refused(
-                f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats"
-            )
-        found[name] = values.astype(np.float32)
-    return found
+    return extras
+
+
+def _floats(name: str, array: Array, length: int) -> Vector:
+    values = unpack_array(array)
+    if values.shape != (length,) or values.dtype.kind != "f":
+        raise Refused(
+            f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats"
+        )
+    return values.astype(np.float32)
 
 
 def record(state: Mapping[str, Tensor]) -> ArrayRecord:
@@ -212,21 +215,22 @@ def record(state: Mapping[str, Tensor]) -> ArrayRecord:
     """
     import torch
 
-    found = ArrayRecord()
+    arrays = ArrayRecord()
     for name, tensor in state.items():
-        bits = tensor.dtype == torch.bfloat16
         values = tensor.detach().cpu()
-        found[name] = (
-            pack_array(values.float().numpy(), "bfloat16") if bits else pack_array(values.numpy())
-        )
-    return found
+        if tensor.dtype == torch.bfloat16:
+            arrays[name] = pack_array(values.float().numpy(), "bfloat16")
+        else:
+            arrays[name] = pack_array(values.numpy())
+    return arrays
 
 
 def state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
     """The way back, each tensor in the type that it was sent with."""
     import torch
 
-    return {
-        name: torch.from_numpy(np.array(unpack_array(a))).to(getattr(torch, a.dtype))
-        for name, a in arrays.items()
-    }
+    state: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        values = torch.from_numpy(np.array(unpack_array(array)))
+        state[name] = values.to(getattr(torch, array.dtype))
+    return state

@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddraw.analysis.metrics import not_finite
-from feddraw.core import GRADIENT_MEANS, Job, Memory, Model, Vector
+from feddraw.core import GRADIENT_MEANS, Job, Model, Update, Vector
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -51,15 +51,12 @@ from feddraw.flower.client_memory import (
 from feddraw.flower.reply_intake import SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
-from feddraw.naming import one_line
 from feddraw.server.policy import Policy, read_policy
+from feddraw.text import one_line
 from feddraw.training.client import Trainer
 
-BESIDE_THE_MODEL = (
-    "broadcast",
-    "memory",
-    frozen_layers.FROZEN,
-)  # records of tensors that are not the model
+# records of tensors that are not the model
+BESIDE_THE_MODEL = ("broadcast", "memory", frozen_layers.FROZEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,18 +65,16 @@ class Site:
 
     trainer: Trainer
     name: str
-    number: int = (
-        -1
-    )  # its number among the clients, where it has one; else the name decides the seed
+    number: int = -1  # among all clients, where it has one; else its name decides the seed
     shard: int = 0  # which of the trainer's shards is its own
     memory: Path = field(default_factory=default_memory_folder)
     holdout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
-    policy: Policy | None = (
-        None  # the one that was agreed on: under another the site does not train
-    )
+    # the policy that was agreed on: under another the site does not train; None: under any
+    policy: Policy | None = None
 
     @property
     def seed_number(self) -> int:
+        """What tells this client's seeds from those of others."""
         if self.number >= 0:
             return self.number
         return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
@@ -103,125 +98,123 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"client": about_site(open_site(context))}), reply_to=message)
+        return Message(RecordDict({"client": client_record(open_site(context))}), reply_to=message)
 
     return app
 
 
-def about_site(site: Site) -> ConfigRecord:
+def client_record(site: Site) -> ConfigRecord:
     """How a client calls itself, and which findings it labels where these are not all."""
     record = ConfigRecord({"name": site.name})
     if site.number >= 0:
         record["number"] = site.number
-    if (labelled := site.trainer.labelled[site.shard]) is not None:
+    labelled = site.trainer.labelled[site.shard]
+    if labelled is not None:
         record["labelled"] = labelled.tolist()
     return record
 
 
+# ----------------------------------------------------------------------------------------- training
+
+
 def train_at_site(site: Site, content: RecordDict) -> RecordDict:
-    """One client's part of a round."""
-    held = frozen_layers.take_frozen(site.trainer, content, site.memory)
+    """One client's part of a round: the server's message in, the reply out."""
+    frozen_digest = frozen_layers.take_frozen(site.trainer, content, site.memory)
     job = read_site_job(site, content)
+    if "memory" in content:  # in a simulation, where the server's process keeps it
+        memory = _vectors_sent(content, "memory")
+        update, learnt = site.trainer.work(job, memory)
+        reply = _training_reply(site, update, frozen_digest)
+        reply["memory"] = vectors_to_arrays(learnt)
+        return reply
     run = str(job_orders.read_orders(content).get("run", ""))
+    alias = client_alias(run, one_line(site.name))
+    last_weighted = job_orders.last_weighted_in_orders(content, alias)
     kept = ClientMemory(site.memory, run, site.name)
-    counted = job_orders.last_counted_in_orders(content, client_alias(run, one_line(site.name)))
-    carried = "memory" in content  # in a simulation, where the server's process keeps it
-    memory: Memory = (
-        _vectors_sent_to_site(content, "memory") if carried else kept.load(job.round, counted)
-    )
-    update, memory = site.trainer.work(job, memory)
-    if not carried:
-        kept.save(job.round, memory, counted)
-    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(
-        update.metrics
-    )
+    update, learnt = site.trainer.work(job, kept.load(job.round, last_weighted))
+    kept.save(job.round, learnt, last_weighted)
+    return _training_reply(site, update, frozen_digest)
+
+
+def _training_reply(site: Site, update: Update, frozen_digest: str) -> RecordDict:
+    """An update as records; `frozen_digest` says that the site holds the frozen layers."""
+    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps}
+    metrics |= update.metrics
     metrics[SECONDS] = update.seconds
-    about = about_site(site)
-    if held:
-        about[frozen_layers.FROZEN] = held
+    client = client_record(site)
+    if frozen_digest:
+        client[frozen_layers.FROZEN] = frozen_digest
     reply = RecordDict(
-        {"arrays": model_to_arrays(update.model), "metrics": MetricRecord(metrics), "client": about}
+        {
+            "arrays": model_to_arrays(update.model),
+            "metrics": MetricRecord(metrics),
+            "client": client,
+        }
     )
+    # without the mean of nothing, in rounds and at sites that measure none
     extra = {
         name: vector
         for name, vector in update.extra.items()
         if name not in GRADIENT_MEANS or vector.any()
     }
-    if extra:  # without the mean of nothing, in rounds and at sites that measure none
+    if extra:
         reply["extra"] = vectors_to_arrays(extra)
-    if carried:
-        reply["memory"] = vectors_to_arrays(memory)
     return reply
 
 
 def read_site_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
-    ordered = job_orders.read_orders(content)
-    config: Mapping[str, Any] = next(iter(content.config_records.values()), {})
+    orders = job_orders.read_orders(content)
     if site.policy is not None:
-        _check_site_agrees(site.policy, ordered.get("policy", {}))
+        _check_policy(site.policy, orders.get("policy", {}))
+    config: Mapping[str, Any] = next(iter(content.config_records.values()), {})
     try:
-        round = int(ordered.get("round", config.get("server-round", 1) - 1))
-        seed = int(
-            ordered.get("client-seed")
-            or client_seed(int(ordered.get("seed", 0)), round, site.seed_number)
-        )
-        rounds, effort = int(ordered.get("rounds", round + 1)), float(ordered.get("effort", 1.0))
+        # a server that is not ours counts rounds from 1
+        round = int(orders.get("round", config.get("server-round", 1) - 1))
+        rounds = int(orders.get("rounds", round + 1))
+        run_seed = int(orders.get("seed", 0))
+        seed = int(orders.get("client-seed") or client_seed(run_seed, round, site.seed_number))
+        effort = float(orders.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
-    model, broadcast = (
-        _model_sent_to_site(site, content),
-        _vectors_sent_to_site(content, "broadcast"),
+    return Job(
+        round=round,
+        rounds=rounds,
+        client=site.shard,
+        seed=seed,
+        model=_model_sent(site, content),
+        broadcast=_vectors_sent(content, "broadcast"),
+        effort=effort,
     )
-    return Job(round, rounds, site.shard, seed, model, broadcast, effort)
 
 
-def _check_site_agrees(agreed: Policy, servers: Any) -> None:
+def _check_policy(agreed: Policy, servers: Any) -> None:
     """Stop if the server's policy differs from the site's."""
+    ours = asdict(agreed)
     theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
-    if other := [name for name, value in asdict(agreed).items() if theirs[name] != value]:
-        said = ", ".join(
-            f"{name} = {one_line(theirs[name])}, here {asdict(agreed)[name]}" for name in other
-        )
-        raise UserError(
-            f"another policy than agreed: {said}"
-        )  # short, as a log of the server's will cut it
+    differences = [
+        f"{name} = {one_line(theirs[name])}, here {value}"
+        for name, value in ours.items()
+        if theirs[name] != value
+    ]
+    if differences:
+        # short, because the server's log will cut it
+        raise UserError(f"another policy than agreed: {', '.join(differences)}")
 
 
-def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
-    """Counts of the site's own images by score; the test split only when the server says that it is
-    the last time.
-    """
-    frozen_layers.take_frozen(site.trainer, content, site.memory)
-    model, engine, examples = (
-        _model_sent_to_site(site, content),
-        Serial(site.trainer),
-        site.trainer.examples,
-    )
-    metrics: dict[str, Any] = {"num-examples": 0}
-    for part, rows in site.holdout.items():
-        if len(rows) and (part != "test" or job_orders.read_orders(content).get("final")):
-            scores = engine.predict(model, rows)
-            metrics |= histograms_to_metrics(
-                part, count_by_score(scores, examples.targets[rows]), not_finite(scores)
-            )
-            metrics["num-examples"] += len(rows) if part == "validation" else 0
-    return RecordDict({"metrics": MetricRecord(metrics), "client": about_site(site)})
-
-
-def _vectors_sent_to_site(content: RecordDict, name: str) -> dict[str, Vector]:
+def _vectors_sent(content: RecordDict, name: str) -> dict[str, Vector]:
     """A record of vectors beside the model; none where it is not there."""
+    if name not in content.array_records:
+        return {}
     try:
-        return (
-            arrays_to_vectors(content.array_records[name]) if name in content.array_records else {}
-        )
+        return arrays_to_vectors(content.array_records[name])
     except Refused as error:
         raise UserError(
             f"what the server sends as {name} cannot be read: {one_line(error)}"
         ) from None
 
 
-def _model_sent_to_site(site: Site, content: RecordDict) -> Model:
+def _model_sent(site: Site, content: RecordDict) -> Model:
     names = [name for name in content.array_records if name not in BESIDE_THE_MODEL]
     try:
         return arrays_to_model(content.array_records[names[0]], site.trainer.network.layout)
@@ -231,27 +224,49 @@ def _model_sent_to_site(site: Site, content: RecordDict) -> Model:
         ) from None
 
 
+# --------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
+    """Counts of the site's own images by score; the test split only when the server says that it is
+    the last time.
+    """
+    frozen_layers.take_frozen(site.trainer, content, site.memory)
+    model = _model_sent(site, content)
+    final = bool(job_orders.read_orders(content).get("final"))
+    engine = Serial(site.trainer)
+    targets = site.trainer.examples.targets
+    metrics: dict[str, Any] = {"num-examples": len(site.holdout.get("validation", ()))}
+    for split, rows in site.holdout.items():
+        if len(rows) and (split != "test" or final):
+            scores = engine.predict(model, rows)
+            counts = count_by_score(scores, targets[rows])
+            metrics |= histograms_to_metrics(split, counts, not_finite(scores))
+    return RecordDict({"metrics": MetricRecord(metrics), "client": client_record(site)})
+
+
+# ------------------------------------------------------------------------------------ the ready app
+
+
 def open_site(context: Context) -> Site:
     """The site that a node is set up for."""
     node = context.node_config
     run = json.dumps(dict(context.run_config), sort_keys=True)
     if node.get("data"):
-        own = json.dumps(
-            {name: value for name, value in node.items() if name != "partition-id"}, sort_keys=True
+        settings_of_node = {name: value for name, value in node.items() if name != "partition-id"}
+        return _site_with_own_folder(
+            run, json.dumps(settings_of_node, sort_keys=True), context.node_id
         )
-        return _site_with_own_folder(run, own, context.node_id)
-    if "partition-id" not in node:
-        raise UserError(
-            "this node has no data: start it with --node-config 'data=\"FOLDER\"' or"
-            ' "partition-id=0"'
-        )
-    return _site_of_partition(
-        _client_app_setup(run, node.get("trust") is True), int(node["partition-id"]), node
+    if "partition-id" in node:
+        scenario = _prepared_scenario(run, node.get("trust") is True)
+        return _site_of_partition(scenario, int(node["partition-id"]), node)
+    raise UserError(
+        'this node has no data: start it with --node-config \'data="FOLDER"\' or "partition-id=0"'
     )
 
 
 @lru_cache(maxsize=1)
-def _client_app_setup(run: str, trust: bool) -> PreparedRun:
+def _prepared_scenario(run: str, trust: bool) -> PreparedRun:
     """The whole scenario, once per process: in a simulation one process serves several clients."""
     experiment, _ = settings.read_run_config(
         json.loads(run), trust=trust, permit=settings.AT_A_SITE
@@ -259,27 +274,33 @@ def _client_app_setup(run: str, trust: bool) -> PreparedRun:
     return prepare(experiment)
 
 
-def _site_of_partition(setup: PreparedRun, number: int, node: Mapping[str, Any]) -> Site:
-    if settings.own_folders(setup.experiment):
+def _site_of_partition(scenario: PreparedRun, number: int, node: Mapping[str, Any]) -> Site:
+    """A site with one client's part of the scenario's images."""
+    if settings.own_folders(scenario.experiment):
         raise UserError(
             "the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'"
         )
-    if not 0 <= number < len(setup.clients):
+    if not 0 <= number < len(scenario.clients):
         raise UserError(
-            f"partition {number} is not among the scenario's {len(setup.clients)} clients"
+            f"partition {number} is not among the scenario's {len(scenario.clients)} clients"
         )
-    holdout = {"validation": setup.evaluator.holdout[number]}
-    name, memory = setup.clients[number], memory_folder(node)
-    return Site(setup.trainer, name, number, number, memory, holdout, _policy_of_node(node))
+    return Site(
+        trainer=scenario.trainer,
+        name=scenario.clients[number],
+        number=number,
+        shard=number,
+        memory=memory_folder(node),
+        holdout={"validation": scenario.evaluator.holdout[number]},
+        policy=_policy_of_node(node),
+    )
 
 
 @lru_cache(maxsize=1)
-def _site_with_own_folder(run: str, own: str, node_id: int) -> Site:
+def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site:
     """A site with a folder of its own; nothing but its path is the site's to set."""
-    node = json.loads(own)
-    trust = node.get("trust") is True
+    node = json.loads(settings_of_node)
     experiment, _ = settings.read_run_config(
-        json.loads(run), trust=trust, permit=settings.AT_A_SITE
+        json.loads(run), trust=node.get("trust") is True, permit=settings.AT_A_SITE
     )
     findings = settings.findings_of_own_folders(experiment)
     options = experiment.section("data")[1] | {"path": node["data"]}
@@ -289,13 +310,13 @@ def _site_with_own_folder(run: str, own: str, node_id: int) -> Site:
             f"{node['data']} has the findings {', '.join(dataset.findings)}, not"
             f" {', '.join(findings)}"
         )
-    trainer = make_trainer(
-        experiment, dataset, [np.sort(dataset.rows["train"])], make_method(experiment)
-    )
-    name = str(node.get("client") or f"node {node_id}")
-    holdout = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
+    shards = [np.sort(dataset.rows["train"])]
     return Site(
-        trainer, name, memory=memory_folder(node), holdout=holdout, policy=_policy_of_node(node)
+        trainer=make_trainer(experiment, dataset, shards, make_method(experiment)),
+        name=str(node.get("client") or f"node {node_id}"),
+        memory=memory_folder(node),
+        holdout={"validation": dataset.rows["validation"], "test": dataset.rows["test"]},
+        policy=_policy_of_node(node),
     )
 
 

@@ -1,8 +1,8 @@
 """What a client remembers between rounds, in the site's own folder: Flower forgets it when a node
 restarts.
 
-A round's memory counts once the server has counted the round's update: with every job it says which
-round of this client that was, and the client goes on from there. So a client whose update was
+A round's memory holds once the server has weighted the round's update: with every job it says which
+round of this client that was, and the client resumes from there. So a client whose update was
 refused or lost, and one that is asked for a round again after the server was killed, start from the
 same memory as before. Two memories are kept for this.
 """
@@ -25,14 +25,13 @@ from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 
 
 def default_memory_folder() -> Path:
-    return (
-        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        / "feddraw"
-        / "memory"
-    )
+    """Where a site keeps what its clients remember, unless its settings say otherwise."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "feddraw" / "memory"
 
 
 def memory_folder(node: Mapping[str, Any]) -> Path:
+    """By a node's settings."""
     return Path(str(node["memory"])) if node.get("memory") else default_memory_folder()
 
 
@@ -50,24 +49,20 @@ class ClientMemory:
     def __init__(self, folder: Path, run: str, client: str) -> None:
         self.path = folder / client_alias(run, client)
 
-    def _kept_rounds(self) -> dict[int, Path]:
+    def _files(self) -> dict[int, Path]:
         """Round to file, for rounds whose memory is there."""
-        return {
-            int(file.stem): file
-            for file in sorted(self.path.glob("[0-9]*.safetensors"))
-            if file.stem.isdecimal()
-        }
+        files = sorted(self.path.glob("[0-9]*.safetensors"))
+        return {int(file.stem): file for file in files if file.stem.isdecimal()}
 
-    def load(self, round: int, counted: int | None = None) -> Memory:
-        """What the client remembers after the round in which it last counted; if none is said,
-        after the last one.
+    def load(self, round: int, last_weighted: int | None = None) -> Memory:
+        """What the client remembers after the round in which its update was last weighted; if none
+        is named, after the last one before `round`.
         """
-        before = [
-            number for number in self._kept_rounds() if number < round and counted in (None, number)
-        ]
-        if not before:
+        files = self._files()
+        rounds = [number for number in files if number < round and last_weighted in (None, number)]
+        if not rounds:
             return {}
-        file = self._kept_rounds()[max(before)]
+        file = files[max(rounds)]
         try:
             return {name: np.array(vector) for name, vector in load_file(file).items()}
         except (SafetensorError, OSError, ValueError) as error:
@@ -76,14 +71,16 @@ class ClientMemory:
                 f"what this client remembers is damaged ({why}); without the file it begins anew"
             ) from None
 
-    def save(self, round: int, memory: Memory, counted: int | None = None) -> None:
+    def save(self, round: int, memory: Memory, last_weighted: int | None = None) -> None:
+        """Keep what a round taught, beside the memory that holds until the server weights it."""
         if not memory:
             return
         make_folder(self.path.parent, private=True)
         make_subfolder(self.path, private=True)
         arrays = {name: np.ascontiguousarray(vector) for name, vector in memory.items()}
         write_whole(self.path / f"{round:06d}.safetensors", save(arrays), private=True)
-        wanted = sorted(self._kept_rounds())[-2:] if counted is None else (counted, round)
-        for number, file in self._kept_rounds().items():
-            if number > round or number not in wanted:
+        files = self._files()
+        needed = sorted(files)[-2:] if last_weighted is None else [last_weighted, round]
+        for number, file in files.items():
+            if number > round or number not in needed:
                 file.unlink()

@@ -20,8 +20,8 @@ from feddraw.errors import UserError
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
 from feddraw.flower.reply_intake import Reply, client_in_reply
-from feddraw.naming import one_line
 from feddraw.system.file_writing import make_folder, write_whole
+from feddraw.text import one_line
 
 if TYPE_CHECKING:
     from feddraw.training.client import Trainer
@@ -46,9 +46,10 @@ class FrozenLayers:
     """The server's side: which nodes have said that they hold the frozen layers."""
 
     def __init__(self, frozen: Arrays) -> None:
-        self.arrays, self.holding = dict(frozen), set[int]()
-        self._record = vectors_to_arrays(self.arrays)
+        self.arrays = dict(frozen)
+        self.holding: set[int] = set()
         self.order = {FROZEN: frozen_digest(self.arrays)} if self.arrays else {}
+        self._record = vectors_to_arrays(self.arrays)
 
     def with_layers(self, content: RecordDict, node: int) -> RecordDict:
         """A message's content, with the layers for a node that does not hold them."""
@@ -58,50 +59,53 @@ class FrozenLayers:
 
     def note_holders(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
         """Who of those that were asked holds the layers; the others get them again."""
-        said = {reply.node for reply in replies if FROZEN in client_in_reply(reply.content)}
-        self.holding = (self.holding - set(asked)) | said
+        self.holding -= set(asked)
+        for reply in replies:
+            if FROZEN in client_in_reply(reply.content):
+                self.holding.add(reply.node)
 
 
 def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
-    """The site's side: give the network the server's frozen layers, and say by their digest that
-    they are here.
+    """The site's side: give the network the server's frozen layers, and return their digest, which
+    says that they are here; empty if the server has none.
     """
-    wanted, here = (
-        str(job_orders.read_orders(content).get(FROZEN, "")),
-        trainer.network.layout.frozen,
-    )
-    if not wanted or frozen_digest(here) == wanted:
-        return wanted
-    file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"
-    if FROZEN in content.array_records:
-        try:
-            sent = arrays_to_vectors(content.array_records[FROZEN])
-        except Refused as error:
-            raise UserError(
-                f"the server's frozen layers cannot be read: {one_line(error)}"
-            ) from None
-    else:
-        sent = _kept_frozen_layers(file)
-    if frozen_digest(sent) != wanted:
+    digest = str(job_orders.read_orders(content).get(FROZEN, ""))
+    current = trainer.network.layout.frozen
+    if not digest or frozen_digest(current) == digest:
+        return digest
+    file = folder / f"frozen-{one_line(digest, 32)}.safetensors"
+    sent = FROZEN in content.array_records
+    layers = _layers_sent(content) if sent else _layers_kept(file)
+    if frozen_digest(layers) != digest:
         raise UserError(
             "the server's frozen layers are not here, or damaged: they come again in the next round"
         )
-    if {name: a.shape for name, a in sent.items()} != {name: a.shape for name, a in here.items()}:
+    if _shapes(layers) != _shapes(current):
         raise UserError(
             "the server's frozen layers are not those of this site's network: do the settings"
             " agree?"
         )
-    trainer.freeze(sent)
-    if FROZEN in content.array_records:
+    trainer.freeze(layers)
+    if sent:
+        contiguous = {name: np.ascontiguousarray(array) for name, array in layers.items()}
         make_folder(folder, private=True)
-        write_whole(
-            file, save({name: np.ascontiguousarray(a) for name, a in sent.items()}), private=True
-        )
-    return wanted
+        write_whole(file, save(contiguous), private=True)
+    return digest
 
 
-def _kept_frozen_layers(file: Path) -> dict[str, NDArray[Any]]:
+def _layers_sent(content: RecordDict) -> dict[str, NDArray[Any]]:
+    try:
+        return arrays_to_vectors(content.array_records[FROZEN])
+    except Refused as error:
+        raise UserError(f"the server's frozen layers cannot be read: {one_line(error)}") from None
+
+
+def _layers_kept(file: Path) -> dict[str, NDArray[Any]]:
     try:
         return dict(load_file(file))
     except (SafetensorError, OSError, ValueError):
         return {}
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}

@@ -16,7 +16,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-FIRST_NODE, SUPERLINK = 1001, 1
+FIRST_NODE = 1001
+SUPERLINK = 1
 
 
 def identify_in_process_grid(run: int = 1, node: int = SUPERLINK) -> None:
@@ -24,7 +25,9 @@ def identify_in_process_grid(run: int = 1, node: int = SUPERLINK) -> None:
     with suppress(ModuleNotFoundError):
         from flwr.supercore.task_identity import TaskIdentity
 
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run, node
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = run
+        TaskIdentity.node_id = node
 
 
 class InProcessGrid(Grid):
@@ -41,11 +44,18 @@ class InProcessGrid(Grid):
         arrive: Callable[[list[Message]], Iterable[Message]] | None = None,
     ) -> None:
         identify_in_process_grid()
-        self.app, self.arrive = app, arrive
+        self.app = app
+        self.arrive = arrive
         self._pushed: dict[str, Message] = {}
-        run, numbered = run_config or {}, enumerate(nodes, FIRST_NODE)
         self.contexts = {
-            id: Context(1, id, dict(node), RecordDict(), dict(run)) for id, node in numbered
+            node_id: Context(
+                run_id=1,
+                node_id=node_id,
+                node_config=dict(node),
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for node_id, node in enumerate(nodes, FIRST_NODE)
         }
 
     def send_and_receive(
@@ -81,20 +91,17 @@ class InProcessGrid(Grid):
         """The next answer, or all of them where `arrive` wants to see them; what it loses, the
         SuperLink reports.
         """
-        asked = [self._pushed[identity] for identity in message_ids if identity in self._pushed]
-        asked = asked if self.arrive else asked[:1]
-        for message in asked:
+        waiting = [self._pushed[identity] for identity in message_ids if identity in self._pushed]
+        delivered = waiting if self.arrive else waiting[:1]
+        for message in delivered:
             del self._pushed[message.metadata.message_id]
-        replies = list(self.send_and_receive(asked))
+        replies = list(self.send_and_receive(delivered))
         answered = {reply.metadata.reply_to_message_id for reply in replies}
-        return replies + [
-            _lost_message(message)
-            for message in asked
-            if message.metadata.message_id not in answered
-        ]
+        lost = [message for message in delivered if message.metadata.message_id not in answered]
+        return replies + [_node_is_gone(message) for message in lost]
 
 
-def _lost_message(message: Message) -> Message:
+def _node_is_gone(message: Message) -> Message:
     """How a SuperLink says that a node is gone: in its own name."""
     reply = Message(Error(0, "the node is not there"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK

@@ -30,8 +30,10 @@ def add_orders(config: ConfigRecord, orders: Mapping[str, Any]) -> ConfigRecord:
 def read_orders(content: RecordDict) -> dict[str, Any]:
     """Our orders in a message; none where the server is not ours."""
     texts = [config[KEY] for config in content.config_records.values() if KEY in config]
+    if not texts:
+        return {}
     try:
-        orders = json.loads(str(texts[0])) if texts else {}
+        orders = json.loads(str(texts[0]))
     except (ValueError, RecursionError):
         orders = None
     if not isinstance(orders, dict):
@@ -39,17 +41,17 @@ def read_orders(content: RecordDict) -> dict[str, Any]:
     return orders
 
 
-def last_counted_in_orders(content: RecordDict, name: str) -> int | None:
-    """The last round in which the server counted this client, -1 before the first; none if the
-    server does not say.
+def last_weighted_in_orders(content: RecordDict, alias: str) -> int | None:
+    """The last round in which the server weighted this client's update, -1 before the first; None
+    if the server does not say.
     """
-    rounds = read_orders(content).get("counted")
+    rounds = read_orders(content).get("weighted")
     if rounds is None:
         return None
-    counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
-    if not isinstance(counted, int):
+    last = rounds.get(alias, -1) if isinstance(rounds, dict) else None
+    if not isinstance(last, int):
         raise UserError(
             "the server's settings cannot be read: which updates it counted is not a round by"
             " client"
         )
-    return counted
+    return last

@@ -5,6 +5,7 @@ they have.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,39 +13,50 @@ from flwr.app import MetricRecord, RecordDict
 
 from feddraw.core import MOST_IMAGES
 from feddraw.flower.reply_intake import SECONDS, metrics_in_reply
-from feddraw.naming import safe_line
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
+
+Values = list[tuple[float, Any]]  # a metric's values, each with the size of its client
 
 
 def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
     """By metric, the mean over clients that report it with finite numbers, weighted by size; of
     lists, by number.
     """
-    given: dict[str, list[tuple[float, Any]]] = {}
+    values_by_metric: dict[str, Values] = {}
     for content in contents:
-        for name, value in metrics_in_reply(content).items():
-            given.setdefault(name, []).append((size_in_metrics(content, size_key), value))
+        metrics = metrics_in_reply(content)
+        size = _size(metrics, size_key)
+        for name, value in metrics.items():
+            values_by_metric.setdefault(name, []).append((size, value))
     means = MetricRecord()
-    for name, column in given.items():
-        good = [(size, value) for size, value in column if np.isfinite(value).all() and size > 0]
-        shapes = {np.shape(value) for _, value in good}
-        if len(good) < len(column) or len(shapes) > 1:
-            why = (
-                "lists of several lengths"
-                if len(shapes) > 1
-                else f"{len(column) - len(good)} not finite"
-            )
-            log.warning(
-                "%s of %d clients: %s, left out of the mean", safe_line(name), len(column), why
-            )
-        if len(shapes) == 1 and name not in (size_key, "partition-id", SECONDS):
-            sizes, values = zip(*good, strict=True)
-            means[name] = np.average(values, axis=0, weights=sizes).tolist()
+    for name, values in values_by_metric.items():
+        usable = _usable_values(name, values)
+        if usable and name not in (size_key, "partition-id", SECONDS):
+            sizes, numbers = zip(*usable, strict=True)
+            means[name] = np.average(numbers, axis=0, weights=sizes).tolist()
     return means
+
+
+def _usable_values(name: str, values: Values) -> Values:
+    """Those that are finite and of a client with a size; none where they are of several lengths."""
+    finite = [(size, value) for size, value in values if size > 0 and np.isfinite(value).all()]
+    several_lengths = len({np.shape(value) for _, value in finite}) > 1
+    if several_lengths:
+        why = "lists of several lengths"
+    else:
+        why = f"{len(values) - len(finite)} not finite"
+    if several_lengths or len(finite) < len(values):
+        log.warning("%s of %d clients: %s, left out of the mean", safe_line(name), len(values), why)
+    return [] if several_lengths else finite
 
 
 def size_in_metrics(content: RecordDict, size_key: str) -> float:
     """How many images a client says that it has; 0 where that cannot be."""
-    size = metrics_in_reply(content).get(size_key, 0.0)
+    return _size(metrics_in_reply(content), size_key)
+
+
+def _size(metrics: Mapping[str, Any], size_key: str) -> float:
+    size = metrics.get(size_key, 0.0)
     return size if isinstance(size, int | float) and 0 < size <= MOST_IMAGES else 0.0

@@ -1,16 +1,14 @@
-"""Flower's own simulation on Ray, held open: its server side waits while somebody else drives the
+"""Flower's own simulation on Ray, held open: its server side waits while our loop drives the
 Grid.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from queue import Empty, Queue
 
 from flwr.app import Context, Message
@@ -19,11 +17,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from feddraw.errors import RunFailed
-from feddraw.experiment.run_preparation import PreparedRun, prepare
-from feddraw.experiment.settings import Experiment
-from feddraw.flower.client_app import Site
 
-POLL_SECONDS = 0.05  # seconds between two looks for replies
+POLL_SECONDS = 0.05  # between two looks for replies
 RAY_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,44 +31,48 @@ class RaySimulation:
     """Nodes on Ray from the first call of `grid` until `close`."""
 
     def __init__(self, app: ClientApp, nodes: int, workers: int) -> None:
-        self._app, self._nodes, self._workers = app, nodes, workers
+        self._app = app
+        self._nodes = nodes
+        self._workers = workers
         self._grids: Queue[Grid | BaseException] = Queue()
         self._crash: BaseException | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run_simulation, daemon=True)
 
     def grid(self, seconds: float = 120.0) -> Grid:
+        """Start the simulation, and wait at most so long for its Grid."""
         self._thread.start()
         try:
-            found = self._grids.get(timeout=seconds)
+            grid = self._grids.get(timeout=seconds)
         except Empty:
             raise RunFailed(f"Flower's simulation did not start within {seconds:g} s") from None
-        if isinstance(found, BaseException):
-            raise RunFailed(f"Flower's simulation did not start: {_cause_of_ray_crash(found)}")
-        return found
+        if isinstance(grid, BaseException):
+            raise RunFailed(f"Flower's simulation did not start: {_cause(grid)}")
+        return grid
 
     def send_and_receive(self, grid: Grid, messages: Sequence[Message]) -> list[Message]:
         """As the Grid's own, which would wait for ever for nodes that are gone with the
         simulation.
         """
-        waiting, replies = set(grid.push_messages(messages)), list[Message]()
+        waiting = set(grid.push_messages(messages))
+        replies: list[Message] = []
         while waiting:
             self.stop_if_over()
-            found = list(grid.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in found}
-            replies += found
-            if not found:
+            arrived = list(grid.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+            if not arrived:
                 time.sleep(POLL_SECONDS)
         return replies
 
     def stop_if_over(self) -> None:
         """Raise if the simulation has ended, which it does only when it crashes or is closed."""
         if self._ended.is_set():
-            why = "it ended early" if self._crash is None else _cause_of_ray_crash(self._crash)
-            remedy = (
-                "run again with engine = serial, or see Ray's log in /tmp/ray/session_latest/logs"
+            why = "it ended early" if self._crash is None else _cause(self._crash)
+            raise RunFailed(
+                f"Flower's simulation on Ray crashed: {why}; run again with engine = serial, or see"
+                " Ray's log in /tmp/ray/session_latest/logs"
             )
-            raise RunFailed(f"Flower's simulation on Ray crashed: {why}; {remedy}")
 
     def _run_simulation(self) -> None:
         server = ServerApp()
@@ -87,8 +86,11 @@ class RaySimulation:
             os.environ.setdefault(name, value)
         logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own age at every start
         # a cluster that is there already has its own processors, and refuses to be told how many
-        own: dict[str, int] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": self._workers}
-        resources = {"client_resources": {"num_cpus": 1}, "init_args": own}
+        joined = bool(os.environ.get("RAY_ADDRESS"))
+        resources = {
+            "client_resources": {"num_cpus": 1},
+            "init_args": {} if joined else {"num_cpus": self._workers},
+        }
         try:
             run_simulation(server, self._app, self._nodes, backend_config=resources)  # type: ignore[arg-type]
         except BaseException as error:
@@ -102,23 +104,8 @@ class RaySimulation:
         self._thread.join(timeout=60)
 
 
-def _cause_of_ray_crash(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     """The first error of a chain, on one line: Flower's own only says that there was one."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def simulated_site(setup: PreparedRun, context: Context) -> Site:
-    number = int(context.node_config["partition-id"])
-    return Site(setup.trainer, setup.clients[number], number, number)
-
-
-def site_on_ray(table: str, context: Context) -> Site:
-    return simulated_site(_setup_on_ray(table), context)
-
-
-@lru_cache(maxsize=1)
-def _setup_on_ray(table: str) -> PreparedRun:
-    """Prepared once per worker process."""
-    return prepare(Experiment.of(json.loads(table)))

@@ -19,7 +19,6 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, pack_array, unpack_array
-from feddraw.naming import one_line
 from feddraw.secure.rounds.messages import (
     Add,
     Again,
@@ -38,6 +37,7 @@ from feddraw.secure.rounds.messages import (
 from feddraw.secure.rounds.terms import Announcement, Statement, Terms
 from feddraw.secure.sums.client import Shares
 from feddraw.secure.sums.message_fields import pack_fields
+from feddraw.text import one_line
 
 SECURE_ORDER = "secure"  # the key of our orders that asks for a secure round
 SECURE_RECORD = "secure"  # the record of an answer
@@ -46,7 +46,7 @@ MASKED_WORDS = "words"  # the record of masked words, and the tensor in it
 BROADCAST = "broadcast"
 RESUME = "resume"  # of the run's settings: it changes nothing at a site, and a site does not see it
 # Orders that only name a run, or say which of a client's memories holds: not what is trained.
-NAMES_OF_RUN = ("run", "counted")
+NAMES_OF_RUN = ("run", "weighted")
 SEEDS = ("client-seed",)  # orders that a site does not take from a server
 
 Kind = TypeVar("Kind", str, bytes)

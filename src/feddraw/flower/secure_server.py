@@ -24,7 +24,6 @@ from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.reply_intake import Reply, client_in_reply
 from feddraw.flower.roster import Roster
-from feddraw.naming import one_line
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
 from feddraw.secure.rounds.driver import SecureRound
@@ -40,6 +39,7 @@ from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
+from feddraw.text import one_line
 
 log = logging.getLogger("flwr")
 
@@ -202,7 +202,8 @@ class FlowerSecureServer:
 
     def offer_to_train(self, round: int, rounds: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
-        method, sums = method_as_text(self.method), rules_of_method.sums_of(self.method)
+        method = method_as_text(self.method)
+        sums = rules_of_method.sums_of(self.method)
         terms = terms_of_training(method, sums, round, rounds, self.policy)
         return self._offer(
             replace(terms, reading={"size": self.size_key, "classifier": classifier})

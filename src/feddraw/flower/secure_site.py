@@ -37,7 +37,6 @@ from feddraw.flower.secure_site_memory import (
     update_of_memory,
     update_to_memory,
 )
-from feddraw.naming import one_line
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountsPart
 from feddraw.secure.rounds.site import Offer, Part, SecureSite, SiteFacts, SiteRound, SiteSettings
@@ -48,6 +47,7 @@ from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import read_site_directory, read_site_key, site_of_key
 from feddraw.server.policy import read_policy
 from feddraw.server.state_dict import layout_of_arrays
+from feddraw.text import one_line
 
 log = logging.getLogger("flwr")
 

@@ -8,11 +8,8 @@ added up.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,17 +33,18 @@ from feddraw.experiment.run_preparation import (
     prepare_server_images,
 )
 from feddraw.experiment.running import Evaluated, evaluate_kept_models
-from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_roster
 from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.metrics import RunMetrics
+from feddraw.results.round_log import RoundLine, divergence_in_scores
+from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.round import RoundRecord
-from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -55,107 +53,185 @@ class ServerEvaluation:
     """How the global model is evaluated: on the server's own images, or from the sites' counts."""
 
     def __init__(self, experiment: Experiment, validation: str) -> None:
-        self.experiment, self.method = experiment, make_method(experiment)
-        self.dataset: Dataset | None = None
+        self.experiment = experiment
+        self.method = make_method(experiment)
+        self.dataset: Dataset | None = None  # None: the sites evaluate, and send counts
         self.proxy: Proxy | None = None
         self.partition = Partition("sites", (), "")
-        self.counted_by_sites: dict[str, Any] = {}  # from the sites, in the round under way
+        # metrics from the sites' counts, in the round under way
+        self.metrics_from_sites = RunMetrics()
         if settings.own_folders(experiment):
-            self.findings = tuple(settings.findings_of_own_folders(experiment))
-            build = partial(network_builder(experiment, len(self.findings)), pretrained=True)
-            self.initial = initial_model(build, experiment.seed)
-            if validation:
-                options = experiment.section("data")[1] | {"path": validation}
-                self._evaluate_on(open_dataset("folder", size=options.pop("size"), options=options))
+            self._prepare_for_own_folders(validation)
         else:
-            setup = run_preparation.prepare(experiment)
-            self.findings, self.initial, self.partition = (
-                setup.dataset.findings,
-                setup.initial,
-                setup.partition,
-            )
-            self._evaluate_on(setup.dataset)
-            self._evaluator = setup.evaluator  # with the clients' holdouts
+            self._prepare_scenario()
         self.method.check(self.initial.layout)
 
-    def _evaluate_on(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def _prepare_for_own_folders(self, validation: str) -> None:
+        """Sites have folders of their own; the server evaluates where it has one too."""
+        self.findings = tuple(settings.findings_of_own_folders(self.experiment))
+        build = partial(network_builder(self.experiment, len(self.findings)), pretrained=True)
+        self.initial = initial_model(build, self.experiment.seed)
+        if validation:
+            options = self.experiment.section("data")[1] | {"path": validation}
+            dataset = open_dataset("folder", size=options.pop("size"), options=options)
+            self._evaluate_on(dataset, Evaluator(dataset, (), ()))
+
+    def _prepare_scenario(self) -> None:
+        """Sites split one data set, which the server has as well."""
+        setup = run_preparation.prepare(self.experiment)
+        self.findings = setup.dataset.findings
+        self.initial = setup.initial
+        self.partition = setup.partition
+        self._evaluate_on(setup.dataset, setup.evaluator)
+
+    def _evaluate_on(self, dataset: Dataset, evaluator: Evaluator) -> None:
+        no_training_rows = [np.arange(0)]
         trainer = make_trainer(
-            self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen
+            self.experiment, dataset, no_training_rows, self.method, self.initial.layout.frozen
         )
-        self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
-        self.proxy = (
-            prepare_server_images(self.experiment, dataset, trainer)
-            if self.method.needs.server_images
-            else None
-        )
+        self.dataset = dataset
+        self._engine = Serial(trainer)
+        self._evaluator = evaluator
+        if self.method.needs.server_images:
+            self.proxy = prepare_server_images(self.experiment, dataset, trainer)
 
     def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:
-        self.counted_by_sites = score_histograms.merged_histogram_metrics(contents, self.findings)
-        return score_histograms.histogram_metrics_for_log(self.counted_by_sites)
+        """The sites' counts as metrics, which the next `evaluate` returns."""
+        metrics = score_histograms.merged_histogram_metrics(contents, self.findings)
+        self.metrics_from_sites = metrics
+        return score_histograms.histogram_metrics_for_log(metrics)
 
     def evaluate(self, model: Model, *, final: bool) -> Evaluated:
+        """The model's metrics and, after the last round, its scores."""
         if self.dataset is None:
-            nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
-            counted, self.counted_by_sites = self.counted_by_sites, {}  # those of one round only
-            return (counted or nobody) | {"clients": {}}, {}
+            return self._take_metrics_from_sites(), {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
-        splits: tuple[Split, ...] = (
-            ("validation", "test") if self.experiment.test_every_round else ("validation",)
-        )
-        return self._evaluator.after_a_round(self._engine, [model], splits), {}
+        splits: list[Split] = ["validation"]
+        if self.experiment.test_every_round:
+            splits.append("test")
+        return self._evaluator.after_a_round(self._engine, [model], tuple(splits)), {}
+
+    def _take_metrics_from_sites(self) -> RunMetrics:
+        """Those of one round only; nothing is evaluated where no site sent counts."""
+        metrics = self.metrics_from_sites
+        self.metrics_from_sites = RunMetrics()
+        return metrics
 
     def evaluate_kept(self, model: Model) -> Evaluated:
         """Another model than that of the last round: the server's own images only, the sites are
         not asked again.
         """
-        return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
+        return (RunMetrics(), {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
 def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
     experiment, federation = settings.read_run_config(run_config, trust=settings.trusted_here())
-    folder = RunFolder(Path(federation.out)) if federation.out else None
+    if not federation.out:
+        evaluation = ServerEvaluation(experiment, federation.validation)
+        return ServerRun(federation, evaluation, None).carry_out(grid)
+    folder = RunFolder(Path(federation.out))
     table = experiment.table()
-    how: dict[str, Any] = {"resume": federation.resume, "defaults": unnamed_defaults()}
-    if folder is not None:
-        folder.begin(table, **how)  # before the data are opened, which may take long
+    folder.begin(table, resume=federation.resume)
     evaluation = ServerEvaluation(experiment, federation.validation)
-    with nullcontext() if folder is None else folder.locked():
-        if folder is not None:
-            folder.begin(table, **how)  # another process may have used the folder in the meantime
-            numbers = _least_nodes(federation, evaluation) * len(evaluation.initial.params)
-            layout = evaluation.initial.layout
-            folder.write_settings(
-                table, partition=evaluation.partition, parameters=numbers, layout=layout
-            )
-        return _run_strategy(grid, federation, evaluation, folder)
+    with folder.locked():
+        # again: opening the data may take long, and another process may have used the folder
+        folder.begin(table, resume=federation.resume)
+        facts = RunFacts(
+            partition=evaluation.partition,
+            parameters=_least_nodes(federation, evaluation) * len(evaluation.initial.params),
+            layout=evaluation.initial.layout,
+        )
+        folder.write_settings(table, facts)
+        return ServerRun(federation, evaluation, folder).carry_out(grid)
 
 
-def _run_strategy(
-    grid: Grid, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
-) -> MethodStrategy:
-    strategy, experiment = make_strategy(federation, evaluation, folder), evaluation.experiment
-    keeper = ModelKeeper(experiment.keep, experiment.rounds, folder)
-    if folder is not None and federation.resume:
-        keeper.resume()
-    strategy.logs_rounds = False  # a round's line has its evaluation
+class ServerRun:
+    """One run: its strategy, how it is evaluated, and what is kept of it."""
 
-    def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        done = server_round - 1
-        logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
-        if done < 0 or done in logged:  # before the first round, also the first one after a restart
+    def __init__(
+        self, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
+    ) -> None:
+        self.experiment = evaluation.experiment
+        self.federation = federation
+        self.evaluation = evaluation
+        self.folder = folder
+        self.strategy = make_strategy(federation, evaluation, folder)
+        self.strategy.logs_rounds = False  # a round's line has its evaluation
+        self._keeper = ModelKeeper(self.experiment.keep, self.experiment.rounds, folder)
+        if folder is not None and federation.resume:
+            self._keeper.resume()
+
+    def carry_out(self, grid: Grid) -> MethodStrategy:
+        """All rounds, or those that are left."""
+        self.strategy.start(
+            grid,
+            model_to_arrays(self.evaluation.initial),
+            self.experiment.rounds,
+            self.federation.timeout,
+            evaluate_fn=self._after_round,
+        )
+        if self.folder is not None and not self.folder.metrics.is_file():
+            # the server was killed after its last round, before its last file
+            self._conclude_round(self.experiment.rounds - 1)
+        return self.strategy
+
+    def _after_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Flower asks for an evaluation before the first round too, also the first one after a
+        restart.
+        """
+        round = server_round - 1
+        if round < 0 or self._is_logged(round):
             return None
-        return _conclude_server_app_round(strategy, evaluation, folder, keeper, done)
+        return self._conclude_round(round)
 
-    arrays, rounds = model_to_arrays(evaluation.initial), experiment.rounds
-    strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
-    if (
-        folder is not None and not folder.metrics.is_file()
-    ):  # killed after its last round, before its last file
-        _conclude_server_app_round(strategy, evaluation, folder, keeper, rounds - 1)
-    return strategy
+    def _is_logged(self, round: int) -> bool:
+        return self.folder is not None and self.folder.logged(round)
+
+    def _conclude_round(self, round: int) -> MetricRecord:
+        """Evaluate the model after a round, and write the round's line and, after the last one, the
+        last files.
+        """
+        assert self.strategy.model is not None
+        assert self.strategy.state is not None
+        final = round == self.strategy.rounds - 1
+        shown = self.evaluation.method.shown(self.strategy.model, self.strategy.state)
+        began = time.perf_counter()
+        evaluated, predictions = self.evaluation.evaluate(shown, final=final)
+        metrics = evaluated.after(round)
+        self._keeper.add(round, shown, metrics)
+        kept = self._keeper.models(shown) if final else {}
+        metrics = evaluate_kept_models(self.evaluation.evaluate_kept, kept, metrics, predictions)
+        seconds = time.perf_counter() - began
+        if self.folder is not None:
+            if not self._is_logged(round):
+                self._write_line(self.folder, round, metrics, seconds)
+            if final:
+                models = {name: model.model for name, model in kept.items()}
+                scores = FinalScores(metrics, models, predictions)
+                self.folder.finish(shown, scores, self.evaluation.dataset)
+        splits = {"validation": metrics.validation, "test": metrics.test}
+        return MetricRecord(
+            {f"{name}-auc": split.auc.macro for name, split in splits.items() if split.evaluated}
+        )
+
+    def _write_line(
+        self, folder: RunFolder, round: int, metrics: RunMetrics, seconds: float
+    ) -> None:
+        """A round's line of the log; its evaluation took so many seconds."""
+        history = self.strategy.history
+        last = history[-1] if history else RoundRecord(round=round, ledger=())
+        line = RoundLine(
+            round=round,
+            loss=last.loss,
+            validation=metrics.validation,
+            test=metrics.test,
+            seconds={**(last.seconds or {"aggregation": 0.0}), "evaluation": seconds},
+            diverged=divergence_in_scores(metrics) or last.diverged,
+            client_seconds=last.client_seconds,
+        )
+        folder.add_line(line)
 
 
 def _least_nodes(federation: FlowerSettings, evaluation: ServerEvaluation) -> int:
@@ -167,7 +243,9 @@ def _least_nodes(federation: FlowerSettings, evaluation: ServerEvaluation) -> in
 def make_strategy(
     federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
-    experiment, method = evaluation.experiment, evaluation.method
+    """The strategy that a run's settings describe."""
+    experiment = evaluation.experiment
+    method = evaluation.method
     if not experiment.policy.limits_weights:
         why = why_no_policy(method) or "the run's settings turn it off"
         log.warning("no policy limits how much a site counts: %s", why)
@@ -177,67 +255,31 @@ def make_strategy(
             f"secure sums need at least {FEWEST_SUMMED} clients, and nodes = {nodes} would begin"
             " with fewer"
         )
-    counted = evaluation.dataset is None  # the sites evaluate, and send counts
+    fewest_trained = FEWEST_SUMMED if experiment.secure else 1
+    sites_evaluate = evaluation.dataset is None
     return MethodStrategy(
         method,
         fraction_train=federation.fraction,
-        fraction_evaluate=1.0 if counted else 0.0,
-        min_train_nodes=max(
-            FEWEST_SUMMED if experiment.secure else 1, int(nodes * federation.fraction)
-        ),
-        min_evaluate_nodes=nodes if counted else 0,
+        fraction_evaluate=1.0 if sites_evaluate else 0.0,
+        min_train_nodes=max(fewest_trained, int(nodes * federation.fraction)),
+        min_evaluate_nodes=nodes if sites_evaluate else 0,
         min_available_nodes=nodes,
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
-        seed=experiment.seed,
-        wait=federation.wait,
-        size_cap=federation.size_cap,
-        gate=experiment.gate,
-        policy=experiment.policy,
-        proxy=evaluation.proxy,
-        folder=folder,
-        resume=federation.resume,
-        sites=read_roster(federation.sites),
-        rebind=federation.rebind,
         findings=evaluation.findings,
         frozen=evaluation.initial.layout.frozen,
+        proxy=evaluation.proxy,
+        seed=experiment.seed,
+        wait=federation.wait,
+        gate=experiment.gate,
+        policy=experiment.policy,
+        sites=read_roster(federation.sites),
+        rebind=federation.rebind,
+        folder=folder,
+        resume=federation.resume,
         secure=experiment.secure,
         site_keys=federation.site_keys or None,
-        masked_counts=counted,
-    )
-
-
-def _conclude_server_app_round(
-    strategy: MethodStrategy,
-    evaluation: ServerEvaluation,
-    folder: RunFolder | None,
-    keeper: ModelKeeper,
-    done: int,
-) -> MetricRecord:
-    """Evaluate the model after a round, and write the round's line and, after the last one, the
-    last files.
-    """
-    assert strategy.model is not None
-    assert strategy.state is not None
-    final = done == strategy.rounds - 1
-    shown = evaluation.method.shown(strategy.model, strategy.state)
-    began = time.perf_counter()
-    scores, predictions = evaluation.evaluate(shown, final=final)
-    keeper.add(done, shown, scores)
-    kept = keeper.models(shown) if final else {}
-    evaluate_kept_models(evaluation.evaluate_kept, kept, scores, predictions)
-    took = time.perf_counter() - began
-    if folder is not None:
-        last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())
-        if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
-            diverged, loss = replace(last, metrics=scores).diverged, last.loss
-            seconds = {**(last.seconds or {"aggregation": 0.0}), "evaluation": took}
-            folder.add_line(done, loss, scores, seconds, last.client_seconds, diverged=diverged)
-        if final:
-            models = {name: one.model for name, one in kept.items()}
-            folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset, models)
-    return MetricRecord(
-        {f"{part}-auc": float(one["auc"]["macro"]) for part, one in scores.items() if "auc" in one}
+        masked_counts=sites_evaluate,
     )
 
 

@@ -39,25 +39,21 @@ class FlowerSettings:
     fraction: float = 1.0  # share of the nodes that is asked in a round
     wait: float = 600.0  # seconds for so many to connect
     timeout: float = 3600.0  # seconds for a round's replies
-    size_cap: float = 0.0  # another name for policy.max_size_times
     # NAME=FINGERPRINT of each site's key, with commas; empty: a name belongs to who comes first
     sites: str = ""
-    rebind: bool = (
-        False  # with resume: names belong to whoever answers under them first from now on
-    )
+    # with resume: names belong to whoever answers under them first from now on
+    rebind: bool = False
     validation: str = ""  # a folder of images on the server, for sites with folders of their own
-    site_keys: str = (
-        ""  # with secure: a file of the sites' public keys, to refuse forged messages here already
-    )
+    # with secure: a file of the sites' public keys, to refuse forged messages here already
+    site_keys: str = ""
     set: str = ""  # more settings, KEY=VALUE with blanks between
 
 
 # Unless the settings have a policy of their own: from three sites on, none outweighs all others.
 READY_POLICY = Policy(cap_times=1.5)
 
-TRUST_VARIABLE = (  # set to 1 in the server's environment: import code that a run's settings name
-    "FEDDRAW_TRUST"
-)
+# set to 1 in the server's environment: import code that a run's settings name
+TRUST_VARIABLE = "FEDDRAW_TRUST"
 AT_THE_SERVER = f"start the server with {TRUST_VARIABLE}=1 in its environment if you trust them"
 AT_A_SITE = "start the node with trust=true in its --node-config if you trust them"
 
@@ -76,17 +72,14 @@ def read_run_config(
     The settings come from another machine or from a file: code that they name is refused before
     anything is imported, unless this machine's own operator trusts them.
     """
-    given = {name: value for name, value in run_config.items() if value != ""}
-    if given.pop("trust", False):
+    values = {name: value for name, value in run_config.items() if value != ""}
+    if values.pop("trust", False):
         raise UserError(
             f"a run's settings cannot ask for trust: {AT_THE_SERVER}; at sites, {AT_A_SITE}"
         )
-    defaults = {field.name: field.default for field in fields(FlowerSettings)}
-    own = {name: given.pop(name) for name in defaults if name in given}
-    check_setting_types(own, defaults, "")
-    federation = FlowerSettings(**own)
+    federation = _take_federation(values)
     more = parse_settings(federation.set.split())
-    experiment = Experiment.of(_run_config_by_section(given)).with_settings(more)
+    experiment = Experiment.of(_by_section(values)).with_settings(more)
     experiment.trusted(trust, "the run's settings name", permit)
     if experiment.participation != Participation():
         raise UserError(
@@ -97,19 +90,22 @@ def read_run_config(
             "corruption does not work for sites with their own folders: remove the corruption"
             " settings"
         )
-    if not any(name.startswith("policy.") for name in (*given, *more)) and not why_no_policy(
-        make_method(experiment)
-    ):
+    policy_is_set = any(name.startswith("policy.") for name in (*values, *more))
+    if not policy_is_set and not why_no_policy(make_method(experiment)):
         experiment = replace(experiment, policy=READY_POLICY)
     return complete(experiment), federation
 
 
-read = (
-    read_run_config  # its name before, for scripts made after examples/flower/local_federation.py
-)
+def _take_federation(values: dict[str, Any]) -> FlowerSettings:
+    """The federation's own settings, which are removed from the others."""
+    defaults = {field.name: field.default for field in fields(FlowerSettings)}
+    own_values = {name: values.pop(name) for name in defaults if name in values}
+    check_setting_types(own_values, defaults, "")
+    return FlowerSettings(**own_values)
 
 
-def _run_config_by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted paths as the tables of `experiment.toml`."""
     table: dict[str, Any] = {}
     for path, value in settings.items():
         section, _, name = path.partition(".")
@@ -117,9 +113,10 @@ def _run_config_by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
             table.setdefault(section, {})["name"] = value
         elif not name:
             table[section] = value
+        elif path == "data.findings" and isinstance(value, str) and "," in value:
+            table.setdefault(section, {})[name] = value.split(",")
         else:
-            several = path == "data.findings" and isinstance(value, str) and "," in value
-            table.setdefault(section, {})[name] = value.split(",") if several else value
+            table.setdefault(section, {})[name] = value
     return table
 
 
@@ -132,15 +129,17 @@ def own_folders(experiment: Experiment) -> bool:
 
 def findings_of_own_folders(experiment: Experiment) -> list[str]:
     """The findings of sites with their own folders: named, so that all sites mean the same."""
-    named = experiment.section("data")[1].get("findings", "all")
-    listed = named.split(",") if isinstance(named, str) and named != "all" else named
-    if not isinstance(listed, list) or not all(
-        isinstance(name, str) and name.strip() for name in listed
-    ):
-        wanted = "list the names of the label columns, separated by commas"
-        raise UserError(f"sites with folders of their own need data.findings: {wanted}")
-    return (
-        list(PAPER_FINDINGS)
-        if listed == ["paper"]
-        else [canonical_finding(name) for name in listed]
+    findings = experiment.section("data")[1].get("findings", "all")
+    if isinstance(findings, str) and findings != "all":
+        findings = findings.split(",")
+    named = isinstance(findings, list) and all(
+        isinstance(name, str) and name.strip() for name in findings
     )
+    if not named:
+        raise UserError(
+            "sites with folders of their own need data.findings: list the names of the label"
+            " columns, separated by commas"
+        )
+    if findings == ["paper"]:
+        return list(PAPER_FINDINGS)
+    return [canonical_finding(name) for name in findings]

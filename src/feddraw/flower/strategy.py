@@ -2,84 +2,98 @@
 other.
 
 Sampling, messages and records follow Flower's FedAvg; replies are aggregated by
-`server.collectors.Together`, as in every other engine. Unlike in FedAvg, sampling has its own
-seed, waiting for nodes has an end, replies are taken in client order, a broken one is left out, and
+`server.collectors.Together`, as in every other engine. Unlike in FedAvg, sampling has its own seed,
+waiting for nodes has an end, replies are taken in client order, a broken one is left out, and
 integer tensors stay integers.
+
+In a round Flower's loop calls `configure_train`, `aggregate_train`, `configure_evaluate` and
+`aggregate_evaluate`, which stand here in this order. `rounds` has the loop, `global_model` the
+model, `server_checkpoint` what is needed to resume, `sampling` the nodes, `reply_intake` the
+replies, `roster` the names, `round_report` what is said about a round.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
-from feddraw.core import Layout, Method, Model, Proxy, State
-from feddraw.core.classifier_layer import classifier_in_words, looks_at_classifier
+from feddraw.core import Method, Model, Proxy, State
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.errors import RunFailed, UserError, positive
-from feddraw.flower import reply_intake
-from feddraw.flower.array_records import arrays_to_model, model_to_arrays, vectors_to_arrays
+from feddraw.errors import UserError
+from feddraw.flower import reply_intake, round_report
+from feddraw.flower.array_records import model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
 from feddraw.flower.frozen_layers import FrozenLayers
+from feddraw.flower.global_model import GlobalModel, tensors_that_all_share
 from feddraw.flower.job_orders import add_orders
 from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
-from feddraw.flower.reply_intake import Reply
+from feddraw.flower.reply_intake import Reply, ReplyFormat
 from feddraw.flower.roster import Roster
-from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers, SecureTraining
+from feddraw.flower.rounds import DEFAULT_TIMEOUT, Aggregated, Caller, EvaluateFn, FlowerLoop
+from feddraw.flower.sampling import sample_nodes, wait_for_nodes, warn_of_strangers
+from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers
+from feddraw.flower.server_checkpoint import ServerCheckpoint, shared_tensors_in_checkpoint
+from feddraw.flower.strategy_options import StrategyOptions, run_folder_from
 from feddraw.methods.feddraw import feddraw
-from feddraw.naming import safe_line
-from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.collectors import Together
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, pieces_by_finding
-from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
+from feddraw.server.ledger import pieces_by_finding
+from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round, RoundRecord, RoundResult
-from feddraw.server.state_dict import layout_of_arrays
-from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
-RoundOutcome = tuple[
-    RoundResult, dict[str, str], dict[str, float]
-]  # by client, why it is refused, how long it worked
-Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 MetricsMerge = Callable[[list[RecordDict], str], MetricRecord]
 
 MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
-SUSPECT_SIZE_TIMES = (
-    1000.0  # a client that says it has so many times the median's images is pointed out
-)
-TRAINING_DRAW, EVALUATION_DRAW = (), (1,)  # so that a round draws other nodes for each
-LEDGER_PARTS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
+EVALUATION_DRAW = 1  # in the seed of a round's second sample, so that it is another
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A message that is out: over which grid, to which nodes, and when it went."""
+
+    grid: Grid | None
+    nodes: Sequence[int]
+    sent_at: float  # by `time.perf_counter`
+
+
+@dataclass(frozen=True, eq=False)
+class RoundOutcome:
+    """What a round's replies gave, with what each client's reply says beside its update."""
+
+    result: RoundResult
+    refused: Mapping[str, str]  # by client, why its reply could not be used
+    client_seconds: Mapping[str, float]  # by client, how long it worked
+    reports: list[RecordDict]  # whose metrics are averaged: replies that count, or their sum
 
 
 class MethodStrategy(FedAvg):
     """Any of our methods as a Flower Strategy.
 
-    Methods with a local rule of their own, and those that ask clients for more than a model
-    (`method.sends`), need clients that answer: see `feddraw.flower.client`. `folder` is where
+    After FedAvg's own arguments come keywords, which `StrategyOptions` explains. `folder` is where
     `weights.csv` and a checkpoint are written after every round; with it a server that was killed
-    goes on by the same call with `resume=True`.
+    resumes by the same call with `resume=True`. `policy` may be the file that holds it, `site_keys`
+    too. Methods with a local rule of their own, and those that ask clients for more than a model
+    (`method.sends`), need clients that answer: see `feddraw.flower.client`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - Flower's own, then ours
         self,
         method: Method,
         fraction_train: float = 1.0,
@@ -93,131 +107,133 @@ class MethodStrategy(FedAvg):
         train_metrics_aggr_fn: MetricsMerge | None = None,
         evaluate_metrics_aggr_fn: MetricsMerge | None = None,
         *,
-        classifier: (
-            str | Sequence[str]
-        ) = "",  # its layer, or several in the order of the findings; empty: found
-        round_offset: int = 0,  # rounds done before this start
-        # T, where it is not round_offset + num_rounds, and where another loop than ours calls
+        classifier: str | Sequence[str] = "",
+        findings: Sequence[str] = (),
+        frozen: Mapping[str, NDArray[Any]] | None = None,
+        proxy: Proxy | None = None,
+        round_offset: int = 0,
         rounds: int = 0,
-        seed: int = 0,  # of sampling, and of local training where the clients are ours
-        wait: float = 600.0,  # seconds for enough nodes to connect
-        size_cap: float = 0.0,  # another name for the policy's max_size_times
-        gate: Gate | None = None,  # which updates are let in
-        policy: (
-            Policy | Mapping[str, Any] | Path | str | None
-        ) = None,  # limits on weights and sizes, or their file
-        proxy: Proxy | None = None,  # labelled images at the server, for the methods that need some
+        seed: int = 0,
+        wait: float = 600.0,
+        gate: Gate | None = None,
+        policy: Policy | Mapping[str, Any] | Path | str | None = None,
+        sites: Mapping[str, str | int] | None = None,
+        rebind: bool = False,
         folder: Path | str | RunFolder | None = None,
         resume: bool = False,
-        keep_replies: (
-            bool | None
-        ) = None,  # leave tensors in the replies; None: where others may look at them
-        sites: (
-            Mapping[str, str | int] | None
-        ) = None,  # name to key's fingerprint or node id; left out: first come
-        rebind: bool = False,  # on resume, give names to whoever answers under them first
+        keep_replies: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
-        findings: Sequence[
-            str
-        ] = (),  # names of the classifier's outputs, for the ledger and to check it
-        frozen: (
-            Mapping[str, NDArray[Any]] | None
-        ) = None,  # tensors that nobody trains: sent to each site once
-        # see sums of updates only, never one; clients need `secure_mod` and keys
         secure: bool = False,
-        site_keys: (
-            SiteDirectory | Path | str | None
-        ) = None,  # with it: the sites' public keys by name, or their file
-        # with it: evaluations are counts (`score_histograms`), added up under masks too
+        site_keys: SiteDirectory | Path | str | None = None,
         masked_counts: bool = False,
     ) -> None:
-        least = FEWEST_SUMMED if secure else 0
+        options = StrategyOptions(
+            method=method,
+            classifier=classifier,
+            findings=tuple(findings),
+            frozen=frozen or {},
+            proxy=proxy,
+            round_offset=round_offset,
+            rounds=rounds,
+            seed=seed,
+            wait=wait,
+            gate=gate or Gate(),
+            policy=policy_of(policy),
+            sites=sites or {},
+            rebind=rebind,
+            folder=run_folder_from(folder),
+            resume=resume,
+            keep_replies=keep_replies,
+            on_round=on_round,
+            secure=secure,
+            site_keys=site_directory_from(site_keys) if secure else None,
+            masked_counts=secure and masked_counts,
+        )
+        fewest_trained = FEWEST_SUMMED if secure else 0
+        fewest_evaluated = FEWEST_SUMMED if options.masked_counts else 0
         super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            max(min_train_nodes, least),
-            max(min_evaluate_nodes, least) if masked_counts else min_evaluate_nodes,
-            max(min_available_nodes, least),
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn or weighted_metric_means,
-            evaluate_metrics_aggr_fn or weighted_metric_means,
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=max(min_train_nodes, fewest_trained),
+            min_evaluate_nodes=max(min_evaluate_nodes, fewest_evaluated),
+            min_available_nodes=max(min_available_nodes, fewest_trained),
+            weighted_by_key=weighted_by_key,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn or weighted_metric_means,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or weighted_metric_means,
         )
-        if method.needs.server_images and proxy is None:
-            raise UserError("this weighting needs labelled images at the server: give proxy=")
-        if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
-            raise UserError(
-                f"rounds = {rounds} must be more than round_offset = {round_offset}, neither"
-                " negative"
-            )
-        self.method, self.classifier, self.round_offset, self.seed = (
-            method,
-            classifier,
-            round_offset,
-            seed,
-        )
-        self.wait, self.on_round, self.findings = positive("wait", wait), on_round, tuple(findings)
-        self._frozen = FrozenLayers(frozen or {})
-        limits = policy_of(policy)
-        self.policy = policy_of(replace(limits, max_size_times=size_cap or limits.max_size_times))
-        self.policy.check_method(method)
-        self.gate, self.proxy = gate or Gate(), proxy
-        self.secure: FlowerSecureServer | None = None
-        if secure:
-            directory = site_directory_from(site_keys)
-            self.secure = FlowerSecureServer(
-                method, self.policy, self.gate, directory, weighted_by_key
-            )
-        self._masked_counts = secure and masked_counts
-        self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
-        self.resume, self.rounds, self._given_rounds = resume, rounds, rounds
-        self.history: list[RoundRecord] = []
-        self.model: Model | None = None  # the one that is sent next
-        self.state: State | None = None
-        self.run = secrets.token_hex(
-            8
-        )  # by which clients tell the memory of one run from that of another
-        self.roster, self.rebind = Roster(sites), rebind
-        self._counted: dict[str, int] = {}  # by client, the last round in which it counted
-        self._keep_replies, self._own_metrics = keep_replies, train_metrics_aggr_fn is None
-        self._tensors: list[str] | None = (
-            None  # those that clients share, where they keep some to themselves
-        )
+        self.options = options
+        self.secure = self._secure_server() if secure else None
+
+        # How far the federation has come; the first five lines are what a checkpoint holds.
+        self._global: GlobalModel | None = None  # from the first model on
+        self.run = secrets.token_hex(8)  # by which clients tell one run's memory from another's
+        self.roster = Roster(options.sites)
         self._population = 0  # most nodes that were ever connected at once
-        self._asked, self._evaluating = list[int](), list[int]()  # nodes
-        self._grid: Grid | None = (
-            None  # where the last orders went, for the later messages of secure rounds
-        )
-        self._timeout = 3600.0  # seconds for the answers to a message
-        self._driving = False  # our own loop calls us, and counts rounds over all restarts
-        self._through: Strategy | None = None  # a wrapper between that loop and us
-        self._other_loops_lock = ExitStack()  # a loop of another's: the folder's lock
-        self._sent = time.perf_counter()  # when the last orders went out
-        self.logs_rounds = (
-            True  # whether `rounds.jsonl` is written here, and not by whoever evaluates
-        )
-        self._ready = False  # the folder has been looked into
+        self._last_weighted: dict[str, int] = {}  # by client, the last round in which it counted
+        self._shared_tensors: list[str] | None = None  # where clients keep some to themselves
         self._unsaved: int | None = None  # rounds done that no checkpoint holds yet
-        self._idle = 0  # rounds in a row in which nobody counted
-        self._room: Model | None = None  # where the replies of a round are laid out, a row each
-        self._arrays: ArrayRecord | None = None  # what `model` is on the wire
-        self._made: ArrayRecord | None = None  # the same, where it is our own work
+        self.history: list[RoundRecord] = []
+
+        # The loop that calls us.
+        self.round_offset = round_offset  # rounds that were done before it began
+        self.rounds = rounds  # T; 0 before it is known
+        self._caller = Caller()
+        self._folder_begun = False  # the folder was looked into, and its ledger begun
+        self._folder_lock = ExitStack()  # held for a loop that is not ours
+        # whether `rounds.jsonl` is written here, and not by whoever evaluates
+        self.logs_rounds = True
+
+        # The round under way.
+        self._frozen = FrozenLayers(options.frozen)
+        self._training = Request(grid=None, nodes=(), sent_at=time.perf_counter())
+        self._evaluation = self._training
+        self._matrices: Model | None = None  # where the replies of a round are laid out, a row each
+
+    def _secure_server(self) -> FlowerSecureServer:
+        return FlowerSecureServer(
+            self.options.method,
+            self.options.policy,
+            self.options.gate,
+            self.options.site_keys,
+            self.weighted_by_key,
+        )
+
+    @property
+    def method(self) -> Method:
+        return self.options.method
+
+    @property
+    def policy(self) -> Policy:
+        return self.options.policy
+
+    @property
+    def model(self) -> Model | None:
+        """The model that is sent next; None before the first round."""
+        return None if self._global is None else self._global.model
+
+    @property
+    def state(self) -> State | None:
+        """What the method's rules remember; None before the first round."""
+        return None if self._global is None else self._global.state
 
     @property
     def clients(self) -> list[str]:
         """Names of those that have answered so far; the index is the client's number."""
         return self.roster.names
 
+    # --------------------------------------------------------------------------- our loop of rounds
+
     def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: float = DEFAULT_TIMEOUT,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         *,
         through: Strategy | None = None,
     ) -> Result:
@@ -228,95 +244,111 @@ class MethodStrategy(FedAvg):
         Flower's for differential privacy: give it here instead of calling its own `start`, which
         cannot resume.
         """
-        self._driving, self._through, self._timeout = True, through, timeout
-        try:
-            with nullcontext() if self.folder is None else self.folder.locked():
-                given = (grid, initial_arrays, num_rounds)
-                return self._run_rounds(*given, timeout, train_config, evaluate_config, evaluate_fn)
-        finally:
-            self._driving, self._through = False, None
-
-    def _run_rounds(
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, *arguments: Any
-    ) -> Result:
-        self._adopt_model(initial_arrays)
-        resumed = self._restore_checkpoint()
-        self.rounds = self._given_rounds or (
-            num_rounds if resumed else self.round_offset + num_rounds
+        loop = FlowerLoop(
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config,
+            evaluate_config,
+            evaluate_fn,
         )
-        done = self.round_offset
-        left = min(num_rounds, self.rounds - done)
-        if resumed and left <= 0:
-            log.info("all %d rounds are done: no training is left to do", self.rounds)
-            if self.folder is not None and not self.folder.metrics.is_file():
-                self._evaluate_again(grid, resumed, self.rounds)
-            return Result(arrays=resumed)
-        first = resumed or initial_arrays
-        if done:
-            logged = (
-                []
-                if self.folder is None
-                else [line["round"] for line in read_jsonl(self.folder.rounds)]
-            )
-            if done - 1 not in logged:
-                self._evaluate_again(grid, first, done)
-            result = RenumberedStrategy(self._through or self, done).go_on(
-                grid, first, left, *arguments
-            )
-        elif self._through is not None:
-            result = self._through.start(grid, first, left, *arguments)
-        else:
-            result = super().start(grid, first, left, *arguments)
-        return result if result.arrays else replace(result, arrays=first)
+        self._caller = Caller(ours=True, through=through, timeout=timeout)
+        try:
+            with self._locked_folder():
+                return self._run_rounds(loop)
+        finally:
+            self._caller = Caller()
 
-    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, done: int) -> None:
+    def _locked_folder(self) -> AbstractContextManager[None]:
+        folder = self.options.folder
+        return nullcontext() if folder is None else folder.locked()
+
+    def _run_rounds(self, loop: FlowerLoop) -> Result:
+        """Restore, then do the rounds that are left."""
+        self._adopt_model(loop.arrays)
+        restored = self._restore_checkpoint()
+        done = self.round_offset
+        self.rounds = self.options.rounds or (loop.rounds if restored else done + loop.rounds)
+        loop = replace(
+            loop, arrays=restored or loop.arrays, rounds=min(loop.rounds, self.rounds - done)
+        )
+        if restored and loop.rounds <= 0:
+            return self._finish_without_training(loop)
+        if done:
+            self._evaluate_last_round_if_cut_off(loop)
+            result = loop.run_after(done, self._caller.through or self)
+        elif self._caller.through is not None:
+            result = loop.run(self._caller.through.start)
+        else:
+            result = loop.run(super().start)
+        return result if result.arrays else replace(result, arrays=loop.arrays)
+
+    def _finish_without_training(self, loop: FlowerLoop) -> Result:
+        """A server that was killed after its last round; it may not have evaluated that one."""
+        log.info("all %d rounds are done: no training is left to do", self.rounds)
+        folder = self.options.folder
+        if folder is not None and not folder.metrics.is_file():
+            self._evaluate_again(loop, self.rounds)
+        return Result(arrays=loop.arrays)
+
+    def _evaluate_last_round_if_cut_off(self, loop: FlowerLoop) -> None:
+        folder = self.options.folder
+        if folder is None or not folder.logged(self.round_offset - 1):
+            self._evaluate_again(loop, self.round_offset)
+
+    def _evaluate_again(self, loop: FlowerLoop, server_round: int) -> None:
         """The evaluation after a round, which was cut off with the server; only for whoever writes
         it down.
         """
-        if self.fraction_evaluate and not self.logs_rounds:
-            asked = self.configure_evaluate(done, arrays, ConfigRecord(), grid)
-            self.aggregate_evaluate(done, grid.send_and_receive(asked, timeout=self._timeout))
+        if self.logs_rounds or not self.fraction_evaluate:
+            return
+        messages = self.configure_evaluate(server_round, loop.arrays, ConfigRecord(), loop.grid)
+        replies = loop.grid.send_and_receive(messages, timeout=loop.timeout)
+        self.aggregate_evaluate(server_round, replies)
+
+    # --------------------------------------------------------------------------- the loop of others
 
     def restore(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """For a loop of one's own: what to begin with. `round_offset` rounds of `rounds` are done;
-        count on from 1.
+        count from 1.
 
         The arrays are those of the folder's checkpoint, if `resume` is set and there is one.
         """
-        self._lock_for_other_loop()
+        self._prepare_for_other_loop()
         self._adopt_model(initial_arrays)
         return self._restore_checkpoint() or initial_arrays
 
-    def _lock_for_other_loop(self) -> None:
+    def _prepare_for_other_loop(self) -> None:
         """For a loop that is not ours, what `start` does first: know the number of rounds, lock the
         folder.
         """
         if not self.rounds:
-            why = (
+            raise UserError(
                 "the number of rounds is unknown, because a wrapper or your own loop starts the"
-                " rounds"
+                " rounds. Pass rounds=… to this strategy, or start with strategy.start(grid,"
+                " arrays, num_rounds=…, through=wrapper)"
             )
-            lead = "strategy.start(grid, arrays, num_rounds=…, through=wrapper)"
-            raise UserError(f"{why}. Pass rounds=… to this strategy, or start with {lead}")
-        if self.folder is not None and not self._ready:
-            self._other_loops_lock.enter_context(self.folder.locked())
+        if self.options.folder is not None and not self._folder_begun:
+            self._folder_lock.enter_context(self.options.folder.locked())
 
     def _join_other_loop(self, arrays: ArrayRecord) -> None:
-        """The first round of a loop that is not ours."""
-        self._lock_for_other_loop()
-        if self.folder is not None and not self._ready:
-            self._adopt_model(arrays)
-            if self._restore_checkpoint() is not None:
-                why = (
-                    f"{self.folder.path} holds {self.round_offset} rounds that this loop does not"
-                    " know of"
-                )
-                ours, own = "strategy.start(…, through=wrapper)", "strategy.restore(initial_arrays)"
-                raise UserError(f"{why}: go on with {ours}, or begin your own loop with {own}")
+        """The first round of a loop that is not ours: it must begin where the folder is."""
+        self._prepare_for_other_loop()
+        folder = self.options.folder
+        if folder is None or self._folder_begun:
+            return
+        self._adopt_model(arrays)
+        if self._restore_checkpoint() is not None:
+            raise UserError(
+                f"{folder.path} holds {self.round_offset} rounds that this loop does not know of:"
+                " go on with strategy.start(…, through=wrapper), or begin your own loop with"
+                " strategy.restore(initial_arrays)"
+            )
 
-    def _rounds_with_this(self, server_round: int) -> int:
-        """Rounds with this one, over all restarts; a loop that is not ours begins at 1."""
-        count = server_round if self._driving else self.round_offset + server_round
+    def _round_count(self, server_round: int) -> int:
+        """Rounds with this one, over all restarts: our loop counts so, others begin at 1."""
+        count = server_round if self._caller.ours else self.round_offset + server_round
         if count > self.rounds > 0:
             raise UserError(
                 f"round {count} of {self.rounds}: give more rounds=…, or begin with a new folder"
@@ -324,500 +356,427 @@ class MethodStrategy(FedAvg):
         return count
 
     @property
-    def _unwrapped(self) -> bool:
+    def _is_unwrapped(self) -> bool:
         """No wrapper or subclass sees the replies or can change the new model."""
-        own = type(self).aggregate_train is MethodStrategy.aggregate_train
-        return self._driving and self._through is None and own
+        overridden = type(self).aggregate_train is not MethodStrategy.aggregate_train
+        return self._caller.ours and self._caller.through is None and not overridden
 
-    def _adopt_model(self, arrays: ArrayRecord) -> None:
-        """Take over a model that we did not make; with the first one, the state starts."""
-        layout = self._model_layout(arrays)
-        if self.model is None or self.state is None:
-            self.method.check(layout)
-            log.info("classifier: %s", classifier_in_words(layout.classifier, layout.outputs))
-        self.model, self._arrays = arrays_to_model(arrays, layout), arrays
-        if self.state is None:
-            self.state = self.method.init(self.model)
+    # --------------------------------------------------------------------- the model and its folder
 
-    def _model_layout(self, arrays: ArrayRecord) -> Layout:
-        ask = looks_at_classifier(self.method)
-        found = layout_of_arrays(arrays, self.classifier, outputs=len(self.findings), ask=ask)
-        return replace(found, frozen=self._frozen.arrays)
+    def _adopt_model(self, arrays: ArrayRecord) -> GlobalModel:
+        """Take over a model that we did not make; with the first one, the rules' state begins."""
+        if self._global is None:
+            self._global = GlobalModel.first(arrays, self.options)
+        else:
+            self._global = self._global.replaced_by(arrays, self.options)
+        return self._global
+
+    def _adopt_next_model(self, arrays: ArrayRecord) -> GlobalModel:
+        """The model of the next round, which a wrapper or a subclass may have changed; only now it
+        can be saved.
+        """
+        if self._global is None or arrays is not self._global.arrays:
+            self._adopt_model(arrays)
+        self._save_checkpoint()
+        assert self._global is not None
+        return self._global
 
     def _restore_checkpoint(self) -> ArrayRecord | None:
-        """Continue from the folder's checkpoint, if there is one; start its ledger."""
-        if self.folder is None:
+        """Continue from the folder's checkpoint, if there is one; begin its ledger."""
+        folder = self.options.folder
+        if folder is None:
             return None
-        assert self.model is not None
-        self._ready = True
-        if not self.resume and self.folder.ledger.exists():
+        assert self._global is not None
+        self._folder_begun = True
+        if not self.options.resume and folder.ledger.exists():
             raise UserError(
-                f"{self.folder.path} is already used: choose another folder, or go on with"
-                " resume=True"
+                f"{folder.path} is already used: choose another folder, or go on with resume=True"
             )
-        if self.resume and (
-            tensors := self.folder.checkpoint_notes().get("flower", {}).get("tensors")
-        ):
-            self._tensors = [name for name in self._arrays or () if name in tensors]
-            self._cut_model_to_shared_tensors(self._arrays or ArrayRecord())
-        checkpoint = self.folder.load_checkpoint(self.model.layout) if self.resume else None
-        self.folder.forget_from(checkpoint.next_round if checkpoint else self.round_offset)
+        checkpoint = self._read_checkpoint(folder) if self.options.resume else None
+        folder.forget_from(checkpoint.rounds_done if checkpoint else self.round_offset)
         if checkpoint is None:
             return None
-        self.model, self.round_offset = checkpoint.model, checkpoint.next_round
-        about = checkpoint.state["flower"]
-        self.state = {rule: state for rule, state in checkpoint.state.items() if rule != "flower"}
-        self.roster.restore(about, rebind=self.rebind)
-        self.run, self._population, self._counted = (
-            about["run"],
-            about["population"],
-            dict(about["counted"]),
-        )
-        self._arrays = self._made = model_to_arrays(self.model)
-        log.info("continuing after %d rounds from %s", self.round_offset, self.folder.path)
-        return self._arrays
+        self._global = self._global.stepped_to(checkpoint.model, checkpoint.state)
+        self.round_offset = checkpoint.rounds_done
+        self.run = checkpoint.run
+        self.roster.restore(checkpoint.roster, rebind=self.options.rebind)
+        self._population = checkpoint.population
+        self._last_weighted = dict(checkpoint.last_weighted)
+        log.info("continuing after %d rounds from %s", self.round_offset, folder.path)
+        return self._global.arrays
+
+    def _read_checkpoint(self, folder: RunFolder) -> ServerCheckpoint | None:
+        """The checkpoint; before that, the model is cut to the tensors that it holds."""
+        assert self._global is not None
+        shared = shared_tensors_in_checkpoint(folder)
+        if shared is not None:
+            self._share_only(shared)
+        return ServerCheckpoint.read(folder, self._global.model.layout)
 
     def _save_checkpoint(self) -> None:
         """A checkpoint of the last round, with the model that is sent next."""
-        if self.folder is None or self._unsaved is None:
+        folder = self.options.folder
+        if folder is None or self._unsaved is None:
             return
-        assert self.model is not None
-        assert self.state is not None
-        about = self.roster.for_checkpoint() | {"run": self.run, "population": self._population}
-        about |= {"counted": self._counted, "tensors": self._tensors}
-        self.folder.save_checkpoint(
-            Checkpoint(self.model, self.state | {"flower": about}, self._unsaved, {})
+        assert self._global is not None
+        checkpoint = ServerCheckpoint(
+            model=self._global.model,
+            state=self._global.state,
+            rounds_done=self._unsaved,
+            run=self.run,
+            roster=self.roster.record(),
+            population=self._population,
+            last_weighted=self._last_weighted,
+            shared_tensors=self._shared_tensors,
         )
+        checkpoint.write(folder)
         if self._unsaved == self.rounds:
-            self._other_loops_lock.close()
+            self._folder_lock.close()
         self._unsaved = None
 
-    def summary(self) -> None:
-        super().summary()
-        log.info(
-            "\t└──> %s, server rounds %d to %d", self.method, self.round_offset + 1, self.rounds
-        )
+    def _share_only(self, tensors: Iterable[str]) -> None:
+        """From now on only these tensors are the model."""
+        assert self._global is not None
+        self._global = self._global.cut_to(frozenset(tensors), self.options)
+        self._shared_tensors = list(self._global.arrays)
+        self._matrices = None
+
+    # ---------------------------------------------------------------------------- training is asked
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Sample nodes, and send them the model and what to do."""
         if self.fraction_train == 0.0:
             return []
-        if not self._driving:
+        if not self._caller.ours:
             self._join_other_loop(arrays)
-        count = self._rounds_with_this(server_round)
-        self._adopt_next_model(arrays)
-        assert self.model is not None
-        assert self.state is not None
-        self._grid = grid
-        self._asked = self._choose_nodes(
-            grid, self.fraction_train, self.min_train_nodes, count, TRAINING_DRAW
-        )
-        self._sent = time.perf_counter()  # waiting for nodes is not training
+        count = self._round_count(server_round)
+        current = self._adopt_next_model(arrays)
+        nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, [count])
+        # waiting for nodes is not training
+        self._training = Request(grid, nodes, sent_at=time.perf_counter())
         config["server-round"] = count
-        numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
-        limits = (
-            {} if self.policy == Policy() else {"policy": asdict(self.policy)}
-        )  # sites may hold it against theirs
-        called = self.roster.called
-        counted = {
-            client_alias(self.run, called.get(name, name)): last
-            for name, last in self._counted.items()
-        }
-        ours = numbers | limits | self._frozen.order | {"run": self.run, "counted": counted}
-        if self.secure is not None:
-            ours |= self.secure.offer_to_train(count - 1, self.rounds, self.model.layout.classifier)
+        orders = self._training_orders(count - 1, current)
         content = RecordDict(
-            {self.arrayrecord_key: arrays, self.configrecord_key: add_orders(config, ours)}
+            {self.arrayrecord_key: arrays, self.configrecord_key: add_orders(config, orders)}
         )
-        if broadcast := self.method.broadcast(self.state):
+        broadcast = self.method.broadcast(current.state)
+        if broadcast:
             content["broadcast"] = vectors_to_arrays(broadcast)
-        return self._messages_to(content, MessageType.TRAIN, server_round, self._asked)
+        return self._messages(content, MessageType.TRAIN, server_round, nodes)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self._adopt_next_model(arrays)
-        if self.fraction_evaluate == 0.0:
-            return []
-        count = self._rounds_with_this(server_round)
-        nodes = self._choose_nodes(
-            grid, self.fraction_evaluate, self.min_evaluate_nodes, count, EVALUATION_DRAW
-        )
-        self._grid, self._evaluating = grid, nodes
-        config["server-round"] = count
-        ours: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
-        if self.secure is not None and self._masked_counts:
-            ours |= self.secure.offer_to_count(count - 1, self.rounds, len(self.findings))
-        shown = self.shown_arrays(arrays)
-        content = RecordDict(
-            {self.arrayrecord_key: shown, self.configrecord_key: add_orders(config, ours)}
-        )
-        return self._messages_to(content, MessageType.EVALUATE, server_round, nodes)
+    def _training_orders(self, round: int, current: GlobalModel) -> dict[str, Any]:
+        """What our own clients are told beside the user's configuration."""
+        orders: dict[str, Any] = {
+            "round": round,
+            "rounds": self.rounds,
+            "seed": self.options.seed,
+            "run": self.run,
+            "weighted": self._last_weighted_by_alias(),
+        }
+        if self.policy != Policy():
+            orders["policy"] = asdict(self.policy)  # sites may compare it with the one agreed on
+        orders |= self._frozen.order
+        if self.secure is not None:
+            classifier = current.model.layout.classifier
+            orders |= self.secure.offer_to_train(round, self.rounds, classifier)
+        return orders
 
-    def _adopt_next_model(self, arrays: ArrayRecord) -> None:
-        """The model of the next round, which a wrapper or a subclass may have changed; only now it
-        can be saved.
+    def _last_weighted_by_alias(self) -> dict[str, int]:
+        """By a hash of what each client calls itself, so that none reads the others' names."""
+        called = self.roster.called
+        return {
+            client_alias(self.run, called.get(name, name)): round
+            for name, round in self._last_weighted.items()
+        }
+
+    def _sample(self, grid: Grid, share: float, least: int, draw: Sequence[int]) -> list[int]:
+        """A share of the connected nodes, by chance; `draw` begins with the round, counted
+        from 1.
         """
-        if arrays is not self._arrays:
-            self._adopt_model(arrays)
-        self._save_checkpoint()
+        nodes = wait_for_nodes(grid, max(self.min_available_nodes, least), self.options.wait)
+        self._population = max(self._population, len(nodes))
+        self.roster.meet(grid)
+        warn_of_strangers(nodes, self.roster)
+        count = max(int(len(nodes) * share), least)
+        log.info("server round %d: %d of %d nodes are asked", draw[0], count, len(nodes))
+        return sample_nodes(nodes, count, self.roster, [self.options.seed, *draw])
 
-    def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The model to evaluate and to keep, where it is not the one that is sent next."""
-        if self.model is None or self.state is None or arrays is not self._made:
-            return arrays
-        shown = self.method.shown(self.model, self.state)
-        return arrays if shown is self.model else model_to_arrays(shown)
-
-    def _messages_to(
+    def _messages(
         self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]
     ) -> list[Message]:
-        group, with_layers = str(server_round), self._frozen.with_layers
-        return [Message(with_layers(content, node), node, kind, group_id=group) for node in nodes]
+        return [
+            Message(self._frozen.with_layers(content, node), node, kind, group_id=str(server_round))
+            for node in nodes
+        ]
 
-    def _choose_nodes(
-        self, grid: Grid, share: float, least: int, round: int, draw: Sequence[int]
-    ) -> list[int]:
-        """A random sample of the nodes with our own seed; the same nodes give the same sample."""
-        nodes = self._wait_for_nodes(grid, max(self.min_available_nodes, least))
-        self._population = max(self._population, len(nodes))
-        count = max(int(len(nodes) * share), least)
-        self.roster.meet(grid)
-        if not self.roster.knows_any(nodes):
-            log.warning(
-                "none of the %d connected nodes is one that took part before: a node without a"
-                " registered key gets a new id when it or the SuperLink restarts; give sites=…, or"
-                " go on with rebind=True if you know them",
-                len(nodes),
-            )
-        ordered = sorted(nodes, key=lambda node: (self.roster.name_of(node) or "", node))
-        rng = np.random.default_rng([self.seed, round, *draw])
-        chosen = (
-            rng.choice(len(ordered), count, replace=False)
-            if count < len(ordered)
-            else range(len(ordered))
-        )
-        log.info("server round %d: %d of %d nodes are asked", round, count, len(nodes))
-        return [ordered[index] for index in sorted(chosen)]
-
-    def _wait_for_nodes(self, grid: Grid, count: int) -> list[int]:
-        began, logged = time.monotonic(), -1
-        while len(nodes := list(grid.get_node_ids())) < count:
-            if time.monotonic() - began > self.wait:
-                why = f"only {len(nodes)} of {count} nodes were connected within {self.wait:g} s"
-                remedy = (
-                    "start the others, or lower min_available_nodes and min_train_nodes (wait= sets"
-                    " the limit)"
-                )
-                raise RunFailed(f"{why}: {remedy}")
-            if len(nodes) != logged:
-                log.info("waiting for nodes: %d of %d are connected", logged := len(nodes), count)
-            time.sleep(min(1.0, self.wait / 10))
-        return nodes
+    # -------------------------------------------------------------------------- replies to training
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        """Read the replies, aggregate, and write down who counted how much."""
         if self.fraction_train == 0.0:
             return None, None
-        if self.model is None or self.state is None:
+        if self._global is None:
             raise UserError(
                 "aggregate_train before configure_train: there is no model to compare the replies"
                 " with"
             )
         began = time.perf_counter()
-        round = self._rounds_with_this(server_round) - 1
-        answers, failures = reply_intake.read_replies(replies, self._asked, str(server_round))
-        self._frozen.note_holders(self._asked, answers)
-        answers, impostors = self.roster.recognize(answers)
+        round = self._round_count(server_round) - 1
+        received, failed_nodes = self._read(replies, self._training, server_round)
+        self._frozen.note_holders(self._training.nodes, received)
+        recognized, impostors = self.roster.recognize(received)
         if self.secure is None:
-            result, refused, took = self._aggregate_in_clear(round, answers)
-            counted = {entry.client for entry in result.ledger if entry.counted}
-            contents = [answer.content for answer in answers if answer.name in counted]
+            outcome = self._aggregate_in_clear(round, recognized)
         else:
-            trained = self._aggregate_secure_sums(round, answers, server_round)
-            result, refused, took = trained.result, dict(trained.refused), dict(trained.seconds)
-            counted = {entry.client for entry in result.ledger if entry.counted}
-            contents = trained.contents
-        if counted:
-            self.model, self.state = result.next_model, result.state
-            self._counted |= dict.fromkeys(counted, round)
-            self._arrays = self._made = model_to_arrays(result.next_model)
-        ledger = self._complete_ledger(round, result.ledger, refused, failures | impostors)
-        metrics = self._metrics_of_round(ledger, contents)
-        took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
-        seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
-        about: dict[str, Any] = {
-            "metrics": dict(metrics),
-            "seconds": seconds,
-            "client_seconds": took,
-        }
-        pieces = pieces_by_finding(result.pieces, self.findings)
-        self._record_round(
-            RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about)
-        )
-        self._stop_without_clients(round, ledger)
-        return self._arrays if counted else None, metrics
+            outcome = self._aggregate_secure_sums(self.secure, round, recognized, server_round)
+        result = outcome.result
+        if result.weights:
+            self._global = self._global.stepped_to(result.next_model, result.state)
+            self._last_weighted |= dict.fromkeys(result.weights, round)
+        record = self._round_record(outcome, failed_nodes | impostors, began)
+        self._record_round(record)
+        round_report.stop_if_idle(self.history)
+        next_arrays = self._global.arrays if result.weights else None
+        return next_arrays, MetricRecord(dict(record.reported))
 
-    def _aggregate_in_clear(self, round: int, answers: list[Reply]) -> RoundOutcome:
-        assert self.model is not None
-        assert self.state is not None
-        self._leave_out_private_tensors(answers)
-        known = {name: number for number, name in enumerate(self.clients)}
-        answers.sort(
-            key=lambda answer: known[answer.name]
-        )  # a row of the matrix each, in the order of their numbers
-        format = reply_intake.ReplyFormat(
-            self.method.sends, self.weighted_by_key, self.arrayrecord_key
+    def _read(
+        self, messages: Iterable[Message], request: Request, server_round: int
+    ) -> tuple[list[Reply], dict[int, str]]:
+        """Valid replies to a request, and, by node, why others are not."""
+        most_bytes = None if self._global is None else reply_intake.most_bytes(self._global.arrays)
+        return reply_intake.read_replies(messages, request.nodes, str(server_round), most_bytes)
+
+    def _round_record(
+        self, outcome: RoundOutcome, failed_nodes: Mapping[int, str], began: float
+    ) -> RoundRecord:
+        """All that is written down about a round; aggregation `began` at that time."""
+        result = outcome.result
+        ledger = round_report.complete_ledger(
+            result.round,
+            result.ledger,
+            self.roster,
+            self._training.nodes,
+            outcome.refused,
+            failed_nodes,
         )
-        keep = (
-            not (self._unwrapped and self._own_metrics)
-            if self._keep_replies is None
-            else self._keep_replies
+        means: Mapping[str, Any] = {}
+        if outcome.reports:
+            means = self.train_metrics_aggr_fn(outcome.reports, self.weighted_by_key)
+        return RoundRecord(
+            round=result.round,
+            ledger=ledger,
+            loss=result.loss,
+            pieces=pieces_by_finding(result.pieces, self.options.findings),
+            reported=round_report.metrics_of_round(ledger, self.clients, means),
+            client_seconds={
+                client: seconds
+                for client, seconds in outcome.client_seconds.items()
+                if 0 <= seconds < MOST_SECONDS
+            },
+            seconds={
+                "training": began - self._training.sent_at,
+                "aggregation": time.perf_counter() - began,
+            },
         )
-        given = (answers, known, self.model, format)
-        updates, refused, self._room = reply_intake.decode_replies(
-            *given, keep=keep, room=self._room
+
+    def _aggregate_in_clear(self, round: int, replies: list[Reply]) -> RoundOutcome:
+        """The round from the updates themselves."""
+        self._leave_out_private_tensors(replies)
+        assert self._global is not None
+        numbers = {name: number for number, name in enumerate(self.clients)}
+        # a row of the matrices each, in the order of the clients' numbers
+        replies.sort(key=lambda reply: numbers[reply.name])
+        decoded = reply_intake.decode_replies(
+            replies,
+            numbers,
+            self._global.model,
+            ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key),
+            keep=self._keeps_replies,
+            reuse=self._matrices,
         )
-        self._warn_of_sizes({self.clients[update.client]: update.size for update in updates})
-        this_round = Round(
-            number=round,
+        self._matrices = decoded.matrices
+        names = {update.client: self.clients[update.client] for update in decoded.updates}
+        round_report.warn_of_sizes(
+            {names[update.client]: update.size for update in decoded.updates}
+        )
+        collect = Together(gate=self.options.gate, policy=self.policy, proxy=self.options.proxy)
+        result = collect(self._round(round), decoded.updates)
+        return RoundOutcome(
+            result=result,
+            refused=decoded.refused,
+            client_seconds={names[update.client]: update.seconds for update in decoded.updates},
+            reports=[reply.content for reply in replies if reply.name in result.weights],
+        )
+
+    def _round(self, number: int) -> Round:
+        """A round before its updates are collected."""
+        assert self._global is not None
+        sampled = map(self.roster.number, self._training.nodes)
+        return Round(
+            number=number,
             rounds=self.rounds,
-            sent=self.model,
+            sent=self._global.model,
             method=self.method,
-            state=self.state,
-            clients=self._all_client_names,
-            sampled=self._sampled_numbers(),
+            state=self._global.state,
+            clients=self._population_names,
+            sampled=[client for client in sampled if client is not None],
         )
-        collect = Together(gate=self.gate, policy=self.policy, proxy=self.proxy)
-        result = collect(this_round, updates)
-        return result, refused, {self.clients[update.client]: update.seconds for update in updates}
-
-    def _aggregate_secure_sums(
-        self, round: int, answers: list[Reply], server_round: int
-    ) -> SecureTraining:
-        """The round from sums of masked updates, with what the clients say in clear."""
-        assert self.secure is not None
-        assert self.model is not None
-        assert self.state is not None
-        this_round = Round(
-            number=round,
-            rounds=self.rounds,
-            sent=self.model,
-            method=self.method,
-            state=self.state,
-            clients=self._all_client_names,
-            sampled=self._sampled_numbers(),
-        )
-        table = self._secure_answers(answers, self._asked)
-        trained = self.secure.train(this_round, table, str(server_round))
-        self._frozen.holding |= trained.holding
-        ledger = trained.result.ledger
-        self._warn_of_sizes({entry.client: entry.size for entry in ledger if entry.counted})
-        return trained
-
-    def _secure_answers(self, answers: Sequence[Reply], asked: list[int]) -> SecureAnswers:
-        if self._grid is None:
-            raise UserError(
-                "secure sums take several messages: this strategy must have sent the first one"
-                " itself"
-            )
-        return SecureAnswers.of(answers, asked, self.roster, self._grid, self._timeout)
-
-    def _sampled_numbers(self) -> list[int]:
-        """The numbers of the clients that were asked, as far as they have one."""
-        numbers = [self.roster.number(node) for node in self._asked]
-        return [number for number in numbers if number is not None]
 
     @property
-    def _all_client_names(self) -> list[str]:
-        """The population: also those that never answered."""
-        return [
-            *self.clients,
-            *(f"absent {number}" for number in range(self._population - len(self.clients))),
-        ]
+    def _keeps_replies(self) -> bool:
+        """Whether tensors stay in the replies: only where somebody else may look at them."""
+        if self.options.keep_replies is not None:
+            return self.options.keep_replies
+        own_metrics = self.train_metrics_aggr_fn is weighted_metric_means
+        return not (self._is_unwrapped and own_metrics)
 
-    def _leave_out_private_tensors(self, answers: Sequence[Reply]) -> None:
+    @property
+    def _population_names(self) -> list[str]:
+        """The population: the known clients, and one for every node that never answered."""
+        absent = range(self._population - len(self.clients))
+        return [*self.clients, *(f"absent {number}" for number in absent)]
+
+    def _leave_out_private_tensors(self, replies: Sequence[Reply]) -> None:
         """If all clients keep the same tensors private, as with FedBN, the other tensors are the
         model from now on.
 
         Only before anything was averaged, and only if most of those asked agree: one client cannot
         cut the model.
         """
-        assert self._arrays is not None
-        assert self.model is not None
-        if (
-            any(done.weights for done in self.history)
-            or self.round_offset
-            or 2 * len(answers) <= len(self._asked)
-        ):
+        assert self._global is not None
+        averaged_before = self.round_offset or any(done.weights for done in self.history)
+        if averaged_before or 2 * len(replies) <= len(self._training.nodes):
             return
-        shared = {reply_intake.tensors_in_reply(answer, self.arrayrecord_key) for answer in answers}
-        there, layout = set(self._arrays), self.model.layout
-        part: frozenset[str] = next(iter(shared)) if len(shared) == 1 else frozenset()
-        if not part or not part < there:
-            return
-        if not part.issuperset(name for name in there if layout.in_classifier(name)):
-            return
-        kept = sorted(there - part)
-        log.warning(
-            "all replies hold %d of %d tensors, without %s: only these are averaged, and sent from"
-            " now on",
-            *(
-                len(part),
-                len(there),
-                safe_line(", ".join(kept[:3])) + (" and others" if len(kept) > 3 else ""),
-            ),
-        )
-        self._tensors = [name for name in self._arrays if name in part]
-        self._cut_model_to_shared_tensors(self._arrays)
+        shared = tensors_that_all_share(replies, self.arrayrecord_key, self._global)
+        if shared is not None:
+            self._share_only(shared)
 
-    def _cut_model_to_shared_tensors(self, arrays: ArrayRecord) -> None:
-        self.classifier = self.model.layout.classifier if self.model else self.classifier
-        shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
-        layout = self._model_layout(shared)
-        self.method.check(layout)
-        self.model, self._arrays, self._room = arrays_to_model(shared, layout), shared, None
-        self.state = self.method.init(self.model)
+    def _aggregate_secure_sums(
+        self, secure: FlowerSecureServer, round: int, replies: list[Reply], server_round: int
+    ) -> RoundOutcome:
+        """The round from sums of masked updates, with what the clients say in clear."""
+        answers = self._secure_answers(replies, self._training)
+        training = secure.train(self._round(round), answers, str(server_round))
+        self._frozen.holding |= training.holding
+        ledger = training.result.ledger
+        round_report.warn_of_sizes({entry.client: entry.size for entry in ledger if entry.weighted})
+        return RoundOutcome(
+            result=training.result,
+            refused=training.refused,
+            client_seconds=training.seconds,
+            reports=training.contents,
+        )
 
-    def _stop_without_clients(self, round: int, ledger: Sequence[LedgerEntry]) -> None:
-        """Stop after two rounds in a row in which nobody counts: one may be an accident."""
-        self._idle = 0 if any(entry.counted for entry in ledger) else self._idle + 1
-        if not self._idle:
-            return
-        several = Counter(entry.status for entry in ledger).most_common(3)
-        reasons = (
-            "; ".join(f"{count} {safe_line(status)}" for status, count in several)
-            or "no node was asked"
-        )
-        log.error(
-            "server round %d: no update counted, the model stays as it was (%s)", round + 1, reasons
-        )
-        if self._idle > 1:
-            raise RunFailed(
-                f"no update counted in rounds {round} and {round + 1} ({reasons}): fix this, then"
-                " resume"
+    def _secure_answers(self, replies: Sequence[Reply], request: Request) -> SecureAnswers:
+        if request.grid is None:
+            raise UserError(
+                "secure sums take several messages: this strategy must have sent the first one"
+                " itself"
             )
-
-    def _warn_of_sizes(self, sizes: Mapping[str, float]) -> None:
-        if len(sizes) < FEWEST_FOR_MEDIAN:
-            return
-        middle = median(sizes.values())
-        for client, size in sizes.items():
-            if size > SUSPECT_SIZE_TIMES * middle:
-                log.warning(
-                    "%s reports %s images, %.0f × the median",
-                    safe_line(client),
-                    size,
-                    size / middle,
-                )
-
-    def _complete_ledger(
-        self,
-        round: int,
-        entries: Sequence[LedgerEntry],
-        refused: dict[str, str],
-        failures: dict[int, str],
-    ) -> tuple[LedgerEntry, ...]:
-        """One line per known client, per node that was asked, and per stranger that answered."""
-        reasons = dict(refused)
-        for node, why in failures.items():
-            reasons.setdefault(self.roster.label(node), why)
-        asked = {self.roster.label(node) for node in self._asked} | reasons.keys()
-        lines = {
-            entry.client: entry for entry in entries[: len(self.clients)]
-        }  # those after them never answered
-        missing = {
-            name: LedgerEntry(round, name, 0, 0, status="missing")
-            for name in sorted(asked - lines.keys())
-        }
-        statuses = {name: f"refused: {why}" for name, why in reasons.items()}
-        whole = (lines | missing).items()
-        return tuple(
-            replace(entry, status=statuses.get(name, entry.status)) for name, entry in whole
+        return SecureAnswers.of(
+            replies, request.nodes, self.roster, request.grid, self._caller.timeout
         )
-
-    def _metrics_of_round(
-        self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]
-    ) -> MetricRecord:
-        """The mean of the clients' metrics, and the ledger's columns as lists."""
-        metrics = MetricRecord()
-        if contents:
-            metrics.update(self.train_metrics_aggr_fn(contents, self.weighted_by_key))
-        for status in ("counted", "refused", "missing"):
-            metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
-        if counted := [entry for entry in ledger if entry.counted]:
-            metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
-            columns = {
-                part: [float(getattr(entry, part)) for entry in counted] for part in LEDGER_PARTS
-            }
-            there = {
-                part: column for part, column in columns.items() if not all(map(math.isnan, column))
-            }
-            metrics.update({f"ledger-{part}": column for part, column in there.items()})
-        return metrics
 
     def _record_round(self, done: RoundRecord) -> None:
-        shares = "  ".join(
-            f"{safe_line(client)} {weight:.3f}" for client, weight in done.weights.items()
-        )
-        log.info(
-            "server round %d/%d: %s", done.round + 1, self.rounds, shares or "no update counted"
-        )
-        if measured := [entry for entry in done.ledger if math.isfinite(entry.q)]:
-            said = (done.round + 1, measured[0].q, measured[0].q_expected, measured[0].rho)
-            log.info("server round %d: Q %.1f, %.1f expected of alike clients, rho %.3g", *said)
-        for entry in done.ledger:
-            if entry.status != "counted":
-                log.warning(
-                    "server round %d: %s %s",
-                    done.round + 1,
-                    safe_line(entry.client),
-                    safe_line(entry.status),
-                )
+        """Log a round, write it to the folder, and tell the user's function."""
+        round_report.log_round(done, self.rounds)
         self.history.append(done)
         self._unsaved = done.round + 1
-        if self.folder is not None:
-            if self.logs_rounds:
-                loss = next(
-                    (done.metrics[name] for name in reply_intake.LOSSES if name in done.metrics),
-                    None,
-                )
-                loss = float(loss) if isinstance(loss, int | float) else math.nan
-                self.folder.add_line(
-                    done.round, loss, {}, done.seconds, done.client_seconds, rounds=self.rounds
-                )
-            self.folder.add_to_ledger(done.ledger, done.pieces)
-        if self._unwrapped:
+        folder = self.options.folder
+        if folder is not None and self.logs_rounds:
+            line = RoundLine(
+                round=done.round,
+                loss=round_report.loss_in_metrics(done.reported),
+                seconds=done.seconds,
+                client_seconds=done.client_seconds,
+                rounds=self.rounds,
+            )
+            folder.add_line(line)
+        if folder is not None:
+            folder.add_to_ledger(done.ledger, done.pieces)
+        if self._is_unwrapped:
             self._save_checkpoint()
-        if self.on_round is not None:
-            self.on_round(done)
+        if self.options.on_round is not None:
+            self.options.on_round(done)
+
+    # ----------------------------------------------------------------------------------- evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample nodes, and send them the model to evaluate."""
+        self._adopt_next_model(arrays)
+        if self.fraction_evaluate == 0.0:
+            return []
+        count = self._round_count(server_round)
+        nodes = self._sample(
+            grid, self.fraction_evaluate, self.min_evaluate_nodes, [count, EVALUATION_DRAW]
+        )
+        self._evaluation = Request(grid, nodes, sent_at=time.perf_counter())
+        config["server-round"] = count
+        orders: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
+        if self.secure is not None and self.options.masked_counts:
+            findings = len(self.options.findings)
+            orders |= self.secure.offer_to_count(count - 1, self.rounds, findings)
+        content = RecordDict(
+            {
+                self.arrayrecord_key: self.shown_arrays(arrays),
+                self.configrecord_key: add_orders(config, orders),
+            }
+        )
+        return self._messages(content, MessageType.EVALUATE, server_round, nodes)
+
+    def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The model to evaluate and to keep, where it is not the one that is sent next."""
+        current = self._global
+        if current is None or arrays is not current.arrays or not current.made_here:
+            return arrays
+        shown = self.method.shown(current.model, current.state)
+        return arrays if shown is current.model else model_to_arrays(shown)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        messages = list(replies)
-        contents = [message.content for message in messages if not message.has_error()]
-        if self.secure is not None and self._masked_counts:
-            contents = self._summed_counts(self.secure, server_round, messages) if contents else []
-        usable = [
-            content for content in contents if size_in_metrics(content, self.weighted_by_key) > 0
-        ]
-        if len(usable) < len(contents):
-            log.warning(
-                "%d evaluations without %s are left out",
-                len(contents) - len(usable),
-                self.weighted_by_key,
-            )
+        """Merge the clients' metrics; those without a size, or too large, are left out."""
+        messages = [message for message in replies if not message.has_error()]
+        if self.secure is not None and self.options.masked_counts:
+            contents = self._summed_counts(self.secure, server_round, messages) if messages else []
+        else:
+            contents = [message.content for message in messages]
+        usable = self._usable_evaluations(contents)
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
+    def _usable_evaluations(self, contents: list[RecordDict]) -> list[RecordDict]:
+        small = [content for content in contents if not reply_intake.why_too_large(content)]
+        if len(small) < len(contents):
+            log.warning("%d evaluations are too large and left out", len(contents) - len(small))
+        usable = [
+            content for content in small if size_in_metrics(content, self.weighted_by_key) > 0
+        ]
+        if len(usable) < len(small):
+            log.warning(
+                "%d evaluations without %s are left out",
+                len(small) - len(usable),
+                self.weighted_by_key,
+            )
+        return usable
+
     def _summed_counts(
-        self, secure: FlowerSecureServer, server_round: int, replies: list[Message]
+        self, secure: FlowerSecureServer, server_round: int, messages: list[Message]
     ) -> list[RecordDict]:
-        """All sites' counts as those of one site."""
-        answers, _ = reply_intake.read_replies(replies, self._evaluating, str(server_round))
-        table = self._secure_answers(self.roster.recognize(answers)[0], self._evaluating)
-        counts = secure.count(table, str(server_round))
+        """All sites' counts as those of one site; none if the sum fails."""
+        received, _ = self._read(messages, self._evaluation, server_round)
+        recognized, _ = self.roster.recognize(received)
+        answers = self._secure_answers(recognized, self._evaluation)
+        counts = secure.count(answers, str(server_round))
         return [] if counts is None else [counts]
+
+    def summary(self) -> None:
+        super().summary()
+        first_round = self.round_offset + 1
+        log.info("\t└──> %s, server rounds %d to %d", self.method, first_round, self.rounds)
 
 
 class FedDRAW(MethodStrategy):
@@ -837,48 +796,3 @@ class FedDRAW(MethodStrategy):
         **others: Any,
     ) -> None:
         super().__init__(feddraw(eta, lam, beta_max, reading), *arguments, **others)
-
-
-class RenumberedStrategy(Strategy):
-    """Another strategy, whose rounds go on after those that are done: Flower's own loop begins at 1
-    every time.
-    """
-
-    def __init__(self, strategy: Strategy, done: int) -> None:
-        self.strategy, self.done = strategy, done
-
-    def configure_train(self, server_round: int, *given: Any, **named: Any) -> Iterable[Message]:
-        return self.strategy.configure_train(self.done + server_round, *given, **named)
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
-        return self.strategy.aggregate_train(self.done + server_round, replies)
-
-    def configure_evaluate(self, server_round: int, *given: Any, **named: Any) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(self.done + server_round, *given, **named)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(self.done + server_round, replies)
-
-    def summary(self) -> None:
-        self.strategy.summary()
-
-    def go_on(self, *arguments: Any) -> Result:
-        """Flower's loop over the rounds left, with all arguments of `start`; it first evaluates the
-        last round done.
-        """
-        *others, evaluate = arguments
-        counted = evaluate and (
-            lambda server_round, arrays: evaluate(self.done + server_round, arrays)
-        )
-        given: tuple[Any, ...] = (*others, counted)
-        found = self.start(*given)
-        parts = (
-            found.train_metrics_clientapp,
-            found.evaluate_metrics_clientapp,
-            found.evaluate_metrics_serverapp,
-        )
-        return Result(
-            found.arrays, *({self.done + round: part[round] for round in part} for part in parts)
-        )

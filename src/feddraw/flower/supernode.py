@@ -16,7 +16,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from functools import wraps
-from importlib.metadata import version
+from importlib import metadata
 from logging import ERROR, INFO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ from feddraw.secure.sums.client import NO_DIRECTORY
 from feddraw.secure.sums.signing_keys import read_site_directory, read_site_key
 
 KNOWN_FLOWER = ("1.41.0",)
-FLOWER_VERSION = version("flwr")
+FLOWER_VERSION = metadata.version("flwr")
 
 try:
     from flwr.cli.build import build_fab_from_disk
@@ -41,25 +41,22 @@ try:
     from flwr.supercore.constant import TaskType
     from flwr.supernode import start_client_internal as loop
 except ImportError:
-    older = (
-        "start nodes of older versions with flower-supernode itself, which runs every app that the"
-        " server sends"
-    )
     raise UserError(
-        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: {older}"
+        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: start nodes of"
+        " older versions with flower-supernode itself, which runs every app that the server sends"
     ) from None
 
 SUPERNODE_COMMAND = "flower-supernode"
 
 
-def refuse_unknown_flower(found: str = FLOWER_VERSION) -> None:
+def refuse_unknown_flower(version: str = FLOWER_VERSION) -> None:
     """With an unknown Flower the check could be bypassed silently: do not start."""
-    if found not in KNOWN_FLOWER:
-        why = (
-            f"signatures cannot be checked with Flower {found}, only with"
-            f" {' or '.join(KNOWN_FLOWER)}"
+    if version not in KNOWN_FLOWER:
+        raise UserError(
+            f"signatures cannot be checked with Flower {version}, only with"
+            f" {' or '.join(KNOWN_FLOWER)}: pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer"
+            " feddraw"
         )
-        raise UserError(f"{why}: pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer feddraw")
 
 
 def read_app_bundle(path: Path) -> AppBundle:
@@ -70,8 +67,8 @@ def read_app_bundle(path: Path) -> AppBundle:
         content = build_fab_from_disk(path) if path.is_dir() else _read_fab_file(path)
         app, version = get_metadata_from_config(get_fab_config(content))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, click.ClickException) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else error
-        raise UserError(f"{path} is no Flower app: {' '.join(str(said).split())}") from None
+        why = " ".join(_message(error).split())
+        raise UserError(f"{path} is no Flower app: {why}") from None
     return AppBundle(content, app, version)
 
 
@@ -85,6 +82,10 @@ def _read_fab_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _message(error: Exception) -> str:
+    return error.format_message() if isinstance(error, click.ClickException) else str(error)
+
+
 def guarded_pull(
     pull: Callable[..., int | None], signatures: Signatures
 ) -> Callable[..., int | None]:
@@ -94,13 +95,13 @@ def guarded_pull(
 
     @wraps(pull)
     def pull_checked(**given: Any) -> int | None:
-        seen: dict[str, Any] = {}
+        seen: dict[str, Any] = {}  # the message that came, and the run that it belongs to
 
         def receive() -> Any:
-            found = given["receive"]()
-            if found is not None:
-                seen["message"] = found[0]
-            return found
+            received = given["receive"]()
+            if received is not None:
+                seen["message"] = received[0]
+            return received
 
         def get_run(run_id: int) -> Any:
             seen["run"] = given["get_run"](run_id)
@@ -120,10 +121,9 @@ def guarded_pull(
                 seen["run"].run_id,
                 reason,
             )
-            answer = Error(ErrorCode.INVALID_FAB, f"the site refuses the app: {reason}")
-            loop._insert_message(
-                Message(answer, reply_to=seen["message"]), given["state"], given["object_store"]
-            )
+            refusal = Error(ErrorCode.INVALID_FAB, f"the site refuses the app: {reason}")
+            answer = Message(refusal, reply_to=seen["message"])
+            loop._insert_message(answer, given["state"], given["object_store"])
             return int(seen["run"].run_id)  # so that Flower sends the answer
 
     return pull_checked
@@ -159,13 +159,14 @@ def check_node_config(text: str) -> None:
     try:
         settings = parse_config_args([text])
     except (click.ClickException, ValueError, OSError) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else error
-        raise UserError(f"--node-config: {said}") from None
+        raise UserError(f"--node-config: {_message(error)}") from None
     if text.strip() and not settings:
         raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
     if settings.get("trust"):
-        why = "trust=true lets the server name code to import, and a signature does not cover that"
-        raise UserError(f"{why}: leave it out")
+        raise UserError(
+            "trust=true lets the server name code to import, and a signature does not cover that:"
+            " leave it out"
+        )
     if settings.get("key"):
         read_site_key(Path(str(settings["key"])))
         if not settings.get("sites"):

@@ -4,7 +4,7 @@
 groups, averaged over findings, of the sent model; weights start at p and move by -beta (Delta -
 mean Delta), Delta = |global gap - own gap|. Where a client has no gap, because it lacks a group or
 the data know of none, Delta is |its accuracy - mean accuracy|. beta = 0 is FedAvg. For the
-threshold of a call see `training.client.client_group_counts`.
+threshold of a call see `training.client.group_counts`.
 
 The paper has everybody in every round. We remember what a client's weight has become as a multiple
 of its share, and apply it to its share among those present: with everybody there that is the

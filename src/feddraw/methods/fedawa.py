@@ -41,7 +41,8 @@ class FedAwaWeighting(Weighting):
         return {"moved": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
+        prior = size_prior(cohort.sizes)
+        names = [str(client) for client in cohort.clients]
         moved = np.array([state["moved"].get(name, 0.0) for name in names])
         values = softmax(prior + moved, 1.0)
         similarity = cosine(cohort.params, cohort.sent.params)

@@ -26,7 +26,8 @@ def coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[n
     """
     centre = np.eye(len(products)) - 1 / len(products)
     variance, axes = np.linalg.eigh(centre @ products @ centre)
-    variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
+    variance = np.maximum(variance[::-1], 0)
+    axes = axes[:, ::-1]
     kept = np.searchsorted(np.cumsum(variance), share * variance.sum()) + 1
     return np.asarray(axes[:, :kept] * np.sqrt(variance[:kept]))
 
@@ -39,7 +40,8 @@ def k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]:
     member = _distances_to_centres(points, points[chosen]).argmin(axis=1)
     for _ in range(100):
         centres = np.stack([points[member == group].mean(axis=0) for group in np.unique(member)])
-        before, member = member, _distances_to_centres(points, centres).argmin(axis=1)
+        before = member
+        member = _distances_to_centres(points, centres).argmin(axis=1)
         if np.array_equal(before, member):
             break
     return np.asarray(member)

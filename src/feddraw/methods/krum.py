@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Method, Needs, Selection, Weighted, gram
+from feddraw.core import Cohort, Column, Method, Needs, Selection, Weighted, gram
 from feddraw.errors import UserError
 
 
@@ -26,7 +26,7 @@ class KrumSelection(Selection):
     needs = Needs(layers="all", cost="O(K² d)")
 
     def select(self, cohort: Cohort) -> NDArray[np.bool_]:
-        products = gram(cohort.params, cohort.sent.params)
+        products = gram(cohort.params, cohort.sent.params) + _statistics_products(cohort)
         lengths = np.diag(products)
         squares = np.maximum(0, lengths[:, None] - 2 * products + lengths)  # but for rounding
         neighbours = max(1, len(squares) - self.false - 2)
@@ -36,6 +36,19 @@ class KrumSelection(Selection):
         # Each client's own rounding: a long update would else hide the others'.
         rounding = 1e-9 * limit + 1e-12 * lengths
         return np.asarray(scores <= limit + rounding)
+
+
+def _statistics_products(cohort: Cohort) -> Column:
+    """Scalar products of how batch-norm statistics moved, as long in the middle as the moves.
+
+    Otherwise a client with honest parameters and false statistics would look like the others.
+    """
+    moved = np.stack([u.model.statistics_moved(cohort.sent) for u in cohort.updates])
+    products = moved @ moved.T
+    middle = float(np.median(np.diag(products)))
+    if not middle:
+        return np.zeros_like(products)
+    return np.asarray(products * (float(np.median(cohort.distances**2)) / middle))
 
 
 def krum(false: int = 1, keep: int = 1) -> Method:

@@ -51,9 +51,8 @@ Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
 LARGEST_RHO = 1e12  # rho that stands for infinity where it is sent as a number
-SMALLEST_VARIANCE = (
-    1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
-)
+# S² as a part of the gradients' mean square: below it rounding is all that is measured.
+SMALLEST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,8 @@ def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
     between = max(0.0, sums.squares - sums.gradient_square / sums.images)
     if not variance:  # all gradients are zero
         return EffectsEstimate(0.0, sums.clients - 1, 0.0, 0.0)
-    q, expected = (
-        between / variance,
-        sums.variances / variance - sums.weighted_variances / variance / sums.images,
-    )
+    q = between / variance
+    expected = sums.variances / variance - sums.weighted_variances / variance / sums.images
     return EffectsEstimate(
         q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images)
     )
@@ -253,7 +250,8 @@ class RandomEffects(AfterFirstSum):
     def _with_estimate(self, estimate: EffectsEstimate, state: State) -> State:
         """The state after one more estimate."""
         before = state.get("excess", estimate.excess)
-        return {"excess": self.smoothing * before + (1 - self.smoothing) * estimate.excess}
+        excess = self.smoothing * before + (1 - self.smoothing) * estimate.excess
+        return {"excess": float(excess)}
 
     @property
     def _most_images(self) -> float:

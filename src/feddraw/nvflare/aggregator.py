@@ -11,11 +11,9 @@ name; and it does not tell an aggregator how many rounds there will be, so T is 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from feddraw.aggregation import (
+    AggregationResult,
     AggregationState,
     ClientUpdate,
     aggregate,
@@ -40,14 +39,15 @@ from feddraw.core import Layout, Method
 from feddraw.core.classifier_layer import classifier_in_words, looks_at_classifier
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.errors import RunFailed, UserError, in_one_line
-from feddraw.naming import safe_line
 from feddraw.nvflare.model_meta import pack_meta, unpack_meta
+from feddraw.nvflare.swarm_handover import LedgerHistory, SwarmHandover, read_history
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import LedgerEntry
+from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
+from feddraw.text import safe_line
 
 log = logging.getLogger("feddraw.nvflare")
 
@@ -56,63 +56,58 @@ STEPS_KEY = "NUM_STEPS_CURRENT_ROUND"
 SWARM_PAUSE = 3.0
 UNREADABLE_MODEL = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
 
-LedgerHistory = list[tuple[LedgerEntry, ...]]
-
 
 class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     """Any of our methods as a FLARE aggregator.
 
-    `folder` is where `weights.csv` is written: on the server, and in a swarm at every site, in a
-    folder of its name. Methods that change local training need clients that do so: see
-    `feddraw.nvflare.Site`.
+    `settings` are the method's. `classifier` names the layer that gives the scores, or several in
+    the order of the findings; left out, it is found by its shape and by `outputs`, the number of
+    findings (0: not known). `size_key` is where a model's `meta` has the number of images; without
+    it a client's steps count. `folder` is where `weights.csv` is written: on the server, and in a
+    swarm at every site, in a folder of its name. `policy` limits weights and sizes, by its settings
+    or by the file that holds them; `gate` says which updates are let in. Methods that change local
+    training need clients that do so: see `feddraw.nvflare.Site`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
         self,
         method: str,
         rounds: int,
-        settings: dict[str, Any] | None = None,  # of the method
-        classifier: (
-            str | list[str]
-        ) = "",  # its layer, or several in the order of the findings; empty: found
-        size_key: str = "num_examples",  # in a model's `meta`; without it a client's steps count
+        settings: dict[str, Any] | None = None,
+        classifier: str | list[str] = "",
+        size_key: str = "num_examples",
         folder: str = "",
-        policy: (
-            dict[str, Any] | str
-        ) = "",  # limits on weights and sizes, or the file that holds them
-        gate: dict[str, Any] | None = None,  # which updates are let in
-        # the number of findings, against which the classifier is checked; 0: not known
+        policy: dict[str, Any] | str = "",
+        gate: dict[str, Any] | None = None,
         outputs: int = 0,
     ) -> None:
         super().__init__()
-        self.method, self.rounds, self.settings, self.classifier = (
-            method,
-            rounds,
-            settings,
-            classifier,
-        )
-        self.size_key, self.folder, self.policy, self.gate, self.outputs = (
-            size_key,
-            folder,
-            policy,
-            gate,
-            outputs,
-        )
+        # the arguments, under their own names, as FLARE looks for them
+        self.method = method
+        self.rounds = rounds
+        self.settings = settings
+        self.classifier = classifier
+        self.size_key = size_key
+        self.folder = folder
+        self.policy = policy
+        self.gate = gate
+        self.outputs = outputs
+        # what they mean
         self._method_table = {"name": method, **(settings or {})}
-        self._rule: Method = method_to_aggregate(self._method_table)[0]
-        check_aggregation_suffices(self._rule, method, ())
+        self._method: Method = method_to_aggregate(self._method_table)[0]
+        check_aggregation_suffices(self._method, method, ())
         self._policy = policy_of(policy)
-        self._policy.check_method(self._rule)
-        try:
-            self._gate = Gate(**(gate or {}))
-        except TypeError as error:
-            raise UserError(f"gate: {in_one_line(error)}") from None
+        self._policy.check_method(self._method)
+        self._gate = _gate_of(gate or {})
+        # how far the job has come
         self.history: LedgerHistory = []
         self._state: AggregationState | None = None
-        self._known_layout: Layout | None = None
+        self._layout: Layout | None = None
         self._clients: list[str] = []
         self._rounds_written = 0  # rounds that are in the folder's ledger
         self.reset_stats()
+
+    # ------------------------------------------------------------------------------- models come in
 
     def reset_stats(self) -> None:
         """At the start of each round."""
@@ -131,15 +126,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         round.
         """
         self.fl_ctx = fl_ctx
-        own, peer = (
-            shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None),
-            fl_ctx.get_peer_context(),
-        )
-        name = str(own or (peer.get_identity_name() if peer else "?"))
-        trained, current = (
-            shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND),
-            self._current_round(),
-        )
+        name = _sender(shareable, fl_ctx)
+        trained = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND)
+        current = self._current_round()
         if trained is not None and int(trained) != current:
             log.warning(
                 "%s answers round %s, not round %d: left out", safe_line(name), trained, current
@@ -150,9 +139,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         except Exception as error:  # whatever FLARE stumbles over in what a site sent
             model = FLModel(params={}, meta={})
             self._refused[name] = f"no model: {in_one_line(error)}"
-        model.meta = dict(model.meta or {}) | {
-            "client_name": name
-        }  # by FLARE's word, not the site's
+        # by FLARE's word, not the site's
+        model.meta = dict(model.meta or {}) | {"client_name": name}
         self.accept_model(model)
         return name not in self._refused
 
@@ -161,92 +149,95 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         if event_type in (AppEventType.ROUND_STARTED, EventType.END_RUN) and _in_swarm(fl_ctx):
             self._copy_swarms_ledger(fl_ctx)
 
+    # ----------------------------------------------------------------------------- a round's models
+
     def aggregate_model(self) -> FLModel:
         """The next model, once all are there; forgets them, as a swarm does not ask for that."""
-        round, learnable = self._current_round(), self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
-        sent, swarm = plain_arrays(learnable["weights"]), _in_swarm(self.fl_ctx)
+        round = self._current_round()
+        learnable = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        sent = plain_arrays(learnable["weights"])
+        swarm = _in_swarm(self.fl_ctx)
         if swarm:
-            self._take_over_from_last_aggregator(learnable.get("meta"))
+            self._take_over(SwarmHandover.of(learnable.get("meta")))
         self._stop_without_sizes()
         self._stop_without_extras()
-        classifier = self._model_layout(sent).classifier
-        self._clients += sorted(self._models.keys() - set(self._clients))
-        sound = sorted(self._models.keys() - self._refused.keys())
-        updates = [one for name in sound if (one := self._client_update(name, sent)) is not None]
-        given: dict[str, Any] = {
-            "method": self._method_table,
-            "state": self._state,
-            "clients": self._clients,
-        }
-        given |= {
-            "classifier": classifier,
-            "everyone": False,
-            "gate": self._gate,
-            "policy": self._policy,
-        }
-        result = aggregate(sent, updates, round=round, rounds=self.rounds, **given)
+        result = self._aggregate(round, sent)
         self._state = result.state
-        statuses = {name: f"refused: {why}" for name, why in self._refused.items()}
-        ledger = tuple(
-            replace(entry, status=statuses.get(entry.client, entry.status))
-            for entry in result.ledger
-        )
+        ledger = with_refusals(result.ledger, self._refused)
         self.history.append(ledger)
         self._log_ledger(round, ledger)
         self._write_ledger()
         self._stop_without_clients(round, ledger)
         self.reset_stats()
-        carried: dict[str, Any] = {"broadcast": result.broadcast} if result.broadcast else {}
-        if self._rule.local.keeps:
-            carried["counted"] = {
-                entry.client: entry.round
-                for done in self.history
-                for entry in done
-                if entry.counted
-            }
+        carried = self._carried_to_clients(result)
         if swarm:
-            carried |= self._for_next_aggregator()
+            carried |= SwarmHandover(result.state, self._clients, self.history).carried()
             time.sleep(SWARM_PAUSE)
         return FLModel(
             params_type=ParamsType.FULL, params=result.next_model, meta=pack_meta(carried)
         )
 
+    def _aggregate(self, round: int, sent: Arrays) -> AggregationResult:
+        """The round from the models that can be read; why others cannot goes to `_refused`."""
+        classifier = self._layout_of(sent).classifier
+        self._clients += sorted(self._models.keys() - set(self._clients))
+        updates: list[ClientUpdate] = []
+        for name in sorted(self._models.keys() - self._refused.keys()):
+            try:
+                updates.append(self._client_update(name, sent))
+            except UNREADABLE_MODEL as error:
+                self._refused[name] = in_one_line(error)
+        return aggregate(
+            sent,
+            updates,
+            round=round,
+            rounds=self.rounds,
+            method=self._method_table,
+            state=self._state,
+            clients=self._clients,
+            everyone=False,
+            classifier=classifier,
+            gate=self._gate,
+            policy=self._policy,
+        )
+
     def _current_round(self) -> int:
         return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
 
-    def _model_layout(self, sent: Arrays) -> Layout:
-        if self._known_layout is None:
-            ask = looks_at_classifier(self._rule)
-            self._known_layout = layout_of_arrays(
-                sent, self.classifier, outputs=self.outputs, ask=ask
+    def _layout_of(self, sent: Arrays) -> Layout:
+        """The layout of the job's network, which is that of its first model."""
+        if self._layout is None:
+            self._layout = layout_of_arrays(
+                sent,
+                self.classifier,
+                outputs=self.outputs,
+                ask=looks_at_classifier(self._method),
             )
-            log.info(
-                "classifier: %s",
-                classifier_in_words(self._known_layout.classifier, self._known_layout.outputs),
-            )
-        return self._known_layout
+            words = classifier_in_words(self._layout.classifier, self._layout.outputs)
+            log.info("classifier: %s", words)
+        return self._layout
 
-    def _client_update(self, name: str, sent: Arrays) -> ClientUpdate | None:
-        """A client's update, or nothing if its model cannot be read."""
+    def _client_update(self, name: str, sent: Arrays) -> ClientUpdate:
+        """A client's update; raises one of `UNREADABLE_MODEL` if its model cannot be read."""
         model = self._models[name]
-        try:
-            if not self._has_size(model):
-                raise ValueError(f"no size: {self._how_to_send_sizes()}")
-            size, steps = (
-                model.meta.get(key, model.meta.get(STEPS_KEY, 0))
-                for key in (self.size_key, STEPS_KEY)
-            )
-            params, beside = plain_arrays(model.params or {}), unpack_meta(model.meta)
-            if model.params_type == ParamsType.DIFF:
-                params = {
-                    key: (sent[key] + value).astype(sent[key].dtype)
-                    for key, value in params.items()
-                }
-            extra, labelled = beside.get("extra", {}), beside.get("labelled")
-            return ClientUpdate(params, int(size), name, int(steps) or 1, extra, labelled)
-        except UNREADABLE_MODEL as error:
-            self._refused[name] = in_one_line(error)
-            return None
+        if not self._has_size(model):
+            raise ValueError(f"no size: {self._how_to_send_sizes()}")
+        steps = model.meta.get(STEPS_KEY, 0)
+        size = model.meta.get(self.size_key, steps)
+        params = plain_arrays(model.params or {})
+        beside = unpack_meta(model.meta)
+        if model.params_type == ParamsType.DIFF:
+            params = {
+                key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()
+            }
+        return ClientUpdate(
+            model=params,
+            size=int(size),
+            client=name,
+            steps=int(steps) or 1,
+            extra=beside.get("extra", {}),
+            labelled=beside.get("labelled"),
+        )
 
     def _has_size(self, model: FLModel) -> bool:
         return self.size_key in model.meta or STEPS_KEY in model.meta
@@ -255,41 +246,52 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         meta = f"{{'{self.size_key}': number of its images, '{STEPS_KEY}': optimiser steps}}"
         return f"let the client's script send FLModel(params=…, meta={meta})"
 
+    def _carried_to_clients(self, result: AggregationResult) -> dict[str, Any]:
+        """What the clients get beside the next model."""
+        carried: dict[str, Any] = {}
+        if result.broadcast:
+            carried["broadcast"] = result.broadcast
+        if self._method.local.keeps:
+            carried["weighted"] = {
+                entry.client: entry.round
+                for ledger in self.history
+                for entry in ledger
+                if entry.weighted
+            }
+        return carried
+
+    # ------------------------------------------------------------------------- when a job must stop
+
     def _stop_without_sizes(self) -> None:
         """Stop in the first round if the clients' script sends no sizes: later rounds would not
         either.
         """
         if self._models and not any(self._has_size(model) for model in self._models.values()):
-            missing = (
+            raise self._failure(
                 f"no site sends {self.size_key} or {STEPS_KEY} in its model's meta, so none can be"
-                " weighed"
+                f" weighed: {self._how_to_send_sizes()}"
             )
-            raise self._failure(f"{missing}: {self._how_to_send_sizes()}")
 
     def _stop_without_extras(self) -> None:
-        wanted, models = list(self._rule.sends), self._models.values()
-        if (
-            wanted
-            and models
-            and not any(_extra_in_meta(model).keys() & set(wanted) for model in models)
-        ):
-            why = (
+        """Stop if the method needs vectors beside the model, and no client sends any."""
+        wanted = list(self._method.sends)
+        models = self._models.values()
+        sent = any(_extra_in_meta(model).keys() & set(wanted) for model in models)
+        if wanted and models and not sent:
+            raise self._failure(
                 f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site"
-                " sends it"
+                " sends it: let the client's script train with feddraw.nvflare.Site, or choose a"
+                " method that weighs plain models"
             )
-            remedy = "let the client's script train with feddraw.nvflare.Site"
-            raise self._failure(f"{why}: {remedy}, or choose a method that weighs plain models")
 
     def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         """Stop after two rounds in a row in which nobody counts: one may be an accident."""
-        if any(entry.counted for entry in ledger):
+        if any(entry.weighted for entry in ledger):
             return
-        reasons = (
-            "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3])
-            or "no site answered"
-        )
+        reasons = "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3])
+        reasons = reasons or "no site answered"
         log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
-        if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
+        if len(self.history) > 1 and not any(entry.weighted for entry in self.history[-2]):
             raise self._failure(
                 f"no update counted in two rounds in a row ({reasons}): fix this, then start again"
             )
@@ -299,33 +301,14 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         log.error("%s", why)
         return RunFailed(why)
 
-    def _for_next_aggregator(self) -> dict[str, Any]:
-        """What the site that aggregates the next round needs: it may be another."""
-        assert self._state is not None
-        state = {
-            "method": self._state.method,
-            "next_round": self._state.next_round,
-            "values": self._state.values,
-        }
-        ledger = json.dumps([[asdict(entry) for entry in round] for round in self.history])
-        return {"state": state, "clients": json.dumps(self._clients), "ledger": ledger}
+    # ----------------------------------------------------------------------------- ledger and swarm
 
-    def _take_over_from_last_aggregator(self, meta: Mapping[str, Any] | None) -> None:
+    def _take_over(self, handover: SwarmHandover | None) -> None:
         """Continue from what the site that aggregated the round before has handed on."""
-        carried = unpack_meta(meta)
-        if "state" not in carried:
-            return
-        try:
-            self._clients = [str(name) for name in json.loads(carried["clients"])]
-            self.history = _swarms_history(carried["ledger"])
-            about, names = carried["state"], tuple(self._clients)
-            self._state = AggregationState(
-                about["method"], names, int(about["next_round"]), dict(about["values"])
-            )
-        except (KeyError, TypeError, ValueError):
-            raise RunFailed(
-                "what the swarm's last aggregating site has handed on cannot be read"
-            ) from None
+        if handover is not None:
+            self._state = handover.state
+            self._clients = list(handover.clients)
+            self.history = handover.history
 
     def _copy_swarms_ledger(self, fl_ctx: FLContext) -> None:
         """Every site of a swarm has the whole ledger, whoever aggregated."""
@@ -333,25 +316,30 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         ledger = unpack_meta(learnable.get("meta")).get("ledger") if learnable else None
         if ledger is not None:
             self.fl_ctx = fl_ctx
-            self.history = max(self.history, _swarms_history(ledger), key=len)
+            self.history = max(self.history, read_history(ledger), key=len)
             self._write_ledger()
 
     def _log_ledger(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
-            level = logging.INFO if entry.counted else logging.WARNING
-            said = (round + 1, safe_line(entry.client), entry.weight, safe_line(entry.status))
-            log.log(level, "round %d: %s %.4f (%s)", *said)
+            log.log(
+                logging.INFO if entry.weighted else logging.WARNING,
+                "round %d: %s %.4f (%s)",
+                round + 1,
+                safe_line(entry.client),
+                entry.weight,
+                safe_line(entry.status),
+            )
 
     def _write_ledger(self) -> None:
         """Add the rounds that are not in the folder's ledger yet."""
         new = [ledger for ledger in self.history[self._rounds_written :] if ledger]
         if not self.folder or not new:
             return
-        swarm = _in_swarm(self.fl_ctx)
-        folder = RunFolder(
-            Path(self.folder) / self.fl_ctx.get_identity_name() if swarm else Path(self.folder)
-        )
-        make_folder(folder.path, private=True)
+        path = Path(self.folder)
+        if _in_swarm(self.fl_ctx):
+            path /= self.fl_ctx.get_identity_name()
+        folder = RunFolder(path)
+        make_folder(path, private=True)
         folder.forget_from(new[0][0].round)
         for ledger in new:
             folder.add_to_ledger(ledger)
@@ -359,9 +347,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
 
 
 class FedDRAW(MethodAggregator):
-    """Weighs the clients' models by FedDRAW; `folder` is where `weights.csv` is written."""
+    """Weighs the clients' models by FedDRAW; the other arguments are `MethodAggregator`'s."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
         self,
         rounds: int,
         eta: float = ETA,
@@ -369,20 +357,43 @@ class FedDRAW(MethodAggregator):
         beta_max: float = BETA_MAX,
         reading: Reading = "reported",
         classifier: str | list[str] = "",
-        size_key: str = "num_examples",  # in a model's `meta`; without it a client's steps count
+        size_key: str = "num_examples",
         folder: str = "",
-        policy: (
-            dict[str, Any] | str
-        ) = "",  # limits on weights and sizes, or the file that holds them
-        gate: dict[str, Any] | None = None,  # which updates are let in
-        # the number of findings, against which the classifier is checked; 0: not known
+        policy: dict[str, Any] | str = "",
+        gate: dict[str, Any] | None = None,
         outputs: int = 0,
     ) -> None:
-        settings = {"eta": eta, "lam": lam, "beta_max": beta_max, "reading": reading}
         super().__init__(
-            "feddraw", rounds, settings, classifier, size_key, folder, policy, gate, outputs
+            method="feddraw",
+            rounds=rounds,
+            settings={"eta": eta, "lam": lam, "beta_max": beta_max, "reading": reading},
+            classifier=classifier,
+            size_key=size_key,
+            folder=folder,
+            policy=policy,
+            gate=gate,
+            outputs=outputs,
         )
-        self.eta, self.lam, self.beta_max, self.reading = eta, lam, beta_max, reading
+        self.eta = eta
+        self.lam = lam
+        self.beta_max = beta_max
+        self.reading = reading
+
+
+def _gate_of(settings: Mapping[str, Any]) -> Gate:
+    try:
+        return Gate(**settings)
+    except TypeError as error:
+        raise UserError(f"gate: {in_one_line(error)}") from None
+
+
+def _sender(shareable: Shareable, fl_ctx: FLContext) -> str:
+    """The site that a result came from, by FLARE's word."""
+    name = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None)
+    peer = fl_ctx.get_peer_context()
+    if not name and peer:
+        name = peer.get_identity_name()
+    return str(name or "?")
 
 
 def _in_swarm(fl_ctx: FLContext) -> bool:
@@ -395,7 +406,3 @@ def _extra_in_meta(model: FLModel) -> dict[str, Any]:
         return dict(unpack_meta(model.meta).get("extra", {}))
     except (UserError, TypeError, ValueError):
         return {}
-
-
-def _swarms_history(ledger: str) -> LedgerHistory:
-    return [tuple(LedgerEntry(**entry) for entry in round) for round in json.loads(ledger)]

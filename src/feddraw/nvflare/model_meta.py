@@ -38,14 +38,15 @@ def unpack_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         words, forms = json.loads(carried["words"])
         arrays = {
-            name: _array_in_meta(carried["bits"][name], *form) for name, form in forms.items()
+            name: _array(carried["bits"][name], dtype, shape)
+            for name, (dtype, shape) in forms.items()
         }
         return dict(restore_arrays(words, arrays))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"what came as '{META_KEY}' in a model's meta cannot be read") from None
 
 
-def _array_in_meta(bits: bytes, dtype: str, shape: list[int]) -> NDArray[Any]:
+def _array(bits: bytes, dtype: str, shape: list[int]) -> NDArray[Any]:
     kind = np.dtype(dtype)
     if kind.kind not in "fiub":
         raise ValueError(f"arrays of {dtype}")

@@ -40,60 +40,64 @@ class Site:
         shard: int = 0,
         seed: int = 0,
     ) -> None:
-        self.method, self.trainer, self.number, self.shard, self.seed = (
-            method,
-            trainer,
-            number,
-            shard,
-            seed,
-        )
-        # by which the aggregator knows it, FLARE's name of the site; empty: every update has
-        # counted
+        self.method = method
+        self.trainer = trainer
+        self.number = number
+        # FLARE's name of the site, by which the aggregator knows it; empty: every update counts
         self.name = name
+        self.shard = shard
+        self.seed = seed
         self._memory: Memory = {}
-        self._learnt: tuple[int, Memory] | None = (
-            None  # of the last round, until the aggregator has counted it
-        )
+        # round and memory, until the aggregator has said whether the round's update counted
+        self._learnt: tuple[int, Memory] | None = None
 
     def train(self, received: FLModel) -> FLModel:
         """One client's part of a round."""
-        layout = self.trainer.network.layout
-        try:
-            model = flatten_state_dict(plain_arrays(received.params), layout)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"the server's model is not this site's network: {error}") from None
-        round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
+        model = self._model_sent(received)
         carried = unpack_meta(received.meta)
-        self._settle_flare_memory(carried.get("counted"))
-        seed, broadcast = (
-            client_seed(self.seed, round, self.number),
-            self._broadcast_to_site(carried, model),
+        self._settle_memory(carried.get("weighted"))
+        round = int(received.current_round or 0)
+        job = Job(
+            round=round,
+            rounds=int(received.total_rounds or 1),
+            client=self.shard,
+            seed=client_seed(self.seed, round, self.number),
+            model=model,
+            broadcast=self._broadcast(carried, model),
         )
-        job = Job(round, rounds, self.shard, seed, model, broadcast)
         update, memory = self.trainer.work(job, self._memory)
         self._learnt = round, memory
-        beside: dict[str, Any] = {"extra": dict(update.extra)} if update.extra else {}
+        beside: dict[str, Any] = {}
+        if update.extra:
+            beside["extra"] = dict(update.extra)
         if update.labelled is not None:
             beside["labelled"] = update.labelled.tolist()
-        meta = {
-            "num_examples": len(self.trainer.shards[self.shard]),
-            STEPS_KEY: update.steps,
-            **pack_meta(beside),
-        }
-        params = state_dict_like(update.model, received.params)
+        sizes = {"num_examples": len(self.trainer.shards[self.shard]), STEPS_KEY: update.steps}
         return FLModel(
-            ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta
+            ParamsType.FULL,
+            state_dict_like(update.model, received.params),
+            metrics=dict(update.metrics),
+            current_round=round,
+            meta=sizes | pack_meta(beside),
         )
 
-    def _settle_flare_memory(self, counted: dict[str, int] | None) -> None:
-        """Keep what the last round taught, if the aggregator counted it, or does not say."""
-        if self._learnt is not None:
-            round, memory = self._learnt
-            if counted is None or not self.name or counted.get(self.name) == round:
-                self._memory = memory
-            self._learnt = None
+    def _model_sent(self, received: FLModel) -> Model:
+        layout = self.trainer.network.layout
+        try:
+            return flatten_state_dict(plain_arrays(received.params), layout)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"the server's model is not this site's network: {error}") from None
 
-    def _broadcast_to_site(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
+    def _settle_memory(self, last_weighted: dict[str, int] | None) -> None:
+        """Keep what the last round taught, if the aggregator weighted it, or does not say."""
+        if self._learnt is None:
+            return
+        round, memory = self._learnt
+        if last_weighted is None or not self.name or last_weighted.get(self.name) == round:
+            self._memory = memory
+        self._learnt = None
+
+    def _broadcast(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
         """What the server rule sends beside the model; in the first round, what it would begin
         with.
         """

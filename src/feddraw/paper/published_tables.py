@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from feddraw.analysis.statistics import Comparison, Table, compare, tabulate
-from feddraw.grouping import grouped
+from feddraw.text import grouped
 
 METRICS = {"auc": "AUC", "gm": "GM"}
 PAPER_ALPHA = 0.10  # the paper's

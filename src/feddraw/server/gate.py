@@ -38,9 +38,8 @@ from feddraw.errors import UserError, not_negative, one_of
 class Gate:
     """What to do about updates that are well-formed but out of proportion."""
 
-    norm: Literal["off", "warn", "refuse"] = (
-        "warn"  # where a client moved more than `factor` times the median
-    )
+    # Where a client moved more than `factor` times the median.
+    norm: Literal["off", "warn", "refuse"] = "warn"
     factor: float = 10.0
     clip: float = 0.0  # medians that a longer move is cut to; 0 = no clipping
     max_size: int = MOST_IMAGES  # images that a client may say it has
@@ -64,7 +63,9 @@ class Verdict:
     reason: str
     distance: float = math.nan
     note: str = ""  # about an update that counts
+    statistics: float = 0.0  # how far its batch-norm statistics moved (`Model.statistics_moved`)
     keep: float = 1.0  # share of the move that is left after clipping
+    keep_statistics: float = 1.0  # the same for batch-norm statistics
     # Lengths of the long vectors beside the model.
     beside: Mapping[str, float] = field(default_factory=dict)
 
@@ -74,9 +75,9 @@ class Verdict:
         return (
             f"refused: {self.reason}"
             if self.reason
-            else f"counted: {self.note}"
+            else f"weighted: {self.note}"
             if self.note
-            else "counted"
+            else "weighted"
         )
 
 
@@ -106,7 +107,8 @@ def check_contents(
     )
     if reason:
         return Verdict(reason)
-    return Verdict("", beside=_lengths_beside(update, extras))
+    statistics = float(np.linalg.norm(update.model.statistics_moved(sent)))
+    return Verdict("", statistics=statistics, beside=_lengths_beside(update, extras))
 
 
 def _with_distance(update: Update, verdict: Verdict, distance: float) -> Verdict:
@@ -130,7 +132,8 @@ def _form_refusal(update: Update, sent: Model) -> str:
     if update.model.layout is not sent.layout and update.model.layout != sent.layout:
         return "another network: its tensors differ in name, shape or type"
     for name in ("params", "buffers", "counters"):
-        own, other = getattr(update.model, name), getattr(sent, name)
+        own = getattr(update.model, name)
+        other = getattr(sent, name)
         if reason := _array_refusal(name, own, other.shape, other.dtype):
             return reason
     if update.labelled is None:
@@ -254,7 +257,7 @@ def accept(
     finite = {client: verdict for client, verdict in final.items() if not verdict.reason}
     final |= compare_with_median(finite, gate)
     accepted = [
-        _clipped(update, cohort.sent, final[update.client].keep)
+        _clipped(update, cohort.sent, final[update.client])
         for update in cohort.updates
         if not final[update.client].reason
     ]
@@ -268,16 +271,28 @@ def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int
     """
     if not verdicts:
         return {}
-    median = _median_length([verdict.distance for verdict in verdicts.values()])
-    names = next(iter(verdicts.values())).beside
-    medians = {
-        name: _median_length([verdict.beside[name] for verdict in verdicts.values()])
-        for name in names
-    }
+    sound = list(verdicts.values())
+    medians = Medians(
+        distance=_median_length([verdict.distance for verdict in sound]),
+        statistics=_median_length([verdict.statistics for verdict in sound]),
+        beside={
+            name: _median_length([verdict.beside[name] for verdict in sound])
+            for name in sound[0].beside
+        },
+    )
     return {
-        client: _compared_with_median(verdict, median, medians, gate)
+        client: _compared_with_median(verdict, medians, gate)
         for client, verdict in verdicts.items()
     }
+
+
+@dataclass(frozen=True)
+class Medians:
+    """The middle of the clients' lengths in a round."""
+
+    distance: float
+    statistics: float
+    beside: Mapping[str, float]
 
 
 def _median_length(lengths: Sequence[float]) -> float:
@@ -285,33 +300,58 @@ def _median_length(lengths: Sequence[float]) -> float:
     return float(np.median(lengths)) or math.inf
 
 
-def _compared_with_median(
-    verdict: Verdict, median: float, medians: Mapping[str, float], gate: Gate
-) -> Verdict:
-    times = verdict.distance / median
-    far = [f"moved {times:.3g} times the median"] if times > gate.factor else []
-    beside = {name: verdict.beside[name] / middle for name, middle in medians.items()}
-    far += [
-        f"{name} of {ratio:.3g} times the median"
-        for name, ratio in beside.items()
+def _compared_with_median(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
+    times = verdict.distance / medians.distance
+    statistics_times = verdict.statistics / medians.statistics
+    ratios = {"moved": times, "batch-norm statistics moved": statistics_times}
+    far = [
+        f"{what} {ratio:.3g} times the median"
+        for what, ratio in ratios.items()
         if ratio > gate.factor
     ]
+    for name, middle in medians.beside.items():
+        ratio = verdict.beside[name] / middle
+        if ratio > gate.factor:
+            far.append(f"{name} of {ratio:.3g} times the median")
     if far and gate.norm == "refuse":
         return replace(verdict, reason=f"{far[0]} (limit {gate.factor:g})")
-    if 0 < gate.clip < times:
-        note = f"clipped from {times:.3g} to {gate.clip:g} times the median"
-        return replace(verdict, note=note, keep=gate.clip / times, distance=gate.clip * median)
+    if 0 < gate.clip < max(times, statistics_times):
+        return _to_be_clipped(verdict, medians, gate)
     return replace(verdict, note=far[0]) if far and gate.norm == "warn" else verdict
 
 
-def _clipped(update: Update, sent: Model, keep: float) -> Update:
-    if keep == 1.0:
+def _to_be_clipped(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
+    """With the shares of its move and of its statistics' move that are left."""
+    times = verdict.distance / medians.distance
+    statistics_times = verdict.statistics / medians.statistics
+    keep = min(1.0, gate.clip / times) if times else 1.0
+    keep_statistics = keep
+    notes = []
+    if times > gate.clip:
+        notes.append(f"clipped from {times:.3g} to {gate.clip:g} times the median")
+    if statistics_times > gate.clip:
+        keep_statistics = min(keep, gate.clip / statistics_times)
+        notes.append(f"batch-norm statistics clipped from {statistics_times:.3g} times the median")
+    return replace(
+        verdict,
+        note="; ".join(notes),
+        keep=keep,
+        keep_statistics=keep_statistics,
+        distance=keep * verdict.distance if keep == 1.0 else gate.clip * medians.distance,
+    )
+
+
+def _clipped(update: Update, sent: Model, verdict: Verdict) -> Update:
+    if verdict.keep == 1.0 and verdict.keep_statistics == 1.0:
         return update
 
-    def cut(origin: Vector, end: Vector) -> Vector:
+    def cut(origin: Vector, end: Vector, keep: float) -> Vector:
         start = origin.astype(np.float64)
         return (start + keep * (end - start)).astype(origin.dtype)
 
     model = update.model
-    params, buffers = cut(sent.params, model.params), cut(sent.buffers, model.buffers)
+    params = model.params
+    if verdict.keep < 1.0:
+        params = cut(sent.params, params, verdict.keep)
+    buffers = cut(sent.buffers, model.buffers, verdict.keep_statistics)
     return replace(update, model=replace(model, params=params, buffers=buffers))

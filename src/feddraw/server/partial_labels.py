@@ -42,7 +42,8 @@ def _pieces_with_row(
     """The pieces, with the row cut out of the one that it lies in and its weights divided among
     those who label it.
     """
-    found, source = [], Piece(name, [], values)
+    found = []
+    source = Piece(name, [], values)
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
             source = piece

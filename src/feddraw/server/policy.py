@@ -52,15 +52,12 @@ class Policy:
     floor_times: float = 0.0  # the same, in multiples of the equal share
     cap: float = 1.0  # largest weight of a client
     cap_times: float = 0.0  # the same, in multiples of the equal share; 0: no such cap
-    fixed: str = (
-        ""  # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says
-    )
-    max_size: int = (
-        0  # images; a client that says it has more counts as having so many; 0: no limit
-    )
-    max_size_times: float = (
-        0.0  # the same, in medians of the round's sizes; from three clients on; 0: no limit
-    )
+    # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says.
+    fixed: str = ""
+    # Images; a client that says it has more counts as having so many; 0: no limit.
+    max_size: int = 0
+    # The same, in medians of the round's sizes; from three clients on; 0: no limit.
+    max_size_times: float = 0.0
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Policy:
@@ -195,7 +192,8 @@ class WeightLimits:
     @property
     def impossible(self) -> str:
         """Why no weights keep the limits; empty where some do."""
-        least, most = float(self.lower.sum()), float(self.upper.sum())
+        least = float(self.lower.sum())
+        most = float(self.upper.sum())
         if least > 1 + SUM_ROUNDING:
             return (
                 f"their minimum weights add up to {least:.4g}, more than 1: lower policy.{self.low}"
@@ -217,11 +215,13 @@ class WeightLimits:
         Where too few clients are present to keep the limits, all limits are scaled by one factor,
         the mildest possible.
         """
-        least, most = float(self.lower.sum()), float(self.upper.sum())
+        least = float(self.lower.sum())
+        most = float(self.upper.sum())
         if least > 1 or most < 1:
             nearest = self.lower / least if least > 1 else self.upper / most
             eased = least > 1 + SUM_ROUNDING or most < 1 - SUM_ROUNDING
-            setting, end = self.low if least > 1 else self.high, EASED if eased else ""
+            setting = self.low if least > 1 else self.high
+            end = EASED if eased else ""
             clauses = [("fixed" if fixed else setting) + end for fixed in self.fixed]
         else:
             nearest = nearest_within_limits(values, self.lower, np.maximum(self.lower, self.upper))
@@ -250,10 +250,8 @@ def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats
         return point
     corners = np.unique(np.concatenate([point - upper, point - lower]))
     # The sum is at least one at the first, at most one at the last.
-    first, last = (
-        0,
-        len(corners) - 1,
-    )
+    first = 0
+    last = len(corners) - 1
     while last - first > 1:
         middle = (first + last) // 2
         above = np.clip(point - corners[middle], lower, upper).sum() >= 1
@@ -269,7 +267,8 @@ def remark_on_limit(limited: LimitedWeights, index: int) -> str:
     """For the ledger's status: how a client's weight met a limit; empty where none decided it, or
     it is fixed.
     """
-    clause, after = limited.clauses[index], limited.after[index]
+    clause = limited.clauses[index]
+    after = limited.after[index]
     if clause in ("", "fixed"):
         return ""
     if clause.endswith(EASED):

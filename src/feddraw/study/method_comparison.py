@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.experiment.run_time_estimate import RunTimeEstimate, estimate_run_times
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
+from feddraw.study.cost import RunEstimate, estimate_runs
 from feddraw.study.plan import PlannedRun, method_of, planned_run
 from feddraw.study.progress import StudyProgress
+from feddraw.text import grouped
 from feddraw.training.devices import WorkerPlace
 
 COMPARED_METHODS = ("feddraw", "fedavg", "uniform", "alone")
@@ -38,22 +39,25 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
         raise UserError(
             f"{seeds} seeds for {experiment.folds} folds: give at most one seed per fold"
         )
-    own = experiment.section("method")[0]
-    methods = COMPARED_METHODS if own in COMPARED_METHODS else (own, *COMPARED_METHODS)
-    found = []
+    first = experiment.section("method")[0]
+    methods = COMPARED_METHODS if first in COMPARED_METHODS else (first, *COMPARED_METHODS)
+    runs = []
     for seed, method in product(range(experiment.seed, experiment.seed + repeats), methods):
-        changes = {"seed": seed} | ({} if method == own else {"method": method})
-        found.append(planned_run(experiment.with_settings(changes), {"method": method}))
-    return found
+        changes: dict[str, Any] = {"seed": seed}
+        if method != first:  # the experiment's own keeps its settings
+            changes["method"] = method
+        runs.append(planned_run(experiment.with_settings(changes), {"method": method}))
+    return runs
 
 
 def comparison_estimates(
     runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]
-) -> dict[str, RunTimeEstimate]:
+) -> dict[str, RunEstimate]:
     """By method, from a few timed steps."""
-    methods = grouped((method_of(planned), planned.experiment) for planned in runs)
-    times = estimate_run_times([experiments[0] for experiments in methods.values()], places)
-    return dict(zip(methods, times, strict=True))
+    firsts: dict[str, Experiment] = {}
+    for planned in runs:
+        firsts.setdefault(method_of(planned), planned.experiment)
+    return dict(zip(firsts, estimate_runs(list(firsts.values()), places), strict=True))
 
 
 @dataclass
@@ -73,47 +77,53 @@ class ComparisonBudget:
 
     def chosen(self) -> list[PlannedRun]:
         """What fits as far as one can tell beforehand."""
-        tally = StudyProgress([], self.workers, self.expected)
-        found: list[PlannedRun] = []
+        progress = StudyProgress([], self.workers, self.expected)
+        chosen: list[PlannedRun] = []
         for seed in dict.fromkeys(planned.experiment.seed for planned in self.runs):
-            group = self._of(seed)
-            if self._fits(tally, [*found, *group]):
-                found += group
-                continue
-            if not found:  # not even one seed: the first methods of it
-                for planned in group:
-                    found += [planned] if self._fits(tally, [*found, planned]) else []
-            break
-        return found
+            runs = self._with_seed(seed)
+            if not self._fits(progress, chosen + runs):
+                break
+            chosen += runs
+        if chosen:
+            return chosen
+        # not even one seed: the first methods of it
+        for planned in self._with_seed(self.runs[0].experiment.seed):
+            if self._fits(progress, [*chosen, planned]):
+                chosen.append(planned)
+        return chosen
 
-    def admits(self, planned: PlannedRun, tally: StudyProgress) -> bool:
-        """Whether a run may begin now; the rest of a seed that has begun is asked for one
-        by one.
+    def admits(self, planned: PlannedRun, progress: StudyProgress) -> bool:
+        """Whether a run may begin now: the first of a seed only if all of the seed fit, the others
+        one by one.
         """
         seed = planned.experiment.seed
         if seed in self._refused:
             return False
-        first = seed == self.runs[0].experiment.seed
-        group = [planned] if seed in self._begun or first else self._of(seed)
-        if self._fits(tally, group):
+        is_first_seed = seed == self.runs[0].experiment.seed
+        one_by_one = is_first_seed or seed in self._begun
+        fits = self._fits(progress, [planned] if one_by_one else self._with_seed(seed))
+        if fits:
             self._begun.add(seed)
-            return True
-        if seed not in self._begun and not first:
+        elif not one_by_one:
             self._refused.add(seed)
-        return False
+        return fits
 
-    def _fits(self, tally: StudyProgress, also: Sequence[PlannedRun]) -> bool:
-        left = tally.seconds_left([planned.name for planned in also])
+    def _fits(self, progress: StudyProgress, others: Sequence[PlannedRun]) -> bool:
+        """Whether these would be done within the budget, beside those under way."""
+        left = progress.seconds_left([planned.name for planned in others])
         return left is not None and self.clock() + left <= self.limit
 
-    def _of(self, seed: int) -> list[PlannedRun]:
+    def _with_seed(self, seed: int) -> list[PlannedRun]:
         return [planned for planned in self.runs if planned.experiment.seed == seed]
 
 
 def comparison_seeds_in_words(runs: Sequence[PlannedRun]) -> str:
     """Runs in few words: whole seeds together, else method by method."""
-    methods = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
-    seeds = grouped((", ".join(names), str(seed)) for seed, names in methods.items())
+    methods_by_seed = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
+    seeds_by_methods = grouped(
+        (", ".join(methods), str(seed)) for seed, methods in methods_by_seed.items()
+    )
     return "; ".join(
-        f"{names} with seed{'s' * (len(own) > 1)} {', '.join(own)}" for names, own in seeds.items()
+        f"{methods} with seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+        for methods, seeds in seeds_by_methods.items()
     )

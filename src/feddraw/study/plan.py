@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError, unknown
-from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
+from feddraw.experiment.settings import Experiment, complete, data_name
 from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_execution
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import read_toml
@@ -45,9 +45,7 @@ class PlannedRun:
 
     def is_finished(self, out: Path) -> bool:
         """Whether its folder in `out` has all files; one that holds another run is refused."""
-        return not RunFolder(out / self.name).begin(
-            self.complete.table(), resume=True, defaults=unnamed_defaults()
-        )
+        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True)
 
     @property
     def key(self) -> str:
@@ -56,17 +54,17 @@ class PlannedRun:
 
         Where an archive lies on this machine and how the run is carried out are no part of it.
         """
-        usual, own = (dotted_settings(one.table()) for one in (Experiment(), self.experiment))
-        chosen = {name: value for name, value in own.items() if usual.get(name) != value}
-        table = without_execution(
-            chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {})
-        )
+        defaults = dotted_settings(Experiment().table())
+        settings = dotted_settings(self.experiment.table())
+        chosen = {name: value for name, value in settings.items() if defaults.get(name) != value}
+        if "data.name" in chosen:
+            chosen["data.name"] = data_name(self.experiment)
+        table = without_execution(chosen)
         for name in ("data.name", "data.path"):
             if isinstance(table.get(name), str):
                 table[name] = Path(table[name]).as_posix()  # ./x is x
-        return hashlib.blake2b(
-            json.dumps(table, sort_keys=True).encode(), digest_size=8
-        ).hexdigest()
+        text = json.dumps(table, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def is_file_data(planned: PlannedRun) -> bool:
@@ -96,51 +94,59 @@ def read_study(
     same from the command line.
     """
     table = read_toml(path)
-    places, only = (
-        read_archive_paths(table.pop("paths", {}), path),
-        read_family_settings(table.pop("only", {}), path),
-    )
-    for_all, families = changes_by_family(changes or {})
-    preset = table.pop("preset", "laptop")
+    file_paths = read_archive_paths(table.pop("paths", {}), path)
+    file_families = read_family_settings(table.pop("only", {}), path)
+    for_all, typed_families = changes_by_family(changes or {})
+    base = Experiment.preset(table.pop("preset", "laptop"))
+    runs = []
+    for settings, label in _choices(table, path):
+        written = base.with_settings(_dotted_settings(settings))
+        written = with_family_settings(written, file_families)
+        written.trusted(trust, f"{path} names")
+        changed = with_family_settings(written.with_settings(for_all), typed_families)
+        runs.append(planned_run(with_archive_path(changed, paths or {}, file_paths), label))
+    runs.sort(key=lambda planned: planned.experiment.seed)
+    families = [*file_families, *typed_families]
+    require_family_members(families, [planned.experiment for planned in runs], path)
+    _require_different_names(runs, path)
+    return runs
+
+
+def _choices(table: dict[str, Any], path: Path) -> list[Choice]:
+    """Every combination of a file's lists, in each of its cases."""
     cases = table.pop("case", [{}])
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
         raise UserError(f"{path}: write a case as a table with two brackets: [[case]]")
-    chosen: list[Choice] = []
+    choices: list[Choice] = []
     for case in cases:
-        called = {"scenario": str(case.pop("label"))} if "label" in case else {}
-        chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
-        _require_few_runs(len(chosen))
-    base = Experiment.preset(preset)
-    found = []
-    for settings, label in chosen:
-        written = with_family_settings(base.with_settings(_dotted_study_settings(settings)), only)
-        written.trusted(trust, f"{path} names")
-        meant = with_family_settings(written.with_settings(for_all), families)
-        found.append(planned_run(with_archive_path(meant, paths or {}, places), label))
-    found.sort(key=lambda planned: planned.experiment.seed)
-    require_family_members([*only, *families], [planned.experiment for planned in found], path)
-    _require_different_names(found, path)
-    return found
+        case_label = {"scenario": str(case.pop("label"))} if "label" in case else {}
+        combinations = _combinations(table | case)
+        choices += [(settings, label | case_label) for settings, label in combinations]
+        _require_few_runs(len(choices))
+    return choices
 
 
 def _combinations(table: Mapping[str, Any]) -> list[Choice]:
     """Every choice of one element from each list, with words for what was chosen."""
-    found: list[Choice] = [({}, {})]
+    combinations: list[Choice] = [({}, {})]
     for name, value in table.items():
         items = value if isinstance(value, list) else [value]
-        nested: list[list[Any]] = [
-            _combinations(item) if isinstance(item, Mapping) else [(item, {})] for item in items
+        choices: list[Choice] = []
+        for item in items:
+            inner: list[tuple[Any, dict[str, str]]] = [(item, {})]
+            if isinstance(item, Mapping):
+                inner = list(_combinations(item))
+            choices += [
+                ({name: chosen}, _choice_label(name, chosen, label, len(items) > 1))
+                for chosen, label in inner
+            ]
+        _require_few_runs(len(combinations) * len(choices))
+        combinations = [
+            (settings | more, label | more_label)
+            for settings, label in combinations
+            for more, more_label in choices
         ]
-        choices = [choice for some in nested for choice in some]
-        _require_few_runs(len(found) * len(choices))
-        more = [
-            ({name: chosen}, _choice_label(name, chosen, inner, len(items) > 1))
-            for chosen, inner in choices
-        ]
-        found = [
-            (settings | one, label | words) for settings, label in found for one, words in more
-        ]
-    return found
+    return combinations
 
 
 def _require_few_runs(runs: int) -> None:
@@ -161,18 +167,19 @@ def _choice_label(
         return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
     if name not in ALWAYS_NAMED and not several:
         return {f"{name}.{key}": value for key, value in inner.items()}
-    whole = dotted_settings(chosen)
-    shown = whole if several else {key: whole[key] for key in inner}
-    own = [f"{key}={value}" for key, value in shown.items() if key != "name"]
-    return {name: ",".join([str(chosen.get("name", "")), *own])}
+    settings = dotted_settings(chosen)
+    shown = settings if several else {key: settings[key] for key in inner}
+    words = [f"{key}={value}" for key, value in shown.items() if key != "name"]
+    return {name: ",".join([str(chosen.get("name", "")), *words])}
 
 
-def _dotted_study_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _dotted_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their dotted paths, a section's name before what belongs to it."""
     dotted: dict[str, Any] = {}
     for name, value in settings.items():
         table = value if isinstance(value, Mapping) else {"name": value}
-        dotted |= {name: table["name"]} if "name" in table else {}
+        if "name" in table:
+            dotted[name] = table["name"]
         dotted |= {f"{name}.{key}": item for key, item in table.items() if key != "name"}
     return dotted
 
@@ -180,35 +187,41 @@ def _dotted_study_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def planned_run(experiment: Experiment, label: dict[str, str]) -> PlannedRun:
     """A run with the name of its folder; `label` is what tells it from others."""
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
-    own = {key: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
-    ends = Counter(key.rpartition(".")[2] for key in own)
-    others = {
-        key if ends[end := key.rpartition(".")[2]] > 1 else end: value for key, value in own.items()
-    }
-    words = [label[name] for name in ALWAYS_NAMED] + [
-        f"{key}={value}" for key, value in others.items()
-    ]
-    name = "_".join([*words, f"seed={experiment.seed}"])
-    return PlannedRun(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
+    others = {key: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
+    last_names = Counter(map(_last_name, others))
+    words = [label[name] for name in ALWAYS_NAMED]
+    for key, value in others.items():
+        is_unique = last_names[_last_name(key)] == 1
+        words.append(f"{_last_name(key) if is_unique else key}={value}")
+    words.append(f"seed={experiment.seed}")
+    return PlannedRun(re.sub(r"[^\w.=,+-]+", "-", "_".join(words)), experiment, label)
+
+
+def _last_name(setting: str) -> str:
+    """`lr` of training.lr."""
+    return setting.rpartition(".")[2]
 
 
 def _require_different_names(runs: Sequence[PlannedRun], path: Path) -> None:
-    seen, firsts = set[str](), dict[str, PlannedRun]()
+    names: set[str] = set()
+    firsts: dict[str, PlannedRun] = {}  # by key
     for planned in runs:
-        if planned.name in seen:
+        if planned.name in names:
             raise UserError(f"{path} asks for {planned.name} more than once")
-        seen.add(planned.name)
+        names.add(planned.name)
         first = firsts.setdefault(planned.key, planned)
-        if first is not planned:
-            how = (
-                "give the same results, they differ only in how they are computed: keep one of them"
-            )
-            replaced = (
+        if first is planned:
+            continue
+        if first.experiment == planned.experiment:
+            why = (
                 "are the same run, because --set replaced the settings in which they differed:"
                 " change the file"
             )
-            why = replaced if first.experiment == planned.experiment else how
-            raise UserError(f"{path}: {first.name} and {planned.name} {why}")
+        else:
+            why = (
+                "give the same results, they differ only in how they are computed: keep one of them"
+            )
+        raise UserError(f"{path}: {first.name} and {planned.name} {why}")
 
 
 def shard_of(runs: Sequence[PlannedRun], shard: str) -> list[PlannedRun]:
@@ -223,7 +236,7 @@ Settings = Mapping[str, Any]  # by dotted path
 SETTING_NAMES = frozenset(field.name for field in fields(Experiment))
 
 
-def run_belongs_to_family(experiment: Experiment, family: str) -> bool:
+def belongs_to_family(experiment: Experiment, family: str) -> bool:
     """Whether an experiment's scenario or data set has this name, or fits a pattern like CHX-*."""
     names = (experiment.section("scenario")[0], data_name(experiment))
     return any(fnmatchcase(name.lower(), family.lower()) for name in names)
@@ -233,7 +246,8 @@ def changes_by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict
     """Changes to every run, and those whose key begins with a family: {"CHX-7.scenario.scale":
     0.9}.
     """
-    for_all, families = {}, dict[str, dict[str, Any]]()
+    for_all: dict[str, Any] = {}
+    families: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
         family, _, rest = key.partition(".")
         if family in SETTING_NAMES or rest.partition(".")[0] not in SETTING_NAMES:
@@ -245,11 +259,11 @@ def changes_by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict
 
 def read_family_settings(table: Any, path: Path) -> dict[str, dict[str, Any]]:
     """The tables `[only.FAMILY]` of a study's file, each with settings by dotted path."""
-    if not isinstance(table, dict) or not all(isinstance(own, dict) for own in table.values()):
+    if not isinstance(table, dict) or not all(isinstance(part, dict) for part in table.values()):
         raise UserError(
             f"{path}: write settings of a family as a table: [only.chexpert] or [only.'CHX-7']"
         )
-    return {family: dotted_settings(own) for family, own in table.items()}
+    return {family: dotted_settings(part) for family, part in table.items()}
 
 
 def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
@@ -265,11 +279,8 @@ def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
 def with_family_settings(experiment: Experiment, families: Mapping[str, Settings]) -> Experiment:
     """With the settings of every family that it is of."""
     for family, settings in families.items():
-        experiment = (
-            experiment.with_settings(settings)
-            if run_belongs_to_family(experiment, family)
-            else experiment
-        )
+        if belongs_to_family(experiment, family):
+            experiment = experiment.with_settings(settings)
     return experiment
 
 
@@ -277,9 +288,12 @@ def with_archive_path(
     experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]
 ) -> Experiment:
     """With the path of its archive: as typed; else its own setting; else the file's."""
-    name, own = data_name(experiment), experiment.section("data")[1].get("path", "")
-    place = typed.get(name) or own or usual.get(name, "")
-    return experiment.with_settings({"data.path": place}) if place and place != own else experiment
+    name = data_name(experiment)
+    setting = experiment.section("data")[1].get("path", "")
+    path = typed.get(name) or setting or usual.get(name, "")
+    if not path or path == setting:
+        return experiment
+    return experiment.with_settings({"data.path": path})
 
 
 def require_family_members(
@@ -289,15 +303,17 @@ def require_family_members(
     later.
     """
     for family in families:
-        if not any(run_belongs_to_family(experiment, family) for experiment in experiments):
+        if not any(belongs_to_family(experiment, family) for experiment in experiments):
             raise UserError(
                 f"{path} has no run with a scenario or data set '{family}': correct or remove it"
             )
 
 
 def unfinished_runs(runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:
+    """Those without metrics in their folder in `out`."""
     return [planned for planned in runs if not RunFolder(out / planned.name).metrics.is_file()]
 
 
 def method_of(planned: PlannedRun) -> str:
+    """What tables call the method of a run."""
     return planned.label["method"]

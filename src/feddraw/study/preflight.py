@@ -1,5 +1,5 @@
-"""A study before it begins: every data set opened, every scenario dealt, the network built, a few
-steps timed.
+"""A study before it begins: every data set opened, every scenario partitioned, the network built, a
+few steps timed.
 
 Nothing is prepared or written. What stands in the way is told all at once, with what the study will
 cost.
@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,22 @@ from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import rehearsal, run_preparation
+from feddraw.experiment import run_preparation
 from feddraw.experiment.device_placement import places_for_runs
-from feddraw.experiment.run_time_estimate import RunWork
 from feddraw.experiment.settings import Experiment
-from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
+from feddraw.study.cost import RunWork, StepCost, cost_profile, time_experiments
 from feddraw.study.plan import PlannedRun, data_key
-from feddraw.study.progress import StudyProgress
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.machine import cores, free_memory
+from feddraw.system.time_left import seconds_until_all_done
+from feddraw.text import grouped
 from feddraw.training.client import client_memory_extents
+from feddraw.training.devices import WorkerPlace
 
 PREFLIGHT_SECONDS = 95.0  # for everything, so that it ends within two minutes
 LEAST_TIMING_SECONDS = 15.0
+MOST_TIMING_SECONDS = 45.0
 
 Say = Callable[[str], None]
 
@@ -48,21 +50,23 @@ class StudySurvey:
 
     runs: Sequence[PlannedRun]
     finished: set[str] = field(default_factory=set)
-    obstacles: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # what is in the way, and of which runs
-    looks: dict[str, tuple[Dataset, PreparationEstimate]] = field(
-        default_factory=dict
-    )  # by data key
+    # what is in the way, and of which runs
+    obstacles: dict[str, list[str]] = field(default_factory=dict)
+    # by data key: the data set, and what preparing its images takes
+    opened: dict[str, tuple[Dataset, PreparationEstimate]] = field(default_factory=dict)
     work: dict[str, RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
-    clients: dict[str, Sequence[int]] = field(
-        default_factory=dict
-    )  # sizes by scenario, of the first seed
+    # sizes by scenario, of the first seed
+    clients: dict[str, Sequence[int]] = field(default_factory=dict)
 
     def dataset(self, experiment: Experiment) -> Dataset:
-        """The one that an experiment is on."""
-        return self.looks[data_key(experiment)][0]
+        """The data set that an experiment is on."""
+        return self.opened[data_key(experiment)][0]
+
+    @property
+    def preparations(self) -> list[PreparationEstimate]:
+        """What preparing each data set takes."""
+        return [preparation for _, preparation in self.opened.values()]
 
     @contextmanager
     def noting(self, runs: Sequence[PlannedRun]) -> Iterator[None]:
@@ -79,23 +83,24 @@ class StudySurvey:
         return [planned for planned in self.runs if planned.name not in self.finished | stopped]
 
     def note_work(
-        self, planned: PlannedRun, dealt: run_preparation.PreparedData, initial: Model | None
+        self, planned: PlannedRun, data: run_preparation.PreparedData, initial: Model | None
     ) -> None:
-        task = run_preparation.prepare_task(planned.complete, dealt)
-        self.work[planned.name] = RunWork.of(task)
+        """How much a run has to do, and how much it will write."""
+        task = run_preparation.prepare_task(planned.complete, data)
+        self.work[planned.name] = RunWork.of_task(task)
         if initial is not None:
             task.method.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
-        self.clients.setdefault(
-            planned.label["scenario"], [len(rows) for rows in dealt.training_rows]
-        )
+        sizes = [len(rows) for rows in data.training_rows]
+        self.clients.setdefault(planned.label["scenario"], sizes)
 
     def model_key(self, planned: PlannedRun) -> str:
         """Equal for runs with the same network on the same kind of device."""
-        one = planned.complete
-        return json.dumps([len(self.dataset(one).findings), one.model, one.training.device])
+        experiment = planned.complete
+        findings = len(self.dataset(experiment).findings)
+        return json.dumps([findings, experiment.model, experiment.training.device])
 
-    def said(self) -> list[str]:
+    def obstacle_lines(self) -> list[str]:
         """Each obstacle in a line."""
         return [f"{what} ({_runs_in_words(names)})" for what, names in self.obstacles.items()]
 
@@ -105,51 +110,61 @@ def _runs_in_words(names: Sequence[str]) -> str:
 
 
 def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: None) -> StudySurvey:
-    """Open every data set, deal every scenario and build every network that unfinished runs
+    """Open every data set, partition every scenario and build every network that unfinished runs
     need.
     """
-    found = StudySurvey(runs)
+    survey = StudySurvey(runs)
     for planned in runs:
-        with found.noting([planned]):
-            found.finished |= {planned.name} if planned.is_finished(out) else set()
-    for key, members in grouped(
-        (data_key(planned.complete), planned) for planned in found.left
-    ).items():
-        say(f"opening {members[0].complete.section('data')[0]}")
-        with found.noting(members):
-            look = PreparationEstimate()
-            found.looks[key] = (
-                run_preparation.open_experiment_data(members[0].complete, estimate=look),
-                look,
-            )
-    opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
+        with survey.noting([planned]):
+            if planned.is_finished(out):
+                survey.finished.add(planned.name)
+
+    by_data = grouped((data_key(planned.complete), planned) for planned in survey.left)
+    for key, members in by_data.items():
+        first = members[0].complete
+        say(f"opening {first.section('data')[0]}")
+        with survey.noting(members):
+            preparation = PreparationEstimate()
+            dataset = run_preparation.open_experiment_data(first, estimate=preparation)
+            survey.opened[key] = (dataset, preparation)
+    with_data = [planned for planned in survey.left if data_key(planned.complete) in survey.opened]
+
     initial: dict[str, Model] = {}
-    for key, members in grouped((found.model_key(planned), planned) for planned in opened).items():
-        say(f"building {members[0].complete.section('model')[0]}")
-        with found.noting(members):
-            first = members[0].complete
+    by_network = grouped((survey.model_key(planned), planned) for planned in with_data)
+    for key, members in by_network.items():
+        first = members[0].complete
+        say(f"building {first.section('model')[0]}")
+        with survey.noting(members):
             first.training.available_device()
-            build = run_preparation.network_builder(first, len(found.dataset(first).findings))
-            initial[key] = run_preparation.initial_model(
-                partial(build, pretrained=True), first.seed
-            )
-    for members in grouped((_dealing_key(planned), planned) for planned in opened).values():
-        say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
-        with found.noting(members):
-            dealt = run_preparation.prepare_client_data(
-                members[0].complete, found.dataset(members[0].complete)
-            )
+            build = run_preparation.network_builder(first, len(survey.dataset(first).findings))
+            pretrained = partial(build, pretrained=True)
+            initial[key] = run_preparation.initial_model(pretrained, first.seed)
+
+    by_partition = grouped((_partition_key(planned.complete), planned) for planned in with_data)
+    for members in by_partition.values():
+        first = members[0].complete
+        say(f"partitioning {members[0].label['scenario']}, seed {first.seed}")
+        with survey.noting(members):
+            data = run_preparation.prepare_client_data(first, survey.dataset(first))
             for planned in members:
-                with found.noting([planned]):
-                    found.note_work(planned, dealt, initial.get(found.model_key(planned)))
-    return found
+                with survey.noting([planned]):
+                    survey.note_work(planned, data, initial.get(survey.model_key(planned)))
+    return survey
 
 
-def _dealing_key(planned: PlannedRun) -> str:
-    one = planned.complete
-    own = [one.scenario, one.partition_seed, one.folds and one.seed % one.folds, one.folds]
+def _partition_key(experiment: Experiment) -> str:
+    """Equal for experiments whose clients have the same images."""
     return json.dumps(
-        [data_key(one), own, one.holdout, one.training.batch_size, vars(one.corruption)]
+        {
+            "data": data_key(experiment),
+            "scenario": experiment.scenario,
+            "seed": experiment.partition_seed,
+            "folds": experiment.folds,
+            "fold": experiment.seed % experiment.folds if experiment.folds else 0,
+            "holdout": experiment.holdout,
+            "batch size": experiment.training.batch_size,  # too few images for a step are refused
+            "corruption": vars(experiment.corruption),
+        }
     )
 
 
@@ -159,16 +174,19 @@ def _folder_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
     """
     model = initial.params.nbytes + initial.buffers.nbytes + initial.counters.nbytes
     kept = int(task.experiment.keep.best) + bool(task.experiment.keep.tail)
+    models = model * (2 + 2 * kept)  # each also in the checkpoint
+
     memory = client_memory_extents(task.method.local, task.experiment.training)
-    remembered = sum(map(initial.layout.extent, memory.values()))
+    remembered = 4 * sum(map(initial.layout.extent, memory.values())) * len(task.clients)
+
     arrays: dict[str, NDArray[Any]] = {}
     extract_arrays(task.method.init(initial), "state", arrays)
     state = sum(array.nbytes for array in arrays.values())
-    tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:]) + sum(
-        map(len, task.holdout_rows)
-    )
+
+    tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:])
+    tested += sum(map(len, task.holdout_rows))
     scores = tested * (5 * len(task.dataset.findings) + 16)
-    return model * (2 + 2 * kept) + 4 * remembered * len(task.clients) + state + scores
+    return models + remembered + state + scores
 
 
 @dataclass(frozen=True)
@@ -177,7 +195,7 @@ class Preflight:
 
     survey: StudySurvey
     devices: tuple[str, ...]  # one for each worker
-    timed: Mapping[str, rehearsal.RehearsedTimes]  # by method, the first of each kind
+    timed: Mapping[str, StepCost]  # by method, the first of each kind
     seconds: float  # of all runs; 0 where nothing was timed
     preparing: float  # seconds
     cache_bytes: int
@@ -187,30 +205,30 @@ class Preflight:
 
     def table(self) -> dict[str, Any]:
         """As one document."""
-        found = self.survey
+        survey = self.survey
         return {
-            "runs": len(found.runs),
-            "finished": len(found.finished),
+            "runs": len(survey.runs),
+            "finished": len(survey.finished),
             "devices": list(self.devices),
             "hours": round(self.seconds / 3600, 3),
             "preparation_hours": round(self.preparing / 3600, 3),
             "cache_bytes": self.cache_bytes,
             "folder_bytes": self.folder_bytes,
             "memory_bytes_per_worker": self.memory,
-            "data": [_described_dataset(dataset, look) for dataset, look in found.looks.values()],
-            "scenarios": {name: list(sizes) for name, sizes in found.clients.items()},
-            "timed": {name: vars(one) for name, one in self.timed.items()},
+            "data": [_data_row(*opened) for opened in survey.opened.values()],
+            "scenarios": {name: list(sizes) for name, sizes in survey.clients.items()},
+            "timed": {name: vars(cost) for name, cost in self.timed.items()},
             "obstacles": list(self.obstacles),
         }
 
 
-def _described_dataset(dataset: Dataset, look: PreparationEstimate) -> dict[str, Any]:
+def _data_row(dataset: Dataset, preparation: PreparationEstimate) -> dict[str, Any]:
     images: dict[str, Any] = {split: len(dataset.rows[split]) for split in SPLITS}
     return {
         "name": dataset.name,
         **images,
-        "to_prepare": look.images,
-        "bytes": sum(look.bytes.values()),
+        "to_prepare": preparation.images,
+        "bytes": sum(preparation.bytes.values()),
     }
 
 
@@ -225,66 +243,72 @@ def preflight(
     devices hold.
     """
     began = time.monotonic()
-    found = survey_study(runs, out, say)
-    left, obstacles = found.left, found.said()
-    places: Sequence[str] = ()
-    timed: dict[str, rehearsal.RehearsedTimes] = {}
-    expected: dict[str, float] = {}
+    survey = survey_study(runs, out, say)
+    left = survey.left
+    obstacles = survey.obstacle_lines()
+    places: Sequence[WorkerPlace] = ()
+    timed: dict[str, StepCost] = {}
+    run_seconds: list[float] = []
     try:
-        asked = [planned.experiment for planned in left or runs]
-        places = [place.device for place in places_for_runs(asked, workers, devices)]
+        experiments = [planned.experiment for planned in left or runs]
+        places = places_for_runs(experiments, workers, devices)
         if left:
             say("timing a few training steps")
-            time_left = PREFLIGHT_SECONDS - (time.monotonic() - began)
-            seconds = max(LEAST_TIMING_SECONDS, min(rehearsal.REHEARSAL_SECONDS, time_left))
-            timed, expected = _expected_times(found, left, places, seconds)
+            rest = PREFLIGHT_SECONDS - (time.monotonic() - began)
+            seconds = max(LEAST_TIMING_SECONDS, min(MOST_TIMING_SECONDS, rest))
+            timed, run_seconds = _time_runs(survey, left, places, seconds)
     except (UserError, RunFailed) as mistake:
-        obstacles += [] if any(str(mistake) in one for one in obstacles) else [str(mistake)]
-    looks = [look for _, look in found.looks.values()]
-    images = {entry: size for look in looks for entry, size in look.bytes.items()}
-    folders = sum(found.folder_bytes[planned.name] for planned in left)
-    memory = max((one.memory for one in timed.values()), default=0)
-    obstacles += _full_disks({image_cache.cache_folder(): sum(images.values()), out: folders})
-    obstacles += _too_little_memory(memory, places)
-    seconds = StudyProgress([], len(places), expected).seconds_left(list(expected)) or 0.0
-    preparing = sum(look.seconds for look in looks) / cores()
-    costs = (seconds, preparing, sum(images.values()), folders, memory)
-    return Preflight(found, tuple(places), timed, *costs, tuple(obstacles))
+        if not any(str(mistake) in line for line in obstacles):
+            obstacles.append(str(mistake))
 
-
-def _expected_times(
-    found: StudySurvey, runs: Sequence[PlannedRun], devices: Sequence[str], seconds: float
-) -> tuple[dict[str, rehearsal.RehearsedTimes], dict[str, float]]:
-    """What was timed, by the first method of its kind; and seconds by run."""
-    kinds = grouped((rehearsal.time_profile(planned.complete), planned) for planned in runs)
-    firsts = [members[0] for members in kinds.values()]
-    findings = len(found.dataset(firsts[0].complete).findings)
-    on_phantoms = [_on_phantoms(planned.complete) for planned in firsts]
-    times = rehearsal.rehearse_step_times(on_phantoms, findings, devices, seconds)
-    expected: dict[str, float] = {}
-    for members, one in zip(kinds.values(), times, strict=True):
-        expected |= {planned.name: one.seconds(found.work[planned.name]) for planned in members}
-    return {
-        planned.label["method"]: one for planned, one in zip(firsts, times, strict=True)
-    }, expected
-
-
-def _on_phantoms(experiment: Experiment) -> Experiment:
-    """The experiment on phantoms, for which a worker needs no files."""
-    return replace(
-        experiment,
-        data={"name": "phantom", "size": experiment.section("data")[1]["size"]},
-        engine="serial",
+    cached: dict[Path, int] = {}  # bytes by entry of the cache: data sets may share one
+    for preparation in survey.preparations:
+        cached |= preparation.bytes
+    cache_bytes = sum(cached.values())
+    folder_bytes = sum(survey.folder_bytes[planned.name] for planned in left)
+    memory = max((cost.memory for cost in timed.values()), default=0)
+    used = tuple(place.device for place in places)
+    obstacles += _full_disks({image_cache.cache_folder(): cache_bytes, out: folder_bytes})
+    obstacles += _too_little_memory(memory, used)
+    return Preflight(
+        survey,
+        devices=used,
+        timed=timed,
+        seconds=seconds_until_all_done([], run_seconds, len(places)),
+        preparing=sum(preparation.seconds for preparation in survey.preparations) / cores(),
+        cache_bytes=cache_bytes,
+        folder_bytes=folder_bytes,
+        memory=memory,
+        obstacles=tuple(obstacles),
     )
+
+
+def _time_runs(
+    survey: StudySurvey, runs: Sequence[PlannedRun], places: Sequence[WorkerPlace], seconds: float
+) -> tuple[dict[str, StepCost], list[float]]:
+    """What was timed, by the first method of its kind; and the seconds of each run."""
+    profiles = [cost_profile(planned.complete) for planned in runs]
+    firsts: dict[str, PlannedRun] = {}
+    for profile, planned in zip(profiles, runs, strict=True):
+        firsts.setdefault(profile, planned)
+    experiments = [planned.complete for planned in firsts.values()]
+    findings = len(survey.dataset(experiments[0]).findings)
+    costs = dict(zip(firsts, time_experiments(experiments, findings, places, seconds), strict=True))
+    by_method = {planned.label["method"]: costs[profile] for profile, planned in firsts.items()}
+    run_seconds = [
+        survey.work[planned.name].seconds(costs[profile])
+        for profile, planned in zip(profiles, runs, strict=True)
+    ]
+    return by_method, run_seconds
 
 
 def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
     """Folders whose disk has no room for what comes there; two may be on one disk."""
-    there = [(nearest_existing(folder.absolute()), size) for folder, size in needed.items()]
-    for members in grouped(
-        (folder.stat().st_dev, (folder, size)) for folder, size in there
-    ).values():
-        total, free = sum(size for _, size in members), shutil.disk_usage(members[0][0]).free
+    existing = [(nearest_existing(folder.absolute()), size) for folder, size in needed.items()]
+    by_disk = grouped((folder.stat().st_dev, (folder, size)) for folder, size in existing)
+    for members in by_disk.values():
+        total = sum(size for _, size in members)
+        free = shutil.disk_usage(members[0][0]).free
         if total > free:
             where = " and ".join(str(folder) for folder, _ in members)
             advice = (
@@ -298,9 +322,13 @@ def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
 
 
 def _too_little_memory(memory: int, devices: Sequence[str]) -> Iterator[str]:
-    here, free = sum(device.startswith("cpu") for device in devices), free_memory()
-    if memory and here * memory > free:
-        there = f"the {free / 1e9:.1f} GB of memory that are free"
+    workers = sum(device.startswith("cpu") for device in devices)
+    free = free_memory()
+    if memory and workers * memory > free:
         advice = f"give --workers {max(1, int(free // memory))}"
-        advice += ", or a smaller training.batch_size" if memory > free else ""
-        yield f"{here} workers of {memory / 1e9:.1f} GB each do not fit into {there}: {advice}"
+        if memory > free:
+            advice += ", or a smaller training.batch_size"
+        yield (
+            f"{workers} workers of {memory / 1e9:.1f} GB each do not fit into the"
+            f" {free / 1e9:.1f} GB of memory that are free: {advice}"
+        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ENOUGH_DONE = 0.02  # of a run must be done before its time is multiplied up
+from feddraw.system.time_left import seconds_until_all_done
+
+ENOUGH_DONE = 0.02  # share of a run that must be done before its time is multiplied up
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,17 @@ class StudyEvent:
 
 @dataclass
 class RunUnderWay:
-    began: float
+    """A run that a worker has begun."""
+
+    began: float  # seconds, by the clock of its study
     now: str = "starting"
     share: float = 0.0  # of the whole run that is done
     first: float | None = None  # of which so much was done before, if it was resumed
+
+    @property
+    def done_here(self) -> float:
+        """Share of the whole run that was done since it began here."""
+        return self.share - (self.first or 0.0)
 
 
 class StudyProgress:
@@ -50,25 +58,19 @@ class StudyProgress:
         self.running: dict[str, RunUnderWay] = {}
         self.failed: dict[str, str] = {}
         self.left_out: list[str] = []
-        self.finished = self.skipped = 0
+        self.finished = 0
+        self.skipped = 0
         self._expected = dict(expected or {})
         self._clock = clock
         self.began = clock()
-        self._spent, self._done = (
-            0.0,
-            0.0,
-        )  # seconds that finished runs took, and what they cost in expected seconds
+        self._spent = 0.0  # seconds that finished runs took
+        self._done = 0.0  # what they cost, in expected seconds
 
     def note(self, event: StudyEvent) -> None:
+        """Take an event in."""
         self.waiting.pop(event.run, None)
         if event.kind in ("started", "progress"):
-            run = self.running.setdefault(event.run, RunUnderWay(self._clock()))
-            run.now = event.text or run.now
-            if event.kind == "progress" and event.text.startswith(
-                "round"
-            ):  # not while images are prepared
-                run.share = event.done
-                run.first = event.done if run.first is None else run.first
+            self._note_under_way(event)
             return
         ended = self.running.pop(event.run, None)
         if event.kind == "finished":
@@ -83,46 +85,55 @@ class StudyProgress:
         else:
             self.failed[event.run] = event.text
 
+    def _note_under_way(self, event: StudyEvent) -> None:
+        run = self.running.setdefault(event.run, RunUnderWay(self._clock()))
+        if event.text:
+            run.now = event.text
+        if event.kind == "progress" and event.text.startswith("round"):  # not while data are opened
+            run.share = event.done
+            if run.first is None:
+                run.first = event.done
+
     def cost(self, run: str) -> float:
         """Of a whole run, in expected seconds; without them every run costs the same."""
         return self._expected.get(run, 1.0)
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the study began."""
         return self._clock() - self.began
 
     @property
     def pace(self) -> float | None:
-        """Seconds per expected second, so far; unknown where nothing was expected and nothing is
+        """Seconds per expected second, so far; None where nothing was expected and nothing is
         done.
         """
+        done = self._done
+        spent = self._spent
         now = self._clock()
-        done = self._done + sum(
-            (r.share - (r.first or 0.0)) * self.cost(n) for n, r in self.running.items()
-        )
-        usual = sum(map(self.cost, self.running)) / max(1, len(self.running))
-        if done > ENOUGH_DONE * usual:
-            return (self._spent + sum(now - run.began for run in self.running.values())) / done
+        for name, run in self.running.items():
+            done += run.done_here * self.cost(name)
+            spent += now - run.began
+        mean_cost = sum(map(self.cost, self.running)) / max(1, len(self.running))
+        if done > ENOUGH_DONE * mean_cost:
+            return spent / done
         return 1.0 if self._expected else None
 
-    def seconds_left(self, also: Sequence[str] | None = None) -> float | None:
-        """Until all runs are done, or those under way and these: each goes to the worker that is
-        free first.
-        """
+    def seconds_left(self, others: Sequence[str] | None = None) -> float | None:
+        """Seconds until all runs are done; with `others`, until those under way and these are."""
         pace = self.pace
         if pace is None:
             return None
-        free = sorted((1 - run.share) * self.cost(name) for name, run in self.running.items())
-        free = [0.0] * (self.workers - len(free)) + free
-        heapq.heapify(free)
-        for name in self.waiting if also is None else also:
-            heapq.heapreplace(free, free[0] + self.cost(name))
-        return pace * max(free)
+        under_way = [(1 - run.share) * self.cost(name) for name, run in self.running.items()]
+        waiting = map(self.cost, self.waiting if others is None else others)
+        return pace * seconds_until_all_done(under_way, waiting, self.workers)
 
     def run_left(self, name: str) -> float | None:
         """Seconds that a run under way still needs."""
-        pace, run = self.pace, self.running[name]
-        return None if pace is None else pace * (1 - run.share) * self.cost(name)
+        pace = self.pace
+        if pace is None:
+            return None
+        return pace * (1 - self.running[name].share) * self.cost(name)
 
     @property
     def share(self) -> float:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,16 @@ from feddraw.study.worker_pool import WorkerPool
 from feddraw.system.file_writing import make_folder, refuse_link, write_errors_told, write_whole
 from feddraw.training.devices import WorkerPlace
 
-PLAN_FILE = "plan.json"
-FAILURE_PATIENCE = (
-    3  # runs in a row that may fail for one cause before a study stops beginning others
-)
+# Runs in a row that may fail for one cause before a study stops beginning others.
+FAILURE_PATIENCE = 3
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The file that tells `feddraw watch` what is still to come."""
+
+    name: str = "plan.json"
+    doubtful: Collection[str] = ()  # runs that will probably not be admitted
 
 
 def run_study(
@@ -35,8 +42,7 @@ def run_study(
     progress: Progress | None = None,
     *,
     admit: Callable[[PlannedRun], bool] = lambda _: True,
-    doubtful: Collection[str] = (),
-    plan: str = PLAN_FILE,
+    plan: PlanOptions = PlanOptions(),  # noqa: B008  (a value that never changes)
     patience: int = FAILURE_PATIENCE,
 ) -> Iterator[StudyEvent]:
     """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop
@@ -47,49 +53,58 @@ def run_study(
     left out (0: never).
 
     `progress` is told of images that are prepared before the first run. `admit` is asked before
-    each run begins; one that it refuses is left out. A file called `plan` tells `feddraw watch`
-    what is still to come; `doubtful` are runs that will probably be refused.
+    each run begins; one that it refuses is left out.
     """
     waiting = []
     for planned in runs:
-        if event := _done_before(planned, out, tables):
-            yield event
-        else:
+        event = _done_before(planned, out, tables)
+        if event is None:
             waiting.append(planned)
+        else:
+            yield event
     unusable = prepare_study_data(waiting, progress)
-    yield from (StudyEvent("failed", planned.name, reason) for planned, reason in unusable.items())
+    for planned, reason in unusable.items():
+        yield StudyEvent("failed", planned.name, reason)
     waiting = [planned for planned in waiting if planned not in unusable]
     places = [WorkerPlace()] * workers if isinstance(workers, int) else workers
-    record = _PlanFile(out / plan, runs, min(len(places), len(waiting)), doubtful)
-    pool = WorkerPool(out, places[: len(waiting)])
-    causes = RepeatedFailure(patience)
+    used = places[: len(waiting)]
+    plan_file = _PlanFile(out / plan.name, runs, len(used), plan.doubtful)
+    failures = RepeatedFailure(patience)
+    pool = WorkerPool(out, used)
     try:
-        for event in pool.run(waiting, lambda planned: not causes.hopeless and admit(planned)):
-            record.note(event)
-            causes.note(event)
+        for event in pool.run(waiting, lambda planned: not failures.hopeless and admit(planned)):
+            plan_file.note(event)
+            failures.note(event)
             if event.row is not None:
-                for table in tables:
-                    table.add([event.row])
+                _add_to_tables(tables, event.row)
             yield event
     finally:
         pool.stop()
 
 
+def _add_to_tables(tables: Sequence[ResultTable], row: Mapping[str, Any]) -> None:
+    for table in tables:
+        table.add([row])
+
+
 def _done_before(
     planned: PlannedRun, out: Path, tables: Sequence[ResultTable]
 ) -> StudyEvent | None:
-    """Whether there is nothing to do for a run, or nothing that can be done."""
+    """What to say of a run for which there is nothing to do, or nothing that can be done; None for
+    the others.
+    """
     try:
         refuse_link(out / planned.name)
         if planned.is_finished(out):
             row = results_row(planned, out)
-            for table in tables:
-                table.add([row])
+            _add_to_tables(tables, row)
             return StudyEvent("skipped", planned.name, row=row)
     except UserError as mistake:
         return StudyEvent("failed", planned.name, str(mistake))
-    listed = next((table.rows[planned.key] for table in tables if planned.key in table.rows), None)
-    return None if listed is None else StudyEvent("skipped", planned.name, row=listed)
+    for table in tables:
+        if planned.key in table.rows:
+            return StudyEvent("skipped", planned.name, row=table.rows[planned.key])
+    return None
 
 
 def prepare_study_data(
@@ -105,13 +120,13 @@ def prepare_study_data(
     for planned in runs:
         key = data_key(planned.complete)
         if key not in mistakes and is_file_data(planned):
-            mistakes[key] = _study_data_mistake(planned.complete, progress)
+            mistakes[key] = _data_mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     return unusable
 
 
-def _study_data_mistake(experiment: Experiment, progress: Progress | None) -> str:
+def _data_mistake(experiment: Experiment, progress: Progress | None) -> str:
     """What is wrong with an experiment's data; empty if they are ready."""
     try:
         open_experiment_data(experiment, progress)
@@ -126,20 +141,22 @@ class RepeatedFailure:
     """Notices when run after run fails for one cause: the next hundred would, too."""
 
     def __init__(self, patience: int) -> None:
-        self._patience, self._cause, self._count = patience, "", 0
+        self._patience = patience
+        self._cause = ""
+        self._count = 0  # runs in a row that failed for it
 
     def note(self, event: StudyEvent) -> None:
         if event.kind == "finished":
             self._count = 0
         elif event.kind == "failed":
-            cause = re.sub(r"\d+", "#", event.text.replace(event.run, "")).partition(
-                "; its traceback is in "
-            )[0]
+            without_names = re.sub(r"\d+", "#", event.text.replace(event.run, ""))
+            cause = without_names.partition("; its traceback is in ")[0]
             self._count = self._count + 1 if cause == self._cause else 1
             self._cause = cause
 
     @property
     def hopeless(self) -> bool:
+        """Whether as many have failed in a row as there is patience for."""
         return 0 < self._patience <= self._count
 
 
@@ -153,15 +170,17 @@ class _PlanFile:
         self._plan: dict[str, Any] = {
             "runs": [planned.name for planned in runs],
             "workers": workers,
+            "failed": {},
+            "left_out": sorted(doubtful),
         }
-        self._plan |= {"failed": {}, "left_out": sorted(doubtful)}
         if workers:
             with write_errors_told(path):
                 make_folder(path.parent)
             self._write()
 
     def note(self, event: StudyEvent) -> None:
-        failed, left_out = self._plan["failed"], self._plan["left_out"]
+        failed = self._plan["failed"]
+        left_out = self._plan["left_out"]
         if event.kind == "failed":
             failed[event.run] = event.text
         elif event.kind == "left out" and event.run not in left_out:

@@ -1,5 +1,7 @@
-"""Reading files that may come from a stranger: text, TOML, JSON, logs and tables, each with a limit
-on its size.
+"""Reading files that may come from a stranger: text, TOML, JSON, logs and tables.
+
+Each has a limit on its bytes, and on the values in it: a value takes ten times the memory of the
+text that says it, so values are counted before or while they are made.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,11 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import from_csv_cell
 
-MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
+MAX_SETTINGS = 1 << 20  # bytes of a file of settings
+MAX_JSON = 1 << 26  # bytes of a document
+MAX_LOG = 1 << 28  # bytes of a log or table
+MAX_VALUES = 1 << 23  # numbers, words, lists and so on in a document, log or table
+ROW_VALUES = 4  # what a row of a table takes besides its cells, in cells
 MAX_TOML_DEPTH = 30  # of tables within tables
 NAME_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -53,10 +60,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = read_text(path, MAX_SETTINGS)
         # long names are not parsed: the time and memory for them grow with the square of their
         # parts
-        if (
-            LONG_TOML_NAME.search(text)
-            or _toml_depth(table := tomllib.loads(text)) > MAX_TOML_DEPTH
-        ):
+        if LONG_TOML_NAME.search(text):
+            raise RecursionError
+        table = tomllib.loads(text)
+        if _toml_depth(table) > MAX_TOML_DEPTH:
             raise RecursionError
         return table
     except ValueError as error:  # wrong TOML, or a number with more digits than Python reads
@@ -67,28 +74,33 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _toml_depth(table: Any) -> int:
     """How deeply tables and lists are nested; dotted names nest without a bracket."""
-    depth, level = 0, [table]
-    while level := [
-        inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
-    ]:
-        depth += 1
-        level = [inner for inner in level if isinstance(inner, dict | list)]
+    depth = 0
+    level = [table]
+    while level:
+        inner = [
+            value
+            for outer in level
+            for value in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        depth += bool(inner)
+        level = [value for value in inner if isinstance(value, dict | list)]
     return depth
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or the one line that says why not."""
     text = read_text(path, MAX_JSON)
-    found = parse_json(text)
-    if not isinstance(found, dict) or (SURROGATE.search(text) and not _is_whole_text(found)):
+    _refuse_too_many(_json_values_at_most(text), path)
+    document = parse_json(text)
+    if not isinstance(document, dict) or (SURROGATE.search(text) and not _is_whole_text(document)):
         raise UserError(f"{path} is not valid JSON with a name for every value")
-    return found
+    return document
 
 
-def _is_whole_text(found: Any) -> bool:
+def _is_whole_text(document: Any) -> bool:
     """Whether all of its characters exist: half of a pair cannot be printed or written."""
     try:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -96,36 +108,69 @@ def _is_whole_text(found: Any) -> bool:
 
 def parse_json(text: str | bytes) -> Any:
     """What the text says; None if it is not JSON, or nested too deeply, or has numbers that are too
-    long.
+    long or too many values.
     """
+    if _json_values_at_most(text) > MAX_VALUES:
+        return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
+def _json_values_at_most(text: str | bytes) -> int:
+    """No fewer than the values of a JSON text: each but the first of a line stands behind one of
+    these signs, some of which may be in strings.
+    """
+    if isinstance(text, bytes):
+        return 1 + sum(text.count(sign) for sign in (b",", b"[", b"{", b":"))
+    return 1 + sum(text.count(sign) for sign in ",[{:")
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The lines of a log up to the first that is torn."""
-    lines = read_text(path, MAX_LOG).split("\n") if path.is_file() else []
-    entries = (parse_json(line) for line in lines)
+    if not path.is_file():
+        return []
+    return parse_jsonl(read_text(path, MAX_LOG), path)
+
+
+def parse_jsonl(text: str, path: Path) -> list[dict[str, Any]]:
+    """The same of a part of the log at this path."""
+    _refuse_too_many(_json_values_at_most(text), path)
+    entries = (parse_json(line) for line in io.StringIO(text, newline="\n"))
     return list(takewhile(lambda entry: isinstance(entry, dict), entries))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The lines of a ledger as dicts; a torn last line is passed over."""
+    """The lines of a ledger as dicts; a torn last line is passed over, as is any with another
+    number of cells than the first.
+    """
     if not path.is_file():
         return []
     text = read_text(path, MAX_LOG)
-    whole = text[: text.rfind("\n") + 1]
+    return list(parse_csv(text[: text.rfind("\n") + 1], [], path))
+
+
+def parse_csv(text: str, header: list[str], path: Path) -> Iterator[dict[str, str]]:
+    """The same of a part of the table at this path: its first line fills `header` if that is empty."""
+    values = 0
     try:
-        rows = list(csv.DictReader(io.StringIO(whole, newline="")))
+        for line in filter(None, csv.reader(io.StringIO(text, newline=""))):
+            cells = [from_csv_cell(cell) for cell in line]
+            if not header:
+                header += cells
+                continue
+            values += ROW_VALUES + len(cells)
+            _refuse_too_many(values, path)
+            if len(cells) == len(header):
+                yield dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise UserError(f"{path} is not a table: {error}") from None
-    whole_rows = [row for row in rows if None not in row and None not in row.values()]
-    return [
-        {from_csv_cell(name): from_csv_cell(value) for name, value in row.items()}
-        for row in whole_rows
-    ]
+
+
+def _refuse_too_many(values: int, path: Path) -> None:
+    if values > MAX_VALUES:
+        raise UserError(f"{path} holds more than {MAX_VALUES:,} values: not a file of this kind")
 
 
 def sha256_of(path: Path) -> str:

@@ -1,25 +1,33 @@
-"""Worker processes: how many there may be, how one starts and ends, and what it died of.
+"""Worker processes: how many there may be, how one is started, asked, answered and stopped.
 
-Every pool of workers is made of these: the processes engine, a study, and `in_workers`, which
-prepares images.
+A worker is a fresh process with a pipe to its parent. The parent sends requests and receives
+replies; the worker answers them in their order (`serve`). What a job raises is raised in the
+parent, and a worker that has died raises `WorkerDied`, which says what it died of.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
+import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from feddraw.errors import RunFailed
 from feddraw.system.machine import cores
 
 MOST_PER_CORE = 4  # more only take memory from one another
+ADVICE = {  # by the signal that killed a worker
+    "SIGKILL": "; out of memory? try fewer workers",
+    "SIGBUS": "; no shared memory left? enlarge /dev/shm, or try engine = serial",
+}
 
 
 def limited_workers(workers: int) -> int:
@@ -35,6 +43,84 @@ def limited_workers(workers: int) -> int:
     return min(workers or cores(), most)
 
 
+# -------------------------------------------------------------------------------------- the parent
+
+
+class WorkerDied(RunFailed):
+    """A worker ended before it replied."""
+
+    def __init__(self, exit_code: int) -> None:
+        names = {int(number): number.name for number in signal.Signals}  # none for real-time ones
+        name = names.get(-exit_code, f"signal {-exit_code}")
+        self.how = f"was killed ({name})" if exit_code < 0 else f"ended with code {exit_code}"
+        self.advice = ADVICE.get(name, "")
+        super().__init__(f"a worker {self.how}{self.advice}")
+
+
+class Worker:
+    """A process that runs `target(pipe, *arguments)`, seen from its parent."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, its_pipe = context.Pipe()
+        self.process = context.Process(
+            target=_live_with_parent, args=(its_pipe, target, arguments), daemon=True
+        )
+        self.process.start()
+        its_pipe.close()  # or the pipe would not tell when the worker is gone
+
+    def send(self, request: Any) -> None:
+        """Hand a request over, which waits until earlier ones are answered."""
+        try:
+            self.pipe.send(request)
+        except OSError:
+            raise self.death() from None
+
+    def receive(self) -> Any:
+        """The next reply, when it comes; if the job raised an exception, that is raised.
+
+        The exception's notes hold the worker's traceback.
+        """
+        try:
+            reply = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise self.death() from None
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def death(self) -> WorkerDied:
+        """What to raise for a worker whose pipe has closed."""
+        self.process.join(timeout=1)
+        return WorkerDied(self.process.exitcode or 0)
+
+
+def wait_for_replies(workers: Iterable[Worker]) -> list[Worker]:
+    """Those of the workers that have a reply or have died, as soon as there is one."""
+    workers = list(workers)
+    ready = wait([worker.pipe for worker in workers])
+    return [worker for worker in workers if worker.pipe in ready]
+
+
+def stop_workers(workers: Collection[Worker]) -> None:
+    """End workers, whatever they are doing, and wait until they have ended."""
+    for worker in workers:
+        worker.pipe.close()
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join()
+
+
+def ask_in_process(function: Callable[[Any], Any], request: Any) -> Any:
+    """`function(request)`, computed by a fresh process that ends afterwards."""
+    worker = Worker(serve, function)
+    try:
+        worker.send(request)
+        return worker.receive()
+    finally:
+        stop_workers([worker])
+
+
 def in_workers(
     job: Callable[[int], Any], items: Iterable[int], workers: int, *, doing: str, then: str
 ) -> Iterator[tuple[int, Any]]:
@@ -42,101 +128,67 @@ def in_workers(
 
     `doing` and `then` are what the message about a worker that died says: at what, and what to do.
     """
-    waiting = iter(items)
-    running = dict(start_worker(serve_pieces, job) for _ in range(workers))
+    pending = deque(items)
+    team = [Worker(serve, job) for _ in range(workers)]
+    idle = list(team)
+    busy: dict[Worker, int] = {}
+    finished: list[tuple[int, Any]] = []
     try:
-        while running:
-            for pipe in wait(list(running)):
-                assert isinstance(pipe, Connection)
-                reply = receive_result(pipe, running[pipe], doing, then)
-                item = next(waiting, None)
-                send_piece(pipe, running[pipe], item, doing, then)
-                if item is None:
-                    running.pop(pipe).join()
-                if reply is not None:
-                    yield reply
+        while pending or busy or finished:
+            while pending and idle:
+                worker = idle.pop()
+                busy[worker] = pending.popleft()
+                worker.send(busy[worker])
+            yield from finished  # while the workers are at their next items
+            finished = []
+            for worker in wait_for_replies(busy) if busy else ():
+                finished.append((busy.pop(worker), worker.receive()))
+                idle.append(worker)
+    except WorkerDied as death:
+        raise RunFailed(f"a worker that {doing} {death.how}{death.advice}; {then}") from None
     finally:
-        stop_workers(running.items())
+        stop_workers(team)
 
 
-def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[Connection, SpawnProcess]:
-    """A fresh process that runs `target(pipe, *arguments)`, and this end of its pipe."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=target, args=(there, *arguments), daemon=True)
-    process.start()
-    there.close()  # or the pipe would not tell when the worker is gone
-    return here, process
+# -------------------------------------------------------------------------------------- the worker
 
 
-def stop_workers(workers: Collection[tuple[Connection, SpawnProcess]]) -> None:
-    """End workers, whatever they are doing, and wait until they have ended."""
-    for pipe, process in workers:
-        pipe.close()
-        process.terminate()
-    for _, process in workers:
-        process.join()
+def serve(pipe: Connection, answer: Callable[[Any], Any]) -> None:
+    """Answer requests in their order until the parent closes the pipe."""
+    with suppress(EOFError, OSError):
+        while True:
+            request = pipe.recv()
+            pipe.send(_reply(answer, request))
 
 
-def belong_to_parent() -> None:
-    """What a worker does first: leave Ctrl-C to its parent, and end when the parent is gone."""
+def _reply(answer: Callable[[Any], Any], request: Any) -> Any:
+    """The answer, or the exception in its place: as it is if it survives the pipe, else in
+    words.
+    """
+    try:
+        return answer(request)
+    except Exception as error:
+        trace = traceback.format_exc()
+        portable = error if _survives_pipe(error) else RunFailed(f"{type(error).__name__}: {error}")
+        portable.add_note(trace)
+        return portable
+
+
+def _survives_pipe(error: Exception) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
+
+
+def _live_with_parent(
+    pipe: Connection, target: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """What every worker does first: leave Ctrl-C to its parent, and end when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
-    """How a worker ended, and what to do about it."""
-    process.join(timeout=1)
-    code = process.exitcode or 0
-    names = {int(one): one.name for one in signal.Signals}  # without those for real time
-    how = (
-        f"was killed ({names.get(-code, f'signal {-code}')})"
-        if code < 0
-        else f"ended with code {code}"
-    )
-    advice = {"SIGKILL": "; out of memory? try fewer workers"}
-    advice["SIGBUS"] = "; no shared memory left? enlarge /dev/shm, or try engine = serial"
-    return how, advice.get(names.get(-code, ""), "")
-
-
-def send_piece(
-    pipe: Connection, process: SpawnProcess, piece: int | None, doing: str, then: str
-) -> None:
-    """The next piece for a worker, or that there is none."""
-    try:
-        pipe.send(piece)
-    except OSError:
-        if piece is not None:  # else its work is done
-            raise _worker_died(process, doing, then) from None
-
-
-def receive_result(
-    pipe: Connection, process: SpawnProcess, doing: str, then: str
-) -> tuple[int, Any] | None:
-    """A worker's result, or nothing when it has just begun."""
-    try:
-        reply: tuple[int, Any] | Exception | None = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise _worker_died(process, doing, then) from None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
-
-
-def _worker_died(process: SpawnProcess, doing: str, then: str) -> RunFailed:
-    how, advice = cause_of_death(process)
-    return RunFailed(f"a worker that {doing} {how}{advice}; {then}")
-
-
-def serve_pieces(pipe: Connection, job: Callable[[int], Any]) -> None:
-    """What a worker does: report for work, then do pieces until there are none."""
-    belong_to_parent()
-    pipe.send(None)
-    while (piece := pipe.recv()) is not None:
-        try:
-            pipe.send((piece, job(piece)))
-        except Exception as error:
-            pipe.send(error)
+    target(pipe, *arguments)
 
 
 def _end_with_parent() -> None:

@@ -28,7 +28,7 @@ from feddraw.core import (
 from feddraw.training import loop
 from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.batch_gradients import batch_gradients, gradient_summary
-from feddraw.training.loop import Examples, Loss, Rows
+from feddraw.training.loop import Examples, LocalTraining, Loss, Rows
 from feddraw.training.network import Build, Network, layout_of_module
 from feddraw.training.network_by_name import with_frozen_layers
 from feddraw.training.optimizers import Optimizer, make_optimizer
@@ -64,7 +64,7 @@ class Trainer:
 
     @cached_property
     def network(self) -> Network:
-        """Made when something is first trained: a process that only sends others to work takes no
+        """Made when something is first trained, so that a process whose workers train takes no
         memory of a GPU.
         """
         return Network(*self.build(), self.training)
@@ -75,15 +75,17 @@ class Trainer:
 
     def freeze(self, frozen: Mapping[str, Vector]) -> None:
         """Other values for the frozen layers."""
-        self.build, self._references = with_frozen_layers(self.build, frozen), []
-        for made in ("network", "layout"):
-            self.__dict__.pop(made, None)
+        self.build = with_frozen_layers(self.build, frozen)
+        self._references = []
+        for built in ("network", "layout"):
+            self.__dict__.pop(built, None)
 
     def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss against targets moved towards one half by `training.label_smoothing`."""
         smoothing = self.training.label_smoothing
-        return self.loss(
-            logits, targets * (1 - smoothing) + smoothing / 2 if smoothing else targets
-        )
+        if smoothing:
+            targets = targets * (1 - smoothing) + smoothing / 2
+        return self.loss(logits, targets)
 
     @cached_property
     def labelled(self) -> list[NDArray[np.bool_] | None]:
@@ -101,13 +103,30 @@ class Trainer:
         self, client: int, model: Model, how: Measurement, layer: str, seed: int
     ) -> Iterator[Vector]:
         """One client's, each of a layer's parameters in their natural order."""
-        about = self.examples, self.shards[client], self.smoothed_loss
-        return batch_gradients(self.reference(0), *about, model, how, layer, seed)
+        return batch_gradients(
+            self.reference(0),
+            self.examples,
+            self.shards[client],
+            self.smoothed_loss,
+            model=model,
+            how=how,
+            layer=layer,
+            seed=seed,
+        )
+
+    def local_training(
+        self, seed: int, correction: Correction | None = None, effort: float = 1.0
+    ) -> LocalTraining:
+        """This trainer's settings and loss, for `loop.fit`."""
+        return LocalTraining(
+            self.training, self.smoothed_loss, seed, correction or Correction(), effort
+        )
 
     def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
         """One client's part of a round: begin, fit, end.
 
-        The trained state is written to `into`, if given.
+        Gives its update, and what it will remember if the update counts. The trained state is
+        written to `into`, if given.
         """
         began = time.perf_counter()
         client = _Client(self, job, memory)
@@ -118,37 +137,31 @@ class Trainer:
             optimizer = make_optimizer(self.network, self.training)
             if self.training.persist_optimizer:
                 _restore_optimizer(optimizer, self.network, memory)
-            settings = (
-                self.training,
-                correction,
-                job.seed,
-                self.smoothed_loss,
+            steps, loss = loop.fit(
+                self.network,
                 optimizer,
-                job.effort,
+                self.examples,
+                rows,
+                self.local_training(job.seed, correction, job.effort),
+                steps_taken=self.steps_taken[job.client : job.client + 1],
             )
-            taken = self.steps_taken[job.client : job.client + 1]
-            steps, loss = loop.fit(self.network, self.examples, rows, *settings, steps_taken=taken)
             model = into or core.empty_model(self.network.layout)
             self.network.read_into(model)
             update = Update(job.client, model, len(rows), steps, {"loss": loss})
-            extra, remembered = self.local.end(job, update, memory, client)
-            extra = {**extra, **{name: client.answer(name, model) for name in self.asks}}
+            extra, learnt = self.local.end(job, update, memory, client)
+            answers = {question: client.answer(question, model) for question in self.asks}
             if self.training.persist_optimizer:
-                remembered |= _optimizer_moments(optimizer, self.network)
-        finite = all(
-            np.isfinite(vector).all()
-            for vector in (model.params, model.buffers, *remembered.values())
-        )
+                learnt |= _optimizer_moments(optimizer, self.network)
         update = replace(
             update,
-            extra=extra,
+            extra={**extra, **answers},
             labelled=self.labelled[job.client],
             seconds=time.perf_counter() - began,
         )
-        return (
-            update,
-            remembered if finite else memory,
-        )  # a failed round must not spoil the client's next one
+        # a failed round must not spoil the client's next one
+        vectors = (model.params, model.buffers, *learnt.values())
+        finite = all(np.isfinite(vector).all() for vector in vectors)
+        return update, learnt if finite else memory
 
 
 class _Client:
@@ -156,90 +169,94 @@ class _Client:
 
     def __init__(self, trainer: Trainer, job: Job, memory: Memory) -> None:
         self.solver = trainer.solver
-        self._trainer, self._job, self._memory, self._feature_networks = trainer, job, memory, 0
+        self._trainer = trainer
+        self._job = job
+        self._memory = memory
+        self._rows = trainer.shards[job.client]
+        self._feature_networks = 0
 
     def full_gradient(self) -> Vector:
-        trainer, rows = self._trainer, self._trainer.shards[self._job.client]
+        """The mean gradient over all images at the received model."""
+        trainer = self._trainer
         network = trainer.reference(0)
         network.load(self._job.model)
         network.module.train()
-        total, seen = torch.zeros_like(network.grads), 0.0
-        for batch in loop.epoch_batches(
-            rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)
-        ):
+        rng = np.random.default_rng(self._job.seed)
+        total = torch.zeros_like(network.grads)
+        images_seen = 0.0
+        for batch in loop.epoch_batches(self._rows, trainer.training.batch_size, rng):
             images, targets = trainer.examples.batch(batch, network.device)
             if count := loop.images_with_labels(targets):
                 loop.loss_and_gradient(network, images, targets, trainer.smoothed_loss)
                 total.add_(network.grads, alpha=count)
-                seen += count
-        return network.values(total / seen if seen else total)
+                images_seen += count
+        return network.values(total / images_seen if images_seen else total)
 
     def trained(self, start: Model, correction: Correction) -> Model:
-        trainer, network = self._trainer, self._trainer.reference(0)
+        """Another model, trained as this round's is."""
+        trainer = self._trainer
+        network = trainer.reference(0)
         network.load(start)
         optimizer = make_optimizer(network, trainer.training)
-        settings = (
-            trainer.training,
-            correction,
-            self._job.seed,
-            trainer.smoothed_loss,
-            optimizer,
-            self._job.effort,
-        )
-        loop.fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
+        how = trainer.local_training(self._job.seed, correction, self._job.effort)
+        loop.fit(network, optimizer, trainer.examples, self._rows, how)
         return network.read()
 
     def answer(self, question: str, trained: Model) -> Vector:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
-        return (
-            self._measured[question]
-            if question in self._measured
-            else self._answer(question, trained)
-        )
-
-    def _answer(self, question: str, trained: Model) -> Vector:
-        rows, examples = self._trainer.shards[self._job.client], self._trainer.examples
-        targets = examples.targets[rows]
+        if question in self._measured:
+            return self._measured[question]
         if question == "gradient":
             return self.full_gradient()
         if question == "held":
             return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
+        targets = self._trainer.examples.targets[self._rows]
         if question == "labels":
             return np.asarray(np.nansum(targets, axis=0))
-        network = self._trainer.reference(0)
-        network.load(trained if question == "accuracy" else self._job.model)
-        logits = loop.logits_of(network, examples, rows)
+        return self._answer_by_scores(question, trained, targets)
+
+    def _answer_by_scores(self, question: str, trained: Model, targets: Vector) -> Vector:
         if question == "loss":
-            value = loop.loss_over_known(
+            logits = self._logits(self._job.model)
+            loss = loop.loss_over_known(
                 self._trainer.smoothed_loss, logits, torch.from_numpy(targets)
             )
-            return np.array([value], np.float32)
+            return np.array([loss], np.float32)
         if question == "accuracy":
-            right = (logits.numpy() >= 0) == (targets >= 0.5)
+            right = (self._logits(trained).numpy() >= 0) == (targets >= 0.5)
             return np.array([np.mean(right[~np.isnan(targets)])], np.float32)
-        return client_group_counts(
-            logits.numpy(), targets, None if examples.groups is None else examples.groups[rows]
-        )
+        logits = self._logits(self._job.model)
+        groups = self._trainer.examples.groups
+        groups = None if groups is None else groups[self._rows]
+        return group_counts(logits.numpy(), targets, groups)
+
+    def _logits(self, model: Model) -> Tensor:
+        network = self._trainer.reference(0)
+        network.load(model)
+        return loop.logits_of(network, self._trainer.examples, self._rows)
 
     @cached_property
     def _measured(self) -> dict[str, Vector]:
         """The mean of some batch gradients, and their spread; zeros in a round without a
         measurement.
         """
-        job, how, found = (
-            self._job,
-            Measurement.from_broadcast(self._job.broadcast),
-            dict[str, Vector](),
-        )
-        for question in [name for name in core.GRADIENT_MEANS if name in self._trainer.asks]:
+        job = self._job
+        how = Measurement.from_broadcast(job.broadcast)
+        due = job.round % how.every == 0
+        answers: dict[str, Vector] = {}
+        for question in core.GRADIENT_MEANS:
+            if question not in self._trainer.asks:
+                continue
             layer = "all" if question == "gradient mean" else "classifier"
             gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
-            due = gradients if job.round % how.every == 0 else iter(())
-            found[question], spread = gradient_summary(
-                due, job.model.layout.parameters_in(layer), how.batch_size
+            mean, spread = gradient_summary(
+                gradients if due else iter(()),
+                job.model.layout.parameters_in(layer),
+                how.batch_size,
             )
-            found.setdefault("gradient spread", spread)
-        return found
+            answers[question] = mean
+            answers.setdefault("gradient spread", spread)
+        return answers
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
         network = self._trainer.reference(self._feature_networks)
@@ -254,28 +271,27 @@ class _Client:
         return features
 
 
-def client_group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
-    """The counts of `core.GROUP_COUNTS`. A finding is called where its score is among the highest,
-    as many as have it.
+def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
+    """The counts of `core.GROUP_COUNTS` for images with these scores, labels and groups (0 or 1).
 
-    At a score of one half next to nobody is called positive while findings are rare, and both
-    groups look alike.
+    A finding is called positive where its score is among the highest, for as many images as have
+    it. At a score of one half next to nobody would be called positive while findings are rare, and
+    both groups would look alike.
     """
-    positive, known = targets >= 0.5, ~np.isnan(targets)
-    share = positive.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    columns = zip(logits.T, known.T, share, strict=True)
-    limit = [
-        np.quantile(scores[of], 1 - p, method="higher") if of.any() else np.inf
-        for scores, of, p in columns
+    positive = targets >= 0.5
+    known = ~np.isnan(targets)
+    prevalence = positive.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    thresholds = [
+        np.quantile(scores[labelled], 1 - share, method="higher") if labelled.any() else np.inf
+        for scores, labelled, share in zip(logits.T, known.T, prevalence, strict=True)
     ]
-    called = (logits >= limit) & (share > 0) & known
-    member = [
-        np.zeros(len(targets), bool) if groups is None else groups == group for group in (0, 1)
-    ]
-    counts = [(positive & of[:, None]).sum(axis=0) for of in member]
-    found = [(positive & called & of[:, None]).sum(axis=0) for of in member]
-    right = [known.sum(), ((called == positive) & known).sum()]
-    return np.concatenate([*counts, *found, right]).astype(np.float32)
+    called = (logits >= thresholds) & (prevalence > 0) & known
+    nobody = np.full(len(targets), -1)
+    members = [(nobody if groups is None else groups) == group for group in (0, 1)]
+    positives = [(positive & of_group[:, None]).sum(axis=0) for of_group in members]
+    detected = [(positive & called & of_group[:, None]).sum(axis=0) for of_group in members]
+    right = ((called == positive) & known).sum()
+    return np.concatenate([*positives, *detected, [known.sum(), right]]).astype(np.float32)
 
 
 def client_memory_extents(local: Local, training: Training) -> dict[str, Extent]:
@@ -295,23 +311,21 @@ def client_memory_extents(local: Local, training: Training) -> dict[str, Extent]
 
 
 def _optimizer_moments(optimizer: Optimizer, network: Network) -> Memory:
-    return {
-        f"optimizer.{key}": network.values(value)
-        if value.ndim
-        else np.array([float(value)], np.float32)
-        for key, value in optimizer.state.items()
-    }
+    """What the optimiser remembers, as a client keeps it."""
+    moments: Memory = {}
+    for name, tensor in optimizer.state.items():
+        if tensor.ndim:
+            moments[f"optimizer.{name}"] = network.values(tensor)
+        else:
+            moments[f"optimizer.{name}"] = np.array([float(tensor)], np.float32)
+    return moments
 
 
 def _restore_optimizer(optimizer: Optimizer, network: Network, memory: Memory) -> None:
-    moments = {
-        key.removeprefix("optimizer."): v
-        for key, v in memory.items()
-        if key.startswith("optimizer.")
-    }
-    optimizer.state = {
-        key: torch.tensor(float(value[0]), device=network.device)
-        if key == "step"
-        else network.vector(value)
-        for key, value in moments.items()
-    }
+    """The way back from `_optimizer_moments`."""
+    for key, values in memory.items():
+        kind, _, name = key.partition(".")
+        if kind == "optimizer" and name == "step":
+            optimizer.state[name] = torch.tensor(float(values[0]), device=network.device)
+        elif kind == "optimizer":
+            optimizer.state[name] = network.vector(values)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddraw.core import Correction
+from feddraw.core import Correction, Vector
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
 from feddraw.training.image_feed import ImageFeed, feed_to
@@ -34,12 +34,12 @@ class Examples:
     mean: float = 0.5
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
-    patients: NDArray[np.int64] | None = (
-        None  # (n,), a number each, where a rule must keep their images together
-    )
+    # (n,), a number for each image's patient, where a rule must keep a patient's images together
+    patients: NDArray[np.int64] | None = None
     _feeds: dict[torch.device, ImageFeed] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+        """Images, normalised, and targets of some rows."""
         return next(self.batches([rows], device))
 
     def batches(
@@ -54,14 +54,14 @@ class Examples:
 
     def _feed(self, device: torch.device) -> ImageFeed:
         if device == CPU:
-            return self._here
+            return self._in_memory
         if device not in self._feeds:
             self._feeds[device] = feed_to(device, (self.images, self.targets))
         return self._feeds[device]
 
-    def _here(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
+    def _in_memory(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
         for rows in chosen:
-            yield [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
+            yield [torch.from_numpy(self.images[rows]), torch.from_numpy(self.targets[rows])]
 
     @cached_property
     def complete(self) -> bool:
@@ -92,7 +92,9 @@ def loss_over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool 
     if complete:
         return loss(logits, targets)
     known = ~targets.isnan()
-    return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
+    if bool(known.all()):
+        return loss(logits, targets)
+    return loss(logits[known], targets[known])
 
 
 def steps_in_round(images: int, training: Training, effort: float = 1.0) -> int:
@@ -107,16 +109,23 @@ def steps_per_epoch(images: int, batch_size: int) -> int:
     return full * (batch_size > 1) + (rest > 1)
 
 
+@dataclass(frozen=True, eq=False)
+class LocalTraining:
+    """How one client trains in one round."""
+
+    training: Training
+    loss: Loss
+    seed: int  # of the order of images and of augmentation
+    correction: Correction = field(default_factory=Correction)
+    effort: float = 1.0  # share of the usual steps
+
+
 def fit(
     network: Network,
+    optimizer: Optimizer,
     examples: Examples,
     rows: Rows,
-    training: Training,
-    correction: Correction,
-    seed: int,
-    loss: Loss,
-    optimizer: Optimizer,
-    effort: float = 1.0,
+    how: LocalTraining,
     steps_taken: NDArray[np.int64] | None = None,
 ) -> tuple[int, float]:
     """Train the network in place; returns optimiser steps taken and the mean loss.
@@ -125,6 +134,8 @@ def fit(
     `training.steps`. `steps_taken` is one number that is kept up to date for other threads and
     processes that show progress.
     """
+    training = how.training
+    correction = how.correction
     if not steps_per_epoch(len(rows), training.batch_size):  # or training would never end
         few = f"{len(rows)} image(s) at batch size {training.batch_size}"
         raise UserError(f"{few}: too few for a training step, at least 2 are needed")
@@ -132,25 +143,31 @@ def fit(
         raise UserError(
             f"none of the {len(rows)} training images has a known label: leave this client out"
         )
-    rng = np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)  # for augmentation
+    rng = np.random.default_rng(how.seed)
+    generator = torch.Generator().manual_seed(how.seed)  # for augmentation
     received = network.params.clone() if correction.pull else None
-    corrections = (correction.linear, correction.shift, correction.drift)
-    linear, shift, drift = (None if v is None else network.vector(v) for v in corrections)
-    limit = steps_in_round(len(rows), training, effort)
-    steps, batches, total = 0, 0, torch.zeros((), device=network.device)
-    scaler = torch.amp.GradScaler(
-        network.device.type, enabled=training.amp == "fp16"
-    )  # else it does nothing
-    network.module.train()
+    linear = _on_network(network, correction.linear)
+    shift = _on_network(network, correction.shift)
+    drift = _on_network(network, correction.drift)
+    scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")
+    limit = steps_in_round(len(rows), training, how.effort)
     chosen = _training_batches(rows, examples, training, limit, rng)
+    steps = 0
+    batches = 0
+    total_loss = torch.zeros((), device=network.device)
+    network.module.train()
     for pixels, targets in examples.batches(chosen, network.device):
-        images = (
-            augment(pixels, generator) if training.augment else pixels
-        )  # drawn here, done there
+        # drawn on the processor, done on the device
+        images = augment(pixels, generator) if training.augment else pixels
 
-        total += loss_and_gradient(
-            network, images, targets, loss, correction.penalty, scaler, examples.complete
+        total_loss += loss_and_gradient(
+            network,
+            images,
+            targets,
+            how.loss,
+            penalty=correction.penalty,
+            scaler=scaler,
+            complete=examples.complete,
         )
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
@@ -177,23 +194,32 @@ def fit(
         steps += 1
         if steps_taken is not None:
             steps_taken[...] = steps
-    return max(1, steps), float(total) / batches
+    return max(1, steps), float(total_loss) / batches
+
+
+def _on_network(network: Network, vector: Vector | None) -> Tensor | None:
+    return None if vector is None else network.vector(vector)
 
 
 def _training_batches(
     rows: Rows, examples: Examples, training: Training, limit: int, rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """The batches to step with, at least one, until the limit is reached: one of epochs' batches,
-    or of steps.
+    """The batches to step with, at least one, until the limit is reached.
+
+    Where the limit is one of steps (`training.steps`), a batch without a known label does not count
+    towards it; where it comes from epochs, it does.
     """
-    counted, made = 0, 0
+    towards_limit = 0
+    yielded = 0
     while True:
         for batch in epoch_batches(rows, training.batch_size, rng):
-            known = not np.isnan(examples.targets[batch]).all()
-            counted, made = counted + (known or not training.steps), made + known
-            if known:
+            has_labels = not np.isnan(examples.targets[batch]).all()
+            if has_labels or not training.steps:
+                towards_limit += 1
+            if has_labels:
+                yielded += 1
                 yield batch
-            if made and counted >= limit:
+            if yielded and towards_limit >= limit:
                 return
 
 
@@ -214,22 +240,22 @@ def loss_and_gradient(
     value = loss_over_known(loss, logits, targets, complete)
     if penalty is not None:
         value = value + penalty(images, features)
-    (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
+    scaled = value if scaler is None else scaler.scale(value)
+    scaled.backward()  # type: ignore[no-untyped-call]
     return value.detach()
 
 
 @torch.no_grad()
 def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
-    """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes
-    them.
+    """The scores of some images before the sigmoid, on the processor.
+
+    In evaluation mode. The batches are fixed, so that the bits do not depend on who computes them.
     """
     network.module.eval()
-    parts = [
-        rows[start : start + EVALUATION_BATCH] for start in range(0, len(rows), EVALUATION_BATCH)
-    ]
-    return torch.cat(
-        [network(images)[0] for images, _ in examples.batches(parts, network.device)]
-    ).cpu()
+    starts = range(0, len(rows), EVALUATION_BATCH)
+    batches = [rows[start : start + EVALUATION_BATCH] for start in starts]
+    logits = [network(images)[0] for images, _ in examples.batches(batches, network.device)]
+    return torch.cat(logits).cpu()
 
 
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:

@@ -36,9 +36,9 @@ class Network:
     def __init__(
         self, module: nn.Module, classifier: Heads, training: Training | None = None
     ) -> None:
-        how = training or Training()
-        self.device = how.available_device()
-        compute_exactly(self.device, how.tf32)
+        training = training or Training()
+        self.device = training.available_device()
+        compute_exactly(self.device, training.tf32)
         self.module = module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = layout_of_module(module, classifier)
         self.params = torch.empty(self.layout.length("param"), device=self.device)
@@ -47,36 +47,40 @@ class Network:
         self.counters = torch.empty(
             self.layout.length("counter"), dtype=torch.int64, device=self.device
         )
-        self._half = HALF_PRECISIONS.get(how.amp)
-        self._blocks = _network_blocks(
-            [entry for entry in self.layout.entries if entry.kind == "param"]
-        )
+        self._half = HALF_PRECISIONS.get(training.amp)
+        self._blocks = _blocks([entry for entry in self.layout.entries if entry.kind == "param"])
         self._features: dict[nn.Module, Tensor] = {}
+        # (a buffer of another type than its flat tensor, its part of that tensor)
+        self._apart: list[tuple[Tensor, Tensor]] = []
         self._adopt()
         for head in self.layout.heads:
             module.get_submodule(head).register_forward_pre_hook(self._keep_features)
-        self._forward = torch.compile(self.module) if how.compile else self.module
+        self._forward = torch.compile(self.module) if training.compile else self.module
 
     def _adopt(self) -> None:
-        """Make every tensor of the module a view of one of ours, keeping its values."""
-        flat = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
+        """Make every tensor of the module a view of one of ours, keeping its values.
+
+        A buffer of another type, such as a mask of truth values, stays in the module: the network
+        needs it as it is. Its values are copied in `load` and `read_into`.
+        """
         for entry in self.layout.entries:
             parent, _, leaf = entry.name.rpartition(".")
             owner = self.module.get_submodule(parent)
-            whole = flat[entry.kind]
-            kernel = entry.kind == "param"  # buffers are copied as they lie
-            view = (
-                _tensor_view(whole, entry.span, entry.shape)
-                if kernel
-                else whole[entry.span].view(entry.shape)
-            )
-            view.copy_(getattr(owner, leaf).detach())
+            tensor = getattr(owner, leaf).detach()
             if entry.kind == "param":
+                view = _tensor_view(self.params, entry.span, entry.shape)
+                view.copy_(tensor)
                 parameter = nn.Parameter(view)
                 parameter.grad = _tensor_view(self.grads, entry.span, entry.shape)
                 setattr(owner, leaf, parameter)
-            else:
+                continue
+            flat = self.buffers if entry.kind == "buffer" else self.counters
+            view = flat[entry.span].view(entry.shape)  # buffers are copied as they lie
+            view.copy_(tensor)
+            if tensor.dtype == flat.dtype:
                 owner._buffers[leaf] = view
+            else:
+                self._apart.append((tensor, view))
 
     def _keep_features(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features[head] = inputs[0]
@@ -85,30 +89,40 @@ class Network:
         """Logits, and the classifier's input."""
         with torch.autocast(self.device.type, self._half, enabled=self._half is not None):
             logits = scores_in_output(self._forward(images))
+        return logits.float(), self._classifier_input().float()
+
+    def _classifier_input(self) -> Tensor:
+        """The input of the classifier in the last forward pass; where its layers have different
+        ones, these side by side.
+        """
         if len(self._features) < len(self.layout.heads):
-            heads = [self.module.get_submodule(head) for head in self.layout.heads]
-            unused = [
-                name
-                for name, head in zip(self.layout.heads, heads, strict=True)
-                if head not in self._features
-            ]
-            raise UserError(f"the network does not use its classifier layer '{unused[0]}'")
-        kept, self._features = list(self._features.values()), {}
-        inputs = (
-            kept[:1] if all(one is kept[0] for one in kept) else [one.flatten(1) for one in kept]
-        )
-        return logits.float(), (inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)).float()
+            unused = next(
+                head
+                for head in self.layout.heads
+                if self.module.get_submodule(head) not in self._features
+            )
+            raise UserError(f"the network does not use its classifier layer '{unused}'")
+        inputs = list(self._features.values())
+        self._features = {}
+        if all(features is inputs[0] for features in inputs):
+            return inputs[0]
+        return torch.cat([features.flatten(1) for features in inputs], dim=1)
 
     def load(self, model: Model) -> None:
+        """Take over a model's parameters, buffers and counters."""
         for here, there in self._both(self.params, model.params):
             here.copy_(there)
         self.buffers.copy_(torch.from_numpy(model.buffers))
         self.counters.copy_(torch.from_numpy(model.counters))
+        for buffer, view in self._apart:
+            buffer.copy_(view)
 
     def read_into(self, model: Model) -> None:
         """Copy the state out, every tensor in its natural order."""
         for here, there in self._both(self.params, model.params):
             there.copy_(here)
+        for buffer, view in self._apart:
+            view.copy_(buffer)
         torch.from_numpy(model.buffers).copy_(self.buffers)
         torch.from_numpy(model.counters).copy_(self.counters)
 
@@ -140,19 +154,22 @@ class Network:
         return values
 
 
-def scores_in_output(given: Any) -> Tensor:
+def scores_in_output(output: Any) -> Tensor:
     """What a network gives for its images: the scores, or the first of several things, or what it
     calls `logits`.
     """
-    while isinstance(given, tuple | list) and given:
-        given = given[0]
-    found = given.get("logits") if isinstance(given, Mapping) else getattr(given, "logits", given)
-    if not isinstance(found, Tensor):
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    if isinstance(output, Mapping):
+        scores = output.get("logits")
+    else:
+        scores = getattr(output, "logits", output)
+    if not isinstance(scores, Tensor):
         raise UserError(
-            f"the network gives {type(given).__name__}, not a tensor of one score per image and"
+            f"the network gives {type(output).__name__}, not a tensor of one score per image and"
             " finding"
         )
-    return found
+    return scores
 
 
 def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
@@ -167,13 +184,12 @@ def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
     }
     tensors: list[tuple[str, Kind, tuple[int, ...], str]] = []
     for name, tensor in module.state_dict().items():
-        kind: Kind = (
-            "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
-        )
+        if tensor.is_complex():
+            raise UserError(f"the network's '{name}' holds complex numbers: that is not supported")
         if name not in frozen:
-            tensors.append(
-                (name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            )
+            kind: Kind = "buffer" if tensor.is_floating_point() else "counter"
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            tensors.append((name, "param" if name in params else kind, tuple(tensor.shape), dtype))
     for head in head_names(classifier):
         if not any(in_layer(name, head) and kind == "param" for name, kind, *_ in tensors):
             if any(in_layer(name, head) for name in frozen):
@@ -196,7 +212,7 @@ def _tensor_view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
     return values.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _network_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
+def _blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
     """The parameters as few blocks: kernels with their channels last, and all that is between two
     kernels.
     """
@@ -204,9 +220,11 @@ def _network_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ..
     for entry in entries:
         kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)
         if blocks and not kernel and len(blocks[-1][1]) == 1:
-            start, stop = blocks.pop()[0].start, entry.span.stop
+            start = blocks.pop()[0].start
+            stop = entry.span.stop
         else:
-            start, stop = entry.span.start, entry.span.stop
+            start = entry.span.start
+            stop = entry.span.stop
         blocks.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
     return blocks
 

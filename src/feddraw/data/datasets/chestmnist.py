@@ -86,7 +86,10 @@ class ChestMnistDownload:
     """Our progress as pooch wants it."""
 
     def __init__(self, what: str, progress: Progress) -> None:
-        self.what, self.progress, self.total, self.ready = what, progress, 0, 0
+        self.what = what
+        self.progress = progress
+        self.total = 0
+        self.ready = 0
 
     def update(self, count: int) -> None:
         self.ready += count

@@ -29,10 +29,11 @@ CHEXPERT_SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
 TEST_LABELS_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
 RELEASE_FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
 NOT_FINDINGS = ("Path", "Study", "Sex", "Age", "Frontal/Lateral", "AP/PA")
+# The paper's U-Ones; U-Zeros for all others.
 PAPER_UNCERTAIN = {
     "Atelectasis": "positive",
     "Edema": "positive",
-}  # the paper's U-Ones; U-Zeros for all others
+}
 SPLIT_FOLDERS = ("train", "valid", "test")  # as CheXpert's folders call them
 
 _IMAGE_PATH = re.compile(r"(?:.*/)?((?:train|valid|test)/(patient\d+)/(study\d+/[^/]+))")
@@ -93,7 +94,8 @@ def chexpert(
     `carve_test` is the share of training images to test on where there are no others.
     """
     release = locate_chexpert(path)
-    train, valid = release.table_file("train.csv", "train.csv.gz"), release.table_file("valid.csv")
+    train = release.table_file("train.csv", "train.csv.gz")
+    valid = release.table_file("valid.csv")
     if train is None or valid is None:
         lack = f"{release.root} has no train.csv and valid.csv"
         raise UserError(f"{lack}: not CheXpert's folder; get it from {CHEXPERT_SOURCE}")

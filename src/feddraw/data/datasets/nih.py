@@ -89,16 +89,15 @@ def read_nih_table(
 ) -> LabelTable:
     """The entries that a split list names."""
     sheet = CsvSheet.of(path)
-    name_at, labels_at = sheet.column("Image Index"), sheet.column("Finding Labels")
+    name_at = sheet.column("Image Index")
+    labels_at = sheet.column("Finding Labels")
     wanted = choose_findings(findings, CHESTXRAY14_FINDINGS, path.name)
     intake = TableIntake({name: place for place, name in enumerate(wanted)})
     sex = sheet.column_if_there(*SEX_COLUMNS)
     met = set()
     for line, fields in sheet.rows():
-        name, found = (
-            fields[name_at],
-            {canonical_finding(one) for one in fields[labels_at].split("|")},
-        )
+        name = fields[name_at]
+        found = {canonical_finding(one) for one in fields[labels_at].split("|")}
         place = f"{path.name} line {line}"
         met.add(name)
         if strange := found - {*CHESTXRAY14_FINDINGS, "No Finding"}:

@@ -53,9 +53,8 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     def say(what: str, ready: int, total: int) -> None:
         (how.progress or no_progress)(what if "waiting" in what else label, ready, total)
 
-    workers = (
-        how.workers if how.clahe else 1
-    )  # resizing alone takes less time than starting workers
+    # Resizing alone takes less time than starting workers.
+    workers = how.workers if how.clahe else 1
     return prepared_dataset(
         name, table, CachedImages(unpacked.entry), replace(how, workers=workers, progress=say)
     )

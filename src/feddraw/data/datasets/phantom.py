@@ -50,10 +50,8 @@ def draw_phantom_block(
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """`PHANTOM_BLOCK` images and their labels. A wrong row of labels is that of another patient."""
     rng = np.random.default_rng(seed)
-    seen, other = (
-        draw_phantom_findings(PHANTOM_BLOCK, mix, rng),
-        draw_phantom_findings(PHANTOM_BLOCK, mix, rng),
-    )
+    seen = draw_phantom_findings(PHANTOM_BLOCK, mix, rng)
+    other = draw_phantom_findings(PHANTOM_BLOCK, mix, rng)
     severity = seen * rng.random(seen.shape, dtype=np.float32)
     labels = np.where(rng.random((PHANTOM_BLOCK, 1)) < label_noise, other, seen)
     return draw_chests(severity, size, rng), labels
@@ -108,13 +106,10 @@ def phantom(
         mix, label_noise, size=size, train=train, validation=validation, test=test, seed=seed
     )
     ends = np.cumsum([train, validation, test]).tolist()
-    images, labels = (
-        np.empty((ends[-1], size, size), np.uint8),
-        np.empty((ends[-1], len(PAPER_FINDINGS)), np.uint8),
-    )
-    np.empty(
-        2**24, np.uint8
-    )  # freed at once: malloc then keeps arrays of this size, and drawing is twice as fast
+    images = np.empty((ends[-1], size, size), np.uint8)
+    labels = np.empty((ends[-1], len(PAPER_FINDINGS)), np.uint8)
+    # Freed at once: malloc then keeps arrays of this size, and drawing is twice as fast.
+    np.empty(2**24, np.uint8)
     rows = {
         split: np.arange(start, end)
         for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False)
@@ -125,7 +120,8 @@ def phantom(
             drawn, present = draw_phantom_block(
                 (seed, number, first // PHANTOM_BLOCK), size, mix, label_noise
             )
-            images[here], labels[here] = drawn[: len(here)], present[: len(here)]
+            images[here] = drawn[: len(here)]
+            labels[here] = present[: len(here)]
             if progress:
                 progress(len(here))
     names = np.array([f"phantom-{number:06d}" for number in range(ends[-1])], dtype=np.str_)

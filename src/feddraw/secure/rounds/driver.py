@@ -38,7 +38,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from feddraw.errors import UserError
-from feddraw.naming import one_line, safe_line
 from feddraw.secure.rounds.messages import (
     Add,
     Again,
@@ -60,6 +59,7 @@ from feddraw.secure.sums.fixed_point import Words
 from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import SecureSumFailed, Session, session_threshold
 from feddraw.secure.sums.signing_keys import SiteDirectory
+from feddraw.text import one_line, safe_line
 
 log = logging.getLogger("feddraw")
 

@@ -317,9 +317,11 @@ class SecureSite:
             )
         part = work.part(announcement)
         if request.sum == FIRST_SUM:
-            statement, words = None, part.first(announcement)
+            statement = None
+            words = part.first(announcement)
         else:
-            statement, words = part.state(announcement), part.words(announcement)
+            statement = part.state(announcement)
+            words = part.words(announcement)
         masked = half.mask(request.shares, words, in_place=True, told=announcement.digest)
         round.announced[request.sum] = announcement
         self._memory.save(round)

@@ -76,7 +76,8 @@ class UpdatePart:
         `WordLayout`).
         """
         weights = self._weights(announcement)
-        update, sent = self._client.update, self._client.sent
+        update = self._client.update
+        sent = self._client.sent
         form = WordLayout.of(self._method, sent.layout, announcement.facts)
         spans = form.spans()
         words = np.empty(form.length, np.uint64)

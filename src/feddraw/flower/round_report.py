@@ -1,0 +1,136 @@
+"""What a Flower server says about a round: the whole ledger, Flower's metrics record, the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from statistics import median
+from typing import Any
+
+from feddraw.errors import RunFailed
+from feddraw.flower.reply_intake import LOSSES
+from feddraw.flower.roster import Roster
+from feddraw.results.ledger_table import NUMBER_COLUMNS
+from feddraw.server.ledger import LedgerEntry, with_refusals
+from feddraw.server.policy import FEWEST_FOR_MEDIAN
+from feddraw.server.round import RoundRecord
+from feddraw.text import safe_line
+
+log = logging.getLogger("flwr")
+
+# a client that says it has so many times the median's images is pointed out
+SUSPECT_SIZE_TIMES = 1000.0
+# columns of the ledger that a round reports to Flower: numbers, but for those of a policy
+LEDGER_COLUMNS = tuple(name for name in NUMBER_COLUMNS if name not in ("proposed", "allowed"))
+MOST_IDLE_ROUNDS = 1  # in a row: one may be an accident
+
+
+def complete_ledger(
+    round: int,
+    entries: Sequence[LedgerEntry],
+    roster: Roster,
+    sampled: Iterable[int],
+    refused: Mapping[str, str],
+    failed_nodes: Mapping[int, str],
+) -> tuple[LedgerEntry, ...]:
+    """One line per known client, per node that was sampled, and per stranger that answered.
+
+    `entries` are those of the round; `refused` has reasons by name, `failed_nodes` by node.
+    """
+    reasons = dict(refused)
+    for node, why in failed_nodes.items():
+        reasons.setdefault(roster.label(node), why)
+    # entries beyond the known clients stand for those that never answered, without a name
+    lines = {entry.client: entry for entry in entries[: len(roster.names)]}
+    expected = {roster.label(node) for node in sampled} | reasons.keys()
+    for name in sorted(expected - lines.keys()):
+        lines[name] = LedgerEntry(round, name, 0, 0, status="missing")
+    return with_refusals(tuple(lines.values()), reasons)
+
+
+def metrics_of_round(
+    ledger: Sequence[LedgerEntry], clients: Sequence[str], means: Mapping[str, Any]
+) -> dict[str, Any]:
+    """For Flower's own log: the means of the clients' metrics, how many counted, and the ledger's
+    columns as lists, with clients by their numbers.
+    """
+    metrics = dict(means)
+    for status in ("weighted", "refused", "missing"):
+        metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
+    weighted = [entry for entry in ledger if entry.weighted]
+    if not weighted:
+        return metrics
+    metrics["ledger-client"] = [clients.index(entry.client) for entry in weighted]
+    for name in LEDGER_COLUMNS:
+        column = [float(getattr(entry, name)) for entry in weighted]
+        if not all(map(math.isnan, column)):
+            metrics[f"ledger-{name}"] = column
+    return metrics
+
+
+def loss_in_metrics(metrics: Mapping[str, Any]) -> float:
+    """The clients' mean loss, under whichever of its names they report it; NaN without one."""
+    for name in LOSSES:
+        if name in metrics:
+            return float(metrics[name]) if isinstance(metrics[name], int | float) else math.nan
+    return math.nan
+
+
+def log_round(done: RoundRecord, rounds: int) -> None:
+    """The weights, what was measured of the sites' differences, and who did not simply count."""
+    shares = "  ".join(
+        f"{safe_line(client)} {weight:.3f}" for client, weight in done.weights.items()
+    )
+    log.info("server round %d/%d: %s", done.round + 1, rounds, shares or "no update counted")
+    measured = [entry for entry in done.ledger if math.isfinite(entry.q)]
+    if measured:
+        log.info(
+            "server round %d: Q %.1f, %.1f expected of alike clients, rho %.3g",
+            done.round + 1,
+            measured[0].q,
+            measured[0].q_expected,
+            measured[0].rho,
+        )
+    for entry in done.ledger:
+        if entry.status != "weighted":
+            log.warning(
+                "server round %d: %s %s",
+                done.round + 1,
+                safe_line(entry.client),
+                safe_line(entry.status),
+            )
+
+
+def warn_of_sizes(sizes: Mapping[str, float]) -> None:
+    """Point clients out that report far more images than the others."""
+    if len(sizes) < FEWEST_FOR_MEDIAN:
+        return
+    middle = median(sizes.values())
+    for client, size in sizes.items():
+        if size > SUSPECT_SIZE_TIMES * middle:
+            times = size / middle
+            log.warning("%s reports %s images, %.0f × the median", safe_line(client), size, times)
+
+
+def stop_if_idle(history: Sequence[RoundRecord]) -> None:
+    """End the run after a second round in a row in which no update counted."""
+    idle = len(list(takewhile(lambda done: not done.weights, reversed(history))))
+    if not idle:
+        return
+    last = history[-1]
+    statuses = Counter(entry.status for entry in last.ledger).most_common(3)
+    reasons = "; ".join(f"{count} {safe_line(status)}" for status, count in statuses)
+    reasons = reasons or "no node was asked"
+    log.error(
+        "server round %d: no update counted, the model stays as it was (%s)",
+        last.round + 1,
+        reasons,
+    )
+    if idle > MOST_IDLE_ROUNDS:
+        raise RunFailed(
+            f"no update counted in rounds {last.round} and {last.round + 1} ({reasons}): fix this,"
+            " then resume"
+        )

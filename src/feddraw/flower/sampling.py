@@ -1,0 +1,59 @@
+"""Which nodes take part in a round: wait until enough are connected, then draw some by a seed.
+
+Flower draws from Python's global random state; here the same seed, round and nodes give the same
+sample.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from feddraw.errors import RunFailed
+from feddraw.flower.roster import Roster
+
+log = logging.getLogger("flwr")
+
+
+def wait_for_nodes(grid: Grid, least: int, seconds: float) -> list[int]:
+    """The connected nodes, once there are at least so many; waits at most so many seconds."""
+    began = time.monotonic()
+    logged = -1
+    while len(nodes := list(grid.get_node_ids())) < least:
+        if time.monotonic() - began > seconds:
+            raise RunFailed(
+                f"only {len(nodes)} of {least} nodes were connected within {seconds:g} s: start"
+                " the others, or lower min_available_nodes and min_train_nodes (wait= sets the"
+                " limit)"
+            )
+        if len(nodes) != logged:
+            logged = len(nodes)
+            log.info("waiting for nodes: %d of %d are connected", logged, least)
+        time.sleep(min(1.0, seconds / 10))
+    return nodes
+
+
+def sample_nodes(
+    nodes: Sequence[int], count: int, roster: Roster, entropy: Sequence[int]
+) -> list[int]:
+    """`count` of the nodes by chance, or all; in the order of their names in the roster."""
+    ordered = sorted(nodes, key=lambda node: (roster.name_of(node) or "", node))
+    if count >= len(ordered):
+        return ordered
+    chosen = np.random.default_rng(entropy).choice(len(ordered), count, replace=False)
+    return [ordered[index] for index in sorted(chosen)]
+
+
+def warn_of_strangers(nodes: Sequence[int], roster: Roster) -> None:
+    """Say so where none of the nodes took part before: names would be refused to all of them."""
+    if not roster.knows_any(nodes):
+        log.warning(
+            "none of the %d connected nodes is one that took part before: a node without a"
+            " registered key gets a new id when it or the SuperLink restarts; give sites=…, or"
+            " go on with rebind=True if you know them",
+            len(nodes),
+        )
