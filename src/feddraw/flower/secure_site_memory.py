@@ -226,17 +226,12 @@ def update_of_memory(
     facts: dict[str, Any], vectors: dict[str, NDArray[Any]], layout: Layout
 ) -> Update:
     """The update, from what `update_to_memory` made of it."""
-<<<<<<< HEAD
-    params, buffers, counters = (vectors[f"own.{name}"] for name in MODEL_VECTORS)
-    model = Model(params, buffers, counters, layout)
-=======
     model = Model(
         params=vectors["own.params"],
         buffers=vectors["own.buffers"],
         counters=vectors["own.counters"],
         layout=layout,
     )
->>>>>>> secure
     prefix = "extra."
     extra = {
         name.removeprefix(prefix): vector

@@ -50,17 +50,6 @@ def _apply_from(masks: Sequence[Mask], words: Words, start: int) -> None:
     zeros = memoryview(bytes(8 * block))
     stream = bytearray(8 * block + _SLACK)
     drawn = np.frombuffer(stream, "<u8", block)
-<<<<<<< HEAD
-    ciphers = [Cipher(algorithms.AES(mask.key), modes.CTR(bytes(16))).encryptor() for mask in masks]
-    running = [
-        (cipher, np.add if mask.plus else np.subtract)
-        for cipher, mask in zip(ciphers, masks, strict=True)
-    ]
-    for start in range(0, len(words), BLOCK):
-        part = words[start : start + BLOCK]
-        nothing = zeros[: 8 * len(part)]
-        mine = drawn[: len(part)]
-=======
     counter = (start // _WORDS_PER_CIPHER_BLOCK).to_bytes(16, "big")
     running = []
     for mask in masks:
@@ -68,8 +57,8 @@ def _apply_from(masks: Sequence[Mask], words: Words, start: int) -> None:
         running.append((cipher, np.add if mask.plus else np.subtract))
     for first in range(0, len(words), BLOCK):
         part = words[first : first + BLOCK]
-        nothing, mine = zeros[: 8 * len(part)], drawn[: len(part)]
->>>>>>> secure
+        nothing = zeros[: 8 * len(part)]
+        mine = drawn[: len(part)]
         for cipher, combine in running:
             cipher.update_into(nothing, stream)
             combine(part, mine, out=part)
