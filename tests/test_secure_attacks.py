@@ -968,6 +968,19 @@ def test_the_text_of_an_apps_error_stays_at_the_site(federation: Federation) -> 
     with pytest.raises(UserError) as error:
         federation.meet(model=np.full(SHAPE, 99, np.float32))
     assert str(error.value) == "its app failed, and its own log says why"
+    assert len(federation.runs) == 1
+
+
+def test_a_site_whose_app_was_cut_off_does_not_run_it_again(federation: Federation) -> None:
+    lethal = np.full(SHAPE, 99, np.float32)
+    keys = {site: federation.offer(site, model=lethal) for site in SITES}
+    with refused("its app failed"):
+        federation.ask("North", met(keys))
+    with refused("has run its app on this before"):
+        federation.ask("North", met(keys))
+    with refused("has run its app on this before"):
+        federation.offer("North", model=lethal, attempt=1)
+    assert len(federation.runs) == 1
 
 
 @attack(

@@ -285,6 +285,8 @@ class SecureSite:
             raise UserError("the server names other members than before for the same sums")
         round.members = members
         if round.facts is None:
+            if self._memory.was_run(round.work):  # and was cut off: it may be asked for nothing
+                raise UserError(RUN_BEFORE)
             self._memory.note_run(round.work)
             round.facts = work.run()
         self._memory.save(round)
