@@ -163,11 +163,7 @@ class ReadySum:
         names = client_names(clients)
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
-<<<<<<< HEAD:benchmarks/speed/secure_costs.py
         sum = Session(digest=bytes(32), sum="moves", members=tuple(names))
-=======
-        sum = Sum(bytes(32), "moves", 0, tuple(names))
->>>>>>> secure:src/feddraw/bench/secure_costs.py
         collector = SecureSumServer(sum, directory)
         members = {name: SecureSumClient(sum, name, keys[name], directory) for name in names}
         for name, member in members.items():
@@ -230,13 +226,7 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
         }
         processor: dict[str, list[float]] = {name: [] for name in grids}
 
-<<<<<<< HEAD:benchmarks/speed/secure_costs.py
         def timed_round(name: str) -> float:
-=======
-        def one(name: str) -> float:
-            for context in grids[name].contexts.values():
-                context.run_id += 1  # sites train once on the same within a run
->>>>>>> secure:src/feddraw/bench/secure_costs.py
             start = time.process_time()
             (seconds,) = seconds_of_secure_rounds(
                 grids[name], 1, parameters, secure=name == "secure", seed=len(processor[name])

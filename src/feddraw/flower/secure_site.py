@@ -316,14 +316,19 @@ class _FlowerWork:
             method_of_terms(terms).sends, self.node.size_key, self.node.names.arrays
         )
         named = reply_intake.named_reply(0, reply)
-        room = SHARED.room if SHARED.room and SHARED.room.layout == sent.layout else None
-        updates, refused, SHARED.room = reply_intake.decode_replies(
-            [named], {named.name: 0}, sent, format, room=room
+        used = SHARED.matrices
+        decoded = reply_intake.decode_replies(
+            [named],
+            {named.name: 0},
+            sent,
+            format,
+            reuse=used if used is not None and used.layout == sent.layout else None,
         )
-        if refused:
-            log.error("this site's own update cannot be used: %s", refused[named.name])
+        SHARED.matrices = decoded.matrices
+        if decoded.refused:
+            log.error("this site's own update cannot be used: %s", decoded.refused[named.name])
             raise UserError("this site's own update cannot be used: its own log says why")
-        update = _with_counted_steps(updates[0], sent)
+        update = _with_counted_steps(decoded.updates[0], sent)
         self.memory.keep_part(*update_to_memory(update))
         return SiteFacts(update.size, update.labelled)
 
