@@ -613,6 +613,18 @@ def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
 # ----------------------------------------------------------------------------------- partial labels
 
 
+@pytest.mark.parametrize("name", ["qfedavg", "fednova"])
+def test_a_factored_step_of_a_row_is_that_of_those_who_label_it(name: str) -> None:
+    """The mean term that scales a row is over the clients that label its finding."""
+    method, (sent, state, updates) = METHODS[name], a_round(name)
+    part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
+    plain = plain_round(method, sent, state, part)
+    hidden = hidden_round(method, sent, state, part)
+    assert within(plain.model, hidden.model, sent, part, 4.0)
+    row = sent.layout.rows_of(1)[0]
+    assert np.abs(plain.model.params[row] - sent.params[row]).max() > 1e-4
+
+
 @pytest.mark.parametrize("name", ["feddraw", "fedavg", "feddraw_by_class", "fedadam"])
 @pytest.mark.parametrize("policy", [None, Policy(cap_times=1.2)])
 def test_a_row_is_divided_among_those_that_label_its_finding(
