@@ -1020,7 +1020,9 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
         "By finding, weights differed most in round 1" in said
         for said in weights_in_sentences(explain_run_weights(finished))
     )
-    (picture,) = aggregation_weights.weights_by_finding_picture([finished], "feddraw_by_class", "small")
+    (picture,) = aggregation_weights.weights_by_finding_picture(
+        [finished], "feddraw_by_class", "small"
+    )
     assert "round 1" in picture.words
 
 
