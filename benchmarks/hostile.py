@@ -122,8 +122,8 @@ def final_auc(
     results = list(federate(federation, setup.initial))
     scored, _ = evaluate_round(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
-    acted = any(entry.status != "counted" for result in results for entry in result.ledger)
-    return scored["test"]["auc"]["macro"], weight, acted
+    acted = any(entry.status != "weighted" for result in results for entry in result.ledger)
+    return scored.test.auc.macro, weight, acted
 
 
 def both(method: str, seed: int, rounds: int, attack: str) -> tuple[float, float, float]:

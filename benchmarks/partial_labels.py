@@ -100,7 +100,7 @@ def trained(ask: argparse.Namespace, method: str, labels: str, seed: int) -> dic
     plain = prepare(replace(experiment, method="fedavg"))
     dataset = labelled(plain.dataset, plain.training_rows, seed, labels)
     *_, last = iterate(experiment, dataset=dataset)
-    areas = last.metrics["test"]["auc"]
+    areas = last.metrics.test.auc
     name = Path(ask.data).stem
     about = {
         "data": name,
@@ -111,11 +111,8 @@ def trained(ask: argparse.Namespace, method: str, labels: str, seed: int) -> dic
         "epochs": ask.epochs,
     }
     return about | {
-        "auc": round(areas["macro"], 6),
-        **{
-            f"auc {finding}": round(area, 6)
-            for finding, area in next(v for k, v in areas.items() if k != "macro").items()
-        },
+        "auc": round(areas.macro, 6),
+        **{f"auc {finding}": round(area, 6) for finding, area in areas.per_class.items()},
         "seconds": round(time.perf_counter() - began, 1),
     }
 

@@ -37,8 +37,8 @@ def central(ask: argparse.Namespace, seed: int) -> dict[str, float]:
     )
     settings = {"rounds": 1, "training.epochs": ask.epochs, "seed": seed, "engine": "serial"}
     (result,) = run(experiment.with_settings(settings))
-    areas = result.metrics["test"]["auc"]
-    return {"macro": areas["macro"], **areas["per_class"]}
+    areas = result.metrics.test.auc
+    return {"macro": areas.macro, **areas.per_class}
 
 
 def main() -> None:

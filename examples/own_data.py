@@ -71,7 +71,7 @@ def main() -> None:
             result.round,
             {hospital: round(weight, 3) for hospital, weight in result.weights.items()},
         )
-    for finding, area in result.metrics["test"]["auc"]["per_class"].items():
+    for finding, area in result.metrics.test.auc.per_class.items():
         print(f"{finding}: test AUC {area:.3f}")
 
 

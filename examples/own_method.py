@@ -45,5 +45,5 @@ if __name__ == "__main__":
         shares = ", ".join(f"{client} {weight:.3f}" for client, weight in result.weights.items())
         print(
             f"round {result.round}: {shares}, validation AUC"
-            f" {result.metrics['validation']['auc']['macro']:.3f}"
+            f" {result.metrics.validation.auc.macro:.3f}"
         )

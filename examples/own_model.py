@@ -39,10 +39,7 @@ def main() -> None:
     }
     experiment = Experiment(model={"name": "own_model:three_layers", "width": 8}, engine="serial")
     for result in iterate(experiment.with_settings(small)):
-        print(
-            f"round {result.round}: validation AUC"
-            f" {result.metrics['validation']['auc']['macro']:.3f}"
-        )
+        print(f"round {result.round}: validation AUC {result.metrics.validation.auc.macro:.3f}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
             )
         print(
             "  test AUC",
-            round(result.metrics["test"]["auc"]["macro"], 3),
+            round(result.metrics.test.auc.macro, 3),
             "(a toy: the difference says nothing)",
         )
 

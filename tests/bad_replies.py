@@ -196,7 +196,7 @@ BAD_BESIDE: dict[str, tuple[Change, str]] = {
     "no vectors": (without("extra"), "no "),
     "vectors not finite": (
         beside(lambda v: pack_array(v * np.float32(np.nan))),
-        "buffers or extra vectors",
+        "",  # the reason begins with the name of the vector
     ),
     "vectors too long": (beside(lambda v: pack_array(np.repeat(v, 2))), ""),
     "vectors of words": (beside(lambda v: pack_array(v.astype("U4"))), ""),

@@ -96,15 +96,15 @@ BAD: dict[str, tuple[Change, str]] = {
     "nothing": (with_vector("params", lambda v: None), "params is no array"),
     "NaN in a buffer": (
         with_vector("buffers", spoil(1, math.nan)),
-        "buffers or extra vectors are not finite",
+        "buffers are not finite, or beyond 1e+18",
     ),
     "infinity in a buffer": (
         with_vector("buffers", spoil(0, math.inf)),
-        "buffers or extra vectors are not finite",
+        "buffers are not finite, or beyond 1e+18",
     ),
     "huge buffer": (
         with_vector("buffers", spoil(0, 1e30)),
-        "buffers or extra vectors are not finite",
+        "buffers are not finite, or beyond 1e+18",
     ),
     "too few buffers": (with_vector("buffers", lambda v: v[1:]), "buffers of shape"),
     "negative variance": (negative_variance, "a variance is negative"),
@@ -134,8 +134,8 @@ BAD: dict[str, tuple[Change, str]] = {
 }
 
 BAD_EXTRAS: dict[str, tuple[Callable[[np.ndarray], Any], str]] = {
-    "not finite": (lambda v: v * np.float32(math.nan), "buffers or extra vectors are not finite"),
-    "huge": (lambda v: v + np.float32(1e30), "buffers or extra vectors are not finite"),
+    "not finite": (lambda v: v * np.float32(math.nan), "{name} is not finite, or beyond 1e+18"),
+    "huge": (lambda v: v + np.float32(1e30), "{name} is not finite, or beyond 1e+18"),
     "of another shape": (lambda v: np.ones(3, np.float32), "{name} of shape"),
     "of another type": (lambda v: v.astype(np.float64), "{name} of type float64"),
     "a list": (lambda v: v.tolist(), "{name} is no array"),

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from feddraw.core import Job, Memory, Method, Model, State, Update
 from feddraw.engines.serial import Serial
-from feddraw.federation import federate
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.network import Network
 from feddraw.training.settings import Training
+from tiny import federate
 
 
 class Point(nn.Module):
@@ -128,7 +128,7 @@ class Lossy:
     def commit(self, clients: Collection[int]) -> None:
         self.engine.commit(clients)
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         for update in self.engine.train(jobs):
             if not self.lose(jobs[0].round, update.client):
                 yield update

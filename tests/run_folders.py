@@ -72,8 +72,7 @@ def make_run(
     rng = np.random.default_rng([seed, len(method)])
     curve = auc - 0.2 * np.exp(-np.arange(rounds) / 2) + 0.005 * rng.standard_normal(rounds)
     lines = [
-        {"round": t, "loss": 1 / (t + 1), "validation": {"macro": float(area), "per_class": {}}}
-        for t, area in enumerate(curve)
+        log_line(t, validation={"macro": float(a), "per_class": {}}) for t, a in enumerate(curve)
     ]
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
@@ -89,6 +88,18 @@ def make_run(
         if images:
             write_predictions(path, auc, seed, images, patients, models=len(alone))
     return path
+
+
+def log_line(round: int, **more: Any) -> dict[str, Any]:
+    """A round's line of the log."""
+    return {
+        "round": round,
+        "loss": 1 / (round + 1),
+        "model": "",
+        "seconds": {},
+        "client_seconds": {},
+        "time": "2026-11-17T05:54:07+00:00",
+    } | more
 
 
 def _table(
@@ -155,7 +166,7 @@ def _write_ledger(
                     line |= client | {"gamma": row["gamma"], "beta": beta}
                 else:
                     line["weight"] = client["prior"] if method == "fedavg" else 1 / len(names)
-                writer.writerow(line | {"influence": 1 / len(names), "status": "counted"})
+                writer.writerow(line | {"influence": 1 / len(names), "status": "weighted"})
 
 
 def write_predictions(

@@ -149,7 +149,7 @@ def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
         sent, updates, round=0, rounds=15, clients=[*(f"site {i}" for i in range(4)), "absent"]
     )
     status = [entry.status for entry in result.ledger]
-    assert status[0] == "counted"
+    assert status[0] == "weighted"
     assert all(one.startswith("refused: ") for one in status[1:4])
     assert status[4] == "missing"
     assert result.weights == {"site 0": 1.0}

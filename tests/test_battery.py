@@ -19,10 +19,10 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+import tiny
 from bad_updates import BAD, BAD_EXTRAS
-from feddraw import catalog, federation
-from feddraw.core import ASKED, Job, Server
-from feddraw.experiment.method_by_name import why_no_training, why_no_weighting
+from feddraw import catalog
+from feddraw.core import ASKED, Job, Joint, Server, why_not_first, why_not_second
 from feddraw.federation import client_seed
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
@@ -49,7 +49,9 @@ from tiny import (
 )
 
 every_method = pytest.mark.parametrize("name", METHODS)
-federate = partial(federation.federate, proxy=server_images())
+federate = partial(tiny.federate, proxy=server_images())
+JOINT = [name for name in METHODS if isinstance(method_of(name).aggregation, Joint)]
+NOT_LINEAR = {*JOINT, "fedadagrad", "fedadam", "fedyogi"}
 AVERAGING = [name for name in METHODS if type(server_of(method_of(name))) is Server]
 
 
@@ -66,7 +68,7 @@ def second_round(name):
 
 def aggregate(name, cohort=None, state=None):
     there, before = second_round(name)
-    return method_of(name).aggregate(cohort or there, before if state is None else state)
+    return tiny.aggregate(method_of(name), cohort or there, before if state is None else state)
 
 
 def leaves(tree):
@@ -94,18 +96,17 @@ def test_weights_are_a_distribution(name):
         assert values.sum() == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if server_of(method_of(name)).linear])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NOT_LINEAR])
 def test_coefficients_explain_the_step(name):
     """The new parameters are the sent ones plus each move times its coefficient, but for what the
     server remembers.
     """
     cohort, _ = second_round(name)
-    method = method_of(name)
-    fresh = aggregate(name, state=method.init(cohort.model))
-    moves = cohort.deltas.astype(np.float64)
-    expected = cohort.model.params + fresh.coefficients @ moves
-    for place, coefficients in server_of(method).segments(cohort, fresh.weights):
-        expected[place] = cohort.model.params[place] + coefficients @ moves[:, place]
+    fresh = aggregate(name, state=method_of(name).init(cohort.sent))
+    moves = cohort.moves.astype(np.float64)
+    expected = cohort.sent.params + fresh.coefficients @ moves
+    for span, coefficients in fresh.weights.segments:
+        expected[span] = cohort.sent.params[span] + coefficients @ moves[:, span]
     assert fresh.model.params == pytest.approx(expected, abs=1e-5)
 
 
@@ -135,13 +136,13 @@ class Relabelled:
     def commit(self, clients):
         self.engine.commit([self.label[client] for client in clients])
 
-    def train(self, jobs):
-        own = [
-            replace(job, client=c, seed=client_seed(0, job.round, c))
+    def train(self, jobs, *, in_turn=False):
+        theirs = [
+            replace(job, client=client, seed=client_seed(0, job.round, client))
             for job in jobs
-            for c in [self.label[job.client]]
+            for client in [self.label[job.client]]
         ]
-        for job, update in zip(jobs, list(self.engine.train(own)), strict=True):
+        for job, update in zip(jobs, list(self.engine.train(theirs)), strict=True):
             yield replace(update, client=job.client)
 
 
@@ -286,9 +287,9 @@ def test_state_survives_a_file(name, tmp_path):
 @every_method
 def test_aggregation_changes_nothing_in_place_and_shares_nothing_with_the_clients(name):
     cohort, state = second_round(name)
-    before = deepcopy((cohort.model, cohort.updates, state))
+    before = deepcopy((cohort.sent, cohort.updates, state))
     found = aggregate(name)
-    assert same(before[0], cohort.model)
+    assert same(before[0], cohort.sent)
     for was, now in zip(before[1], cohort.updates, strict=True):
         assert same(was.model, now.model)
         assert equal(was.extra, now.extra)
@@ -392,10 +393,9 @@ def answers():
     return {update.client: copied(update).extra for update in engine.train(jobs)}
 
 
-FIRST = [name for name in METHODS if not why_no_weighting(method_of(name))]
-SECOND = [name for name in METHODS if not why_no_training(method_of(name))]
-
-
+FIRST = [name for name in METHODS if not why_not_first(method_of(name)) and name not in JOINT]
+SECOND = [name for name in METHODS if not why_not_second(method_of(name))]
+LOCAL_ONLY = [name for name in SECOND if type(server_of(method_of(name))) is Server]
 PAIRS = covering(FIRST, SECOND)  # the halves of a mixture know nothing of each other
 
 
@@ -415,12 +415,24 @@ def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weight
     assert weighting_of(mixture) == weighting_of(first)
     assert (mixture.local, server_of(mixture)) == (second.local, server_of(second))
     cohort = answered(training)
-    found = mixture.aggregate(cohort, mixture.init(cohort.model))
+    found = tiny.aggregate(mixture, cohort)
     assert np.isfinite(found.model.params).all()
     assert found.weights.values.sum() == pytest.approx(1)
     rule = weighting_of(first)
     alone, _ = rule.weigh(cohort, rule.init())
     assert np.array_equal(found.weights.values, alone.values)
+
+
+@pytest.mark.parametrize(("joint", "training"), covering(JOINT, LOCAL_ONLY))
+def test_a_joint_rule_goes_with_another_local_rule(joint, training):
+    """It makes the model itself: what the other adds is in its clients' training."""
+    mixture = method_of(f"{joint}+{training}")
+    assert mixture.aggregation == method_of(joint).aggregation
+    assert mixture.local == method_of(training).local
+    cohort = answered(training)
+    assert same(
+        tiny.aggregate(mixture, cohort).model, tiny.aggregate(method_of(joint), cohort).model
+    )
 
 
 MAY_BE_BY_SIZE = (
@@ -433,9 +445,9 @@ def two_rounds(method, cohort):
     """What is made of the same updates in the first two rounds: weights, parameters and what is
     sent beside them.
     """
-    state, found = method.init(cohort.model), []
+    state, found = method.init(cohort.sent), []
     for round in range(2):
-        result = method.aggregate(replace(cohort, round=round), state)
+        result = tiny.aggregate(method, replace(cohort, round=round), state)
         sent = method.broadcast(result.state).values()
         found += [
             result.weights.values,
@@ -475,7 +487,7 @@ def test_no_mixture_equals_one_of_its_halves(weighting, training):
 def one_round(name, updates):
     cohort, state = second_round(name)
     rounds = federate(
-        cohort.model,
+        cohort.sent,
         method_of(name),
         Canned(updates),
         NAMES,
@@ -495,7 +507,7 @@ def test_a_bad_update_is_refused_by_name_and_never_averaged(name):
     for how, (spoilt, reason) in BAD.items():
         result = one_round(name, [*good[:2], spoilt(good[2]), good[3]])
         assert [entry.status for entry in result.ledger if entry.client != "South"] == [
-            "counted"
+            "weighted"
         ] * 3, how
         (refused,) = [entry for entry in result.ledger if entry.client == "South"]
         assert refused.status.startswith(f"refused: {reason}"), how
@@ -522,7 +534,7 @@ def test_bad_vectors_beside_the_model_are_refused(name):
 def test_when_all_updates_are_broken_the_model_and_the_state_stay(name):
     cohort, state = second_round(name)
     result = one_round(name, [BAD["NaN"][0](update) for update in cohort.updates])
-    assert same(result.next_model, cohort.model)
+    assert same(result.next_model, cohort.sent)
     assert equal(result.state, state)
     assert result.weights == {}
     assert math.isnan(result.loss)
@@ -545,7 +557,7 @@ def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
         assert equal(engine.memory[client], memory)
     engine.trainer.loss = loss
     healed = next(federate(failed.next_model, run.method, engine, NAMES, start=2, **options))
-    assert [entry.status for entry in healed.ledger] == ["counted"] * 4
+    assert [entry.status for entry in healed.ledger] == ["weighted"] * 4
     assert np.isfinite(healed.next_model.params).all()
 
 

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from feddraw.data.dataset import SPLITS
+from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.label_cells import NO_COLUMN
 from feddraw.data.label_table import describe_row_problems
-from feddraw.data.own_tables import find_own_tables, own_image_root, read_own_tables
+from feddraw.data.own_tables import TableSettings, find_tables, image_root, read_own_tables
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
 from feddraw.experiment.inspect_own_data import InspectedData, inspect_data, unusable_rows
 
@@ -228,7 +228,7 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
     )
 
     def first_rows(**policies: object) -> list[list[float]]:
-        labels = read_own_tables([path], **policies).labels  # type: ignore[arg-type]
+        labels = read_own_tables([path], TableSettings(**policies)).labels  # type: ignore[arg-type]
         return labels.targets()[:4].tolist()
 
     nan = pytest.approx(np.nan, nan_ok=True)
@@ -290,18 +290,16 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert (
         len(set(labels.patients)) == IMAGES
     )  # patient 3 of one hospital is not patient 3 of the other
-    assert read_own_tables([north, south], root=images, findings=["Mass"]).labels.findings == (
-        "Mass",
-    )
+    mass = read_own_tables([north, south], TableSettings(findings=["Mass"]), root=images)
+    assert mass.labels.findings == ("Mass",)
     with pytest.raises(
         UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"
     ):
-        read_own_tables([north, south], root=images, findings=["Edema", "Masss"])
+        read_own_tables([north, south], TableSettings(findings=["Edema", "Masss"]), root=images)
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv"):
-        read_own_tables([north, south], root=images, findings="Edema, Masss")
-    texts = read_own_tables(
-        [north, south], root=images, findings="Edema, Rib", missing_columns="unknown"
-    )
+        read_own_tables([north, south], TableSettings(findings="Edema, Masss"), root=images)
+    settings = TableSettings(findings="Edema, Rib", missing_columns="unknown")
+    texts = read_own_tables([north, south], settings, root=images)
     assert texts.labels.findings == (
         "Edema",
         "Rib",
@@ -317,13 +315,13 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
         UserError, match="'Edema' and 'edema' look like one finding: give it one name"
     ):
         read_own_tables([north, spelled], root=images)
-    listed = read_own_tables(
-        [north, spelled], root=images, findings=["Edema", "Mass", "Rib"], missing_columns="unknown"
-    )
+    settings = TableSettings(findings=["Edema", "Mass", "Rib"], missing_columns="unknown")
+    listed = read_own_tables([north, spelled], settings, root=images)
     assert listed.labels.findings == ("Edema", "Mass", "Rib")
     assert listed.labels.known is not None
     assert not listed.labels.known[:, 2].any()
-    negative = read_own_tables([north, south], root=images, blank="negative").labels
+    settings = TableSettings(blank="negative")
+    negative = read_own_tables([north, south], settings, root=images).labels
     assert (
         negative.known is not None
     )  # the column that a site lacks is unknown there, its blank cells are negative
@@ -360,11 +358,11 @@ def test_listed_tables_may_be_named_from_here_or_in_full_but_none_twice(in_tmp: 
     for site in ("north", "south"):
         (in_tmp / site).mkdir()
         write(in_tmp / site, {"file": PATHS, "Edema": EDEMA})
-    found = find_own_tables(["north/table.csv", str(in_tmp / "south" / "table.csv")])
-    assert own_image_root(found) == in_tmp
+    found = find_tables(["north/table.csv", str(in_tmp / "south" / "table.csv")])
+    assert image_root(found) == in_tmp
     for again in ("./north", str(in_tmp / "north" / "table.csv")):
         with pytest.raises(UserError, match=r"data\.path names .*north/table\.csv twice"):
-            find_own_tables(["north/table.csv", again])
+            find_tables(["north/table.csv", again])
 
 
 # ------------------------------------------------------------------------------------------- splits
@@ -375,7 +373,7 @@ def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -
     patients = [number // 2 for number in range(IMAGES)]
     for seed in range(5):
         path = write(images, {"file": PATHS, "patient": patients, "Rare": rare, "Edema": EDEMA})
-        table = read_own_tables([path], seed=seed)
+        table = read_own_tables([path], TableSettings(seed=seed))
         parts = [table.split == number for number in range(len(SPLITS))]
         assert [int(table.labels.values[part, 0].sum()) for part in parts] == [1, 1, 1]
         assert [int(part.sum()) for part in parts] == pytest.approx([28, 4, 8], abs=2)
@@ -435,8 +433,7 @@ def test_init_and_run_call_the_sites_of_several_tables_alike(
     found = inspect_data(
         [Path("one.csv"), images / "b" / "one.csv"], Path("x.toml"), images=str(images)
     )
-    opened = read_own_tables(
-        find_own_tables(["one.csv", "b/one.csv"]), root=images, images=str(images)
-    )
+    settings = TableSettings(images=str(images))
+    opened = read_own_tables(find_tables(["one.csv", "b/one.csv"]), settings, root=images)
     assert opened.labels.sites is not None
     assert set(found.sites) <= set(opened.labels.sites.tolist())

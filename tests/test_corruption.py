@@ -144,8 +144,8 @@ def test_a_run_records_the_alteration_and_the_test_auc_as_the_site_sees_it(tmp_p
     found = run(small(**settings), tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "rounds.jsonl")
     assert [list(line["test"]["sites"]) for line in lines] == [["C1"], ["C1"]]
-    assert lines[-1]["test"]["sites"]["C1"] == pytest.approx(found.metrics["test"]["sites"]["C1"])
-    assert found.metrics["test"]["sites"]["C1"] != found.metrics["test"]["auc"]["macro"]
+    assert lines[-1]["test"]["sites"]["C1"] == pytest.approx(found.metrics.test.sites["C1"])
+    assert found.metrics.test.sites["C1"] != found.metrics.test.auc.macro
     assert read_toml(tmp_path / "run" / "experiment.toml")["corruption"]["blur"] == "C1=3"
 
 

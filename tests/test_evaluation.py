@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from feddraw.analysis import metrics
-from feddraw.data.folds import refold
+from feddraw.data.splits import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from small import small
 
 
@@ -35,8 +35,8 @@ def test_the_metrics_follow_from_the_scores_that_are_kept(tmp_path):
         about = json.loads(file.metadata()["feddraw"])
     thresholds = metrics.choose_thresholds(kept["validation.scores"], kept["validation.truth"])
     again = metrics.evaluate(kept["test.scores"], kept["test.truth"], about["classes"], thresholds)
-    assert again["auc"]["macro"] == found["test"]["auc"]["macro"]
-    assert again["gm"]["macro"] == found["test"]["gm"]["macro"]
+    assert again.auc.macro == found["test"]["auc"]["macro"]
+    assert again.gm.macro == found["test"]["gm"]["macro"]
 
 
 def test_alone_every_client_has_a_model_of_its_own(tmp_path):
@@ -52,13 +52,15 @@ def test_alone_every_client_has_a_model_of_its_own(tmp_path):
 def test_alone_a_client_ends_where_a_federation_of_itself_ends():
     setup = prepare(small(method="alone", rounds=2))
     engine = Serial(setup.trainer)
-    *_, last = federate(setup.initial, setup.method, engine, setup.clients, rounds=2, seed=0)
+    alone = Federation(setup.method, engine, setup.clients, rounds=2, seed=0)
+    *_, last = federate(alone, setup.initial)
     own = setup.method.local.personal(last.model, engine.memory[0])
 
     itself = prepare(small(method="fedavg", rounds=2))
-    *_, only = federate(
-        itself.initial, itself.method, Serial(itself.trainer), itself.clients[:1], rounds=2, seed=0
+    first_only = Federation(
+        itself.method, Serial(itself.trainer), itself.clients[:1], rounds=2, seed=0
     )
+    *_, only = federate(first_only, itself.initial)
     assert np.array_equal(own.params, only.model.params)
     assert np.array_equal(own.buffers, only.model.buffers)
 

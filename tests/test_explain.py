@@ -122,7 +122,7 @@ def test_fedadp_is_split_into_size_and_angle(tmp_path: Path) -> None:
             "similarity": 0.5,
             "reputation": score[i],
             "weight": weight[i],
-            "status": "counted",
+            "status": "weighted",
         }
         for i in range(2)
     ]
@@ -134,7 +134,7 @@ def test_fedadp_is_split_into_size_and_angle(tmp_path: Path) -> None:
 
 
 def test_coefficients_that_do_not_add_up_and_absent_clients_are_said(tmp_path: Path) -> None:
-    row = {"round": 0, "size": 10, "steps": 1, "weight": 0.9, "status": "counted"}
+    row = {"round": 0, "size": 10, "steps": 1, "weight": 0.9, "status": "weighted"}
     rows = [
         row | {"client": "A"},
         row | {"client": "B"},

@@ -141,7 +141,7 @@ def test_a_quickstart_app_runs_with_one_line_changed(monkeypatch: pytest.MonkeyP
     assert strategy.model.layout.classifier == "head"
     assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
     assert result.train_metrics_clientapp[3]["ledger-weight"] == pytest.approx([1 / 3] * 3)
-    assert result.train_metrics_clientapp[3]["clients-counted"] == 3
+    assert result.train_metrics_clientapp[3]["clients-weighted"] == 3
 
 
 def test_the_strategy_takes_the_place_of_fedavg_in_every_argument() -> None:
@@ -382,7 +382,7 @@ def once(app: ClientApp, arrive: Any = None, rounds: int = 1, **options: Any) ->
 def test_a_broken_reply_is_left_out_and_named_and_the_round_goes_on(how: str, why: str) -> None:
     strategy = once(echo(broken(how)))
     status = {entry.client: entry.status for entry in strategy.history[0].ledger}
-    assert status["partition 0"] == status["partition 2"] == "counted"
+    assert status["partition 0"] == status["partition 2"] == "weighted"
     assert status["partition 1"].startswith("refused: ")
     assert re.search(why, status["partition 1"])
     assert strategy.history[0].weights == pytest.approx(
@@ -465,7 +465,7 @@ def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> No
     strategy = once(echo(moved), arrive)
     status = {entry.client: entry.status for entry in strategy.history[0].ledger}
     assert status == {
-        "partition 0": "counted",
+        "partition 0": "weighted",
         "node 1002": "missing",
         "node 1003": "refused: its app failed: disk full",
     }
@@ -482,7 +482,7 @@ def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path:
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, min_available_nodes=4)
     strategy.start(InProcessGrid(site, NODES), model_to_arrays(tiny.initial()), 1)
     (ledger,) = (done.ledger for done in strategy.history)
-    assert [entry.counted for entry in ledger] == [True, True, True, False]
+    assert [entry.weighted for entry in ledger] == [True, True, True, False]
     assert "1 image(s) at batch size 8: too few for a training step" in ledger[3].status
 
 
@@ -492,9 +492,9 @@ def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
         echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=2
     )
     assert [(entry.client, entry.status) for entry in strategy.history[1].ledger] == [
-        ("partition 0", "counted"),
+        ("partition 0", "weighted"),
         ("partition 1", "missing"),
-        ("partition 2", "counted"),
+        ("partition 2", "weighted"),
     ]
 
 
@@ -517,8 +517,8 @@ def test_equal_copies_count_once_and_different_answers_of_one_node_not_at_all() 
     for order in (arrive, lambda replies: arrive(replies)[::-1]):
         ledger = once(echo(moved), order).history[0].ledger
         assert [entry.status for entry in ledger] == [
-            "counted",
-            "counted",
+            "weighted",
+            "weighted",
             "refused: it answered twice, and not the same",
         ]
 
@@ -611,7 +611,7 @@ def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None
     assert [row[-1] for row in told["client_seconds"]] == list(
         strategy.history[-1].client_seconds.values()
     )
-    assert told["loss"] == [done.metrics["loss"] for done in strategy.history]
+    assert told["loss"] == [done.reported["loss"] for done in strategy.history]
     assert all(set(seconds) == {"training", "aggregation"} for seconds in told["seconds"])
 
 

@@ -128,11 +128,11 @@ def test_the_name_of_a_site_that_is_away_is_not_to_be_had(
     strategy = trained(tmp_path, by_round(round2=takes_north))
     assert status(strategy, 1) == {
         "North": "missing",
-        "East": "counted",
-        "South": "counted",
+        "East": "weighted",
+        "South": "weighted",
         "West": ANOTHERS,
     }
-    assert set(status(strategy, 2).values()) == {"counted"}
+    assert set(status(strategy, 2).values()) == {"weighted"}
     told = [r.levelname for r in caplog.records if "West refused: it answers as North" in r.message]
     assert told == ["WARNING"]
 
@@ -141,7 +141,7 @@ def test_a_new_node_cannot_take_it_either(tmp_path: Path) -> None:
     late = by_round(round1=lambda replies: without(replies, "West"), round2=takes_north)
     strategy = trained(tmp_path, late)
     assert status(strategy, 1)[f"node {WEST}"] == ANOTHERS
-    assert set(status(strategy, 2).values()) == {"counted"}
+    assert set(status(strategy, 2).values()) == {"weighted"}
 
 
 def test_it_is_not_to_be_had_after_a_restart_of_the_server(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_it_is_not_to_be_had_after_a_restart_of_the_server(tmp_path: Path) -> No
         trained(tmp_path, by_round(round2=dies), folder=tmp_path / "run")
     strategy = trained(tmp_path, by_round(round2=takes_north), folder=tmp_path / "run", resume=True)
     assert status(strategy, 0)["West"] == ANOTHERS
-    assert set(status(strategy, 1).values()) == {"counted"}
+    assert set(status(strategy, 1).values()) == {"weighted"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -207,8 +207,8 @@ def test_a_registered_key_keeps_its_name_when_a_restarted_superlink_gives_new_id
     )
     assert status(resumed, 0) == {
         "North": "missing",
-        "East": "counted",
-        "South": "counted",
+        "East": "weighted",
+        "South": "weighted",
         "West": ANOTHERS,
     }
     assert resumed.clients == whole.clients

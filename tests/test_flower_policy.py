@@ -113,7 +113,7 @@ def test_a_site_does_not_train_under_another_policy_than_the_one_in_its_file(
 ) -> None:
     agreed = tmp_path / "policy.toml"
     agreed.write_text("[policy]\ncap_times = 1.5\n")
-    assert carry_out(config(rounds=1), policy=str(agreed)).history[0].ledger[0].counted
+    assert carry_out(config(rounds=1), policy=str(agreed)).history[0].ledger[0].weighted
     refused = carry_out(config(rounds=1) | {"policy.cap_times": 3.0}, policy=str(agreed))
     status = {entry.status for entry in refused.history[0].ledger}
     assert all("another policy than agreed: cap_times = 3.0, here 1.5" in one for one in status)

@@ -29,7 +29,13 @@ from feddraw.flower.array_records import model_to_arrays, unpack_array
 from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
-from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, RecordNames, read_offer
+from feddraw.flower.secure_messages import (
+    SECURE_ORDER,
+    SECURE_RECORD,
+    FlowerRun,
+    RecordNames,
+    read_offer,
+)
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
@@ -262,7 +268,7 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
         assert set(content.config_records.get("client", {})) <= {"name", "number"}
         written = b"".join(record.get("contents", []))  # type: ignore[arg-type]
         assert not any(model in written for model in known)
-    assert strategy.history[0].metrics["loss"] == pytest.approx(0.5)
+    assert strategy.history[0].reported["loss"] == pytest.approx(0.5)
     words = [
         unpack_array(content.array_records["words"]["words"])
         for _, _, content in grid.arrived
@@ -321,7 +327,7 @@ def test_one_of_four_may_drop_at_any_stage(stage: str, keys: Path, tmp_path: Pat
     counts = stage in ("sign", "reveal")  # its words are in the sum by then
     there = [name for name in tiny.NAMES if counts or name != "South"]
     np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
-    assert [name for name, status in statuses(strategy).items() if status != "counted"] == (
+    assert [name for name, status in statuses(strategy).items() if status != "weighted"] == (
         [] if counts else ["node 1003" if stage == "offer" else "South"]
     )
     assert "missing" in statuses(strategy).values() or counts
@@ -582,7 +588,7 @@ def test_a_site_that_is_sent_anything_else_than_the_others_masks_nothing(
 ) -> None:
     grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "train", lie)
     strategy = run(grid)
-    (status,) = [status for name, status in statuses(strategy).items() if status != "counted"]
+    (status,) = [status for name, status in statuses(strategy).items() if status != "weighted"]
     assert "other settings or another model" in status or "does not take the record" in status
     assert set(strategy.history[0].weights) == set(tiny.NAMES) - {"South"}
 
@@ -634,7 +640,7 @@ def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(
 
     found = statuses(run(Line(plain_app(secure_mod, about), nodes(keys, tmp_path))))
     assert "3 labelled findings where the model has 2" in found.pop(SITES[0])
-    assert found == dict.fromkeys(tiny.NAMES[1:], "counted")
+    assert found == dict.fromkeys(tiny.NAMES[1:], "weighted")
 
 
 def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(
@@ -782,7 +788,7 @@ def test_a_resumed_server_asks_for_the_same_and_one_with_other_settings_does_not
     run(Watched(plain_app(secure_mod), nodes(keys, tmp_path)))
 
     def digest(**run_config: Any) -> bytes:
-        return read_offer(sent[0], "train", run_config, RecordNames()).digest
+        return read_offer(sent[0], FlowerRun(1, "train", run_config), RecordNames()).digest
 
     first = digest(rounds=3, lr=0.1)
     assert digest(rounds=3, lr=0.1, resume=True) == first

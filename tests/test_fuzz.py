@@ -22,10 +22,10 @@ from readers import archive, dicom, targets
 
 from feddraw.cli.weights import parse_similarity
 from feddraw.core.participation import Participation
+from feddraw.data.dataset_by_name import find_dataset, read_training_labels
 from feddraw.data.image_cache import read_cache_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import find_dataset, read_training_labels
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.results.recorded_run import read_run
@@ -200,7 +200,7 @@ def test_a_ledger_in_which_every_line_is_another_client_and_round_asks_for_no_me
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("0.25,counted", "inf,counted"), ("0.25,counted", "1e300,counted")]
+    ("old", "new"), [("0.25,weighted", "inf,weighted"), ("0.25,weighted", "1e300,weighted")]
 )
 def test_a_ledger_with_numbers_that_no_run_gives_is_one_line(tmp_path, old, new):
     ledger = make_run(tmp_path / "run", rounds=2) / "weights.csv"

@@ -11,16 +11,15 @@ from functools import partial
 import numpy as np
 import pytest
 
+import tiny
 from bad_updates import BAD
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import federate as federate_without
 from feddraw.server.gate import Gate
 from tiny import (
     METHODS,
     NAMES,
-    SIZES,
     Altered,
     Canned,
     bench,
@@ -37,7 +36,7 @@ from tiny import (
     trained,
 )
 
-federate = partial(federate_without, proxy=server_images())
+federate = partial(tiny.federate, proxy=server_images())
 LONG = "FEDDRAW_LONG" in os.environ  # every method also where that takes seconds each
 
 
@@ -52,7 +51,7 @@ def moved(lengths, **settings):
     found.
     """
     cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
-    return through_gate(cohort.updates, cohort.model, len(lengths), Gate(**settings))
+    return through_gate(cohort.updates, cohort.sent, len(lengths), Gate(**settings))
 
 
 # --------------------------------------------------------------------------------------- proportion
@@ -61,8 +60,8 @@ def moved(lengths, **settings):
 def test_a_move_beyond_the_factor_is_told_in_the_ledger_and_counted_by_default():
     accepted, verdicts = moved([1, 1.2, 0.9, 30])
     assert len(accepted) == 4
-    assert verdicts[3].status == "counted: moved 27.3 times the median"
-    assert [verdicts[client].status for client in range(3)] == ["counted"] * 3
+    assert verdicts[3].status == "weighted: moved 27.3 times the median"
+    assert [verdicts[client].status for client in range(3)] == ["weighted"] * 3
 
 
 def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
@@ -73,19 +72,19 @@ def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
 
 def test_the_gate_can_be_silent():
     assert {verdict.status for verdict in moved([1, 1, 1, 1e6], norm="off")[1].values()} == {
-        "counted"
+        "weighted"
     }
 
 
 def test_the_factor_is_a_setting():
-    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "counted"
+    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "weighted"
     assert moved([1, 1, 4], norm="refuse", factor=3)[1][2].status.startswith("refused")
 
 
 def test_clipping_cuts_a_move_to_medians_and_says_so():
     accepted, verdicts = moved([1, 1, 1, 8], clip=2)
     assert accepted[3].model.params.tolist() == [2, 0]
-    assert verdicts[3].status == "counted: clipped from 8 to 2 times the median"
+    assert verdicts[3].status == "weighted: clipped from 8 to 2 times the median"
     assert verdicts[3].distance == 2
     assert accepted[0].model.params.tolist() == [1, 0]
 
@@ -99,8 +98,8 @@ def test_clipping_keeps_variances_between_the_sent_and_the_clients():
     options = {"rounds": 1, "seed": 0}
     plain = next(federate(sent, method, engine, NAMES, **options))
     clipped = next(federate(sent, method, engine, NAMES, gate=Gate(clip=1.5), **options))
-    assert clipped.ledger[3].status.startswith("counted: clipped from")
-    assert clipped.ledger[3].counted
+    assert clipped.ledger[3].status.startswith("weighted: clipped from")
+    assert clipped.ledger[3].weighted
     assert clipped.weights.keys() == plain.weights.keys()
     move = np.linalg.norm(clipped.model.params - sent.params)
     assert move < np.linalg.norm(plain.model.params - sent.params) / 3
@@ -118,7 +117,7 @@ def test_one_or_two_clients_have_nobody_to_be_compared_with():
     for lengths in ([5.0], [1.0, 1e6]):
         assert {
             verdict.status for verdict in moved(lengths, norm="refuse", factor=2)[1].values()
-        } == {"counted"}
+        } == {"weighted"}
 
 
 def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
@@ -128,7 +127,7 @@ def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
 
 def test_vectors_beside_the_model_are_compared_too():
     method = method_of("scaffold")
-    name = next(iter(method.local.sends))
+    (name,) = method.sends
 
     def poison(updates):
         first = copied(updates[0])
@@ -183,8 +182,8 @@ def test_a_stranger_is_refused_and_has_a_line_in_the_ledger(good, number):
 
 def test_fewer_updates_than_clients_are_missing(good):
     assert [entry.status for entry in one_round(good[:2]).ledger] == [
-        "counted",
-        "counted",
+        "weighted",
+        "weighted",
         "missing",
         "missing",
     ]
@@ -221,7 +220,7 @@ def test_no_bad_update_from_a_worker_process_is_averaged(name):
 def test_no_bad_update_enters_a_running_sum(name):
     run = trained(name)
     bad, *others = run.updates[1]
-    stream = partial(streamed, run.method, *run.before(1), sizes=dict(enumerate(SIZES)))
+    stream = partial(streamed, run.method, *run.before(1))
     without = stream(others)
     for how, (spoilt, reason) in BAD.items():
         result = stream([spoilt(bad), *others])
@@ -231,7 +230,7 @@ def test_no_bad_update_enters_a_running_sum(name):
     assert [
         entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")
     ] == ["stranger 7"]
-    assert again.ledger[1].status == "counted: answered again, its first answer counts"
+    assert again.ledger[1].status == "weighted: answered again, its first answer counts"
     assert same(again.model, without.model)
 
 
@@ -259,7 +258,7 @@ def test_no_bad_reply_over_flower_is_averaged(name):
         status = {entry.client: entry.status for entry in found.history[0].ledger}
         assert status[NAMES[0]].startswith(f"refused: {reason}"), how
         assert "\n" not in status[NAMES[0]], how
-        assert [status[other] for other in NAMES[1:]] == ["counted"] * 3, how
+        assert [status[other] for other in NAMES[1:]] == ["weighted"] * 3, how
         assert same(found.model, without), how
 
 

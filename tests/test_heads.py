@@ -27,6 +27,7 @@ from feddraw.server.partial_labels import divided_among_labelling
 from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network
 from small import small
+from tiny import weighting_of
 
 SIDE = 28
 
@@ -244,9 +245,9 @@ def test_every_layer_of_the_classifier_counts_in_the_similarity_and_by_class() -
     updates = [Update(0, several(only_second), 10, 1), Update(1, several(nothing), 10, 1)]
     cohort = Cohort(1, 4, sent, updates, 2)
     method = feddraw()
-    weights, _ = method.weighting.weigh(cohort, method.weighting.init())
+    weights, _ = weighting_of(method).weigh(cohort, weighting_of(method).init())
     assert weights.parts["similarity"].tolist() == pytest.approx([10 / 12, 1.0])
-    by_class = feddraw_by_class().weighting
+    by_class = weighting_of(feddraw_by_class())
     pieces = by_class.weigh(cohort, by_class.init())[0].pieces
     assert [piece.name for piece in pieces] == ["class 0", "class 1", "class 2"]
     assert pieces[0].values[0] == pytest.approx(0.5)
@@ -259,7 +260,7 @@ def test_rows_that_a_client_does_not_label_are_left_out_in_the_right_layer() -> 
         Update(1, several(np.full(18, 3.0)), 10, 1),
     ]
     cohort = Cohort(0, 4, several(np.ones(18)), updates, 2)
-    weights = feddraw().weighting.weigh(cohort, {})[0]
+    weights = weighting_of(feddraw()).weigh(cohort, {})[0]
     (piece,) = divided_among_labelling(cohort, weights).pieces
     assert piece.name == "class 2"
     assert piece.spans == [slice(0, 3), slice(3, 4)]
@@ -268,7 +269,7 @@ def test_rows_that_a_client_does_not_label_are_left_out_in_the_right_layer() -> 
 
 def test_a_run_with_one_layer_per_finding_names_each_finding_once(tmp_path: Path) -> None:
     result = run(small_with("backwards", method="feddraw_by_class"), tmp_path / "run")
-    findings = list(result.metrics["test"]["auc"]["per_class"])
+    findings = list(result.metrics.test.auc.per_class)
     assert {piece.piece for piece in result.rounds[-1].pieces} == set(findings)
     (found,) = collect_runs([tmp_path]).runs
     heads = ", ".join(f"heads.{number}" for number in reversed(range(len(findings))))
@@ -294,7 +295,7 @@ def test_a_network_without_batch_norm_trains(tmp_path: Path) -> None:
     result = run(experiment, tmp_path / "run")
     assert math.isfinite(result.last.loss)
     assert len(result.last.model.buffers) == 0
-    assert run(experiment, tmp_path / "run", resume=True).metrics["test"]
+    assert run(experiment, tmp_path / "run", resume=True).metrics.test.evaluated
 
 
 @pytest.mark.parametrize("wrapped", ["plain", "state_dict", "module.", "safetensors"])

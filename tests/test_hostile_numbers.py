@@ -43,11 +43,11 @@ def check(results, where):
         assert np.isfinite(result.model.params).all(), where
         assert np.isfinite(result.next_model.params).all(), where
         assert np.isfinite(result.next_model.buffers).all(), where
-        counted = [entry.weight for entry in result.ledger if entry.counted]
-        assert np.isfinite(counted).all(), where
+        weighted = [entry.weight for entry in result.ledger if entry.weighted]
+        assert np.isfinite(weighted).all(), where
     assert results[-1].weights, where  # the honest round is aggregated whatever came before
     for entry in results[0].ledger:
-        if entry.client != CLIENTS[LIAR] and not entry.counted:
+        if entry.client != CLIENTS[LIAR] and not entry.weighted:
             assert "would not be finite" in entry.status, where
 
 

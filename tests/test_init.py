@@ -102,7 +102,7 @@ def test_any_number_of_findings_trains(count: int, in_tmp: Path) -> None:
     experiment = Experiment.read(Path("x.toml"))
     small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "model.growth": 8}
     (result,) = run(experiment.with_settings(small))
-    assert len(result.metrics["test"]["auc"]["per_class"]) == count
+    assert len(result.metrics.test.auc.per_class) == count
 
 
 def test_a_column_of_class_names_is_written_out_as_a_column_a_class(in_tmp: Path) -> None:

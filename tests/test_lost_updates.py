@@ -136,7 +136,7 @@ def test_a_client_whose_update_did_not_count_remembers_what_it_did_before(name, 
     next(rounds)
     before = deepcopy(engine.memory)
     assert before[2].keys() == client_memory_extents(method.local, training).keys()
-    assert not next(rounds).ledger[2].counted
+    assert not next(rounds).ledger[2].weighted
     assert all(np.array_equal(before[2][key], engine.memory[2][key]) for key in before[2])
     assert not all(np.array_equal(before[1][key], engine.memory[1][key]) for key in before[1])
 

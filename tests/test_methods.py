@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from feddraw.core import Job, Model, Server
+from feddraw.core import BySize, Job, Joint, Model, Server, why_not_first
 from feddraw.core.schedules import cosine, size_prior
 from feddraw.errors import UserError
-from feddraw.experiment.method_by_name import why_no_weighting
 from feddraw.experiment.settings import make_method
-from feddraw.federation import client_seed, federate
+from feddraw.federation import client_seed
 from feddraw.methods.fedadp import FedAdpWeighting, fedadp, gompertz
-from feddraw.methods.fedavg import BySize, fedavg
+from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddyn import DynamicallyRegularized, feddyn
 from feddraw.methods.fednova import accumulation, fednova
@@ -38,9 +37,11 @@ from tiny import (
     SIZES,
     TRAINING,
     Altered,
+    aggregate,
     bench,
     cohort_of,
     copied,
+    federate,
     initial,
     made_of,
     method_of,
@@ -114,7 +115,7 @@ def test_a_server_step_beyond_the_clients_moves_parameters_but_only_averages_var
         )
         for i, (update, size) in enumerate(zip(cohort.updates, sizes, strict=True))
     ]
-    found = fednova().aggregate(replace(cohort, model=sent, updates=updates), state).model
+    found = aggregate(fednova(), replace(cohort, sent=sent, updates=updates), state).model
     assert found.params == pytest.approx(np.full_like(sent.params, -0.0788), abs=1e-4)
     assert (found.buffers == np.float32(0.4)).all()
     assert (found.counters == 13).all()
@@ -277,7 +278,7 @@ def nova_coefficients(sizes):
     steps = [2 * math.ceil(size / 64) for size in sizes]
     extra = [{"progress": np.array([accumulation(taken)], np.float32)} for taken in steps]
     cohort = cohort_of(np.zeros((len(sizes), 2)), sizes, steps=steps, extra=extra)
-    return fednova().aggregate(cohort, fednova().init(cohort.model)).coefficients
+    return aggregate(fednova(), cohort).coefficients
 
 
 @pytest.mark.parametrize("scenario", NOVA)
@@ -425,9 +426,7 @@ def test_when_clients_are_missing_the_common_control_moves_by_their_share():
     change = [{"control_change": np.array([4.0], np.float32)}]
     cohort = cohort_of([[1.0]], [10], clients=[2], extra=change, population=4)
     method = scaffold()
-    assert method.aggregate(cohort, method.init(cohort.model)).state["server"][
-        "control"
-    ] == pytest.approx(1.0)
+    assert aggregate(method, cohort).state["server"]["control"] == pytest.approx(1.0)
 
 
 HALVES = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
@@ -439,7 +438,9 @@ COHORTS = {
 
 
 WEIGHTINGS = {
-    name: weighting_of(method_of(name)) for name in METHODS if not why_no_weighting(method_of(name))
+    name: weighting_of(method_of(name))
+    for name in METHODS
+    if not why_not_first(method_of(name)) and not isinstance(method_of(name).aggregation, Joint)
 }
 CORRECTED = {"scaffold": scaffold(), "feddyn": feddyn(0.5)}
 # every weighting under both corrections; cohorts take turns
@@ -548,7 +549,7 @@ def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
     method = scaffold()
     change = [{"control_change": np.array([value], np.float32)} for value in (4.0, 2.0)]
     cohort = cohort_of([[1.0], [1.0]], [10, 10], extra=change)
-    state = method.aggregate(cohort, method.init(cohort.model)).state
+    state = aggregate(method, cohort).state
     assert state["server"]["control"] == pytest.approx(3.0)
     later = cohort_of(
         [[1.0]],
@@ -557,7 +558,7 @@ def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
         extra=[{"control_change": np.array([3.0], np.float32)}],
         population=3,
     )
-    assert method.aggregate(later, state).state["server"]["control"] == pytest.approx(
+    assert aggregate(method, later, state).state["server"]["control"] == pytest.approx(
         (4.0 + 2.0 + 3.0) / 3
     )
 
@@ -896,7 +897,12 @@ def test_feddraws_prior_is_over_the_clients_that_are_counted():
     method = feddraw()
     engine = Altered(bench(method), lambda updates: [u for u in updates if u.client != 0])
     first, second = train(method, rounds=2, engine=engine)
-    assert [entry.status for entry in first.ledger] == ["missing", "counted", "counted", "counted"]
+    assert [entry.status for entry in first.ledger] == [
+        "missing",
+        "weighted",
+        "weighted",
+        "weighted",
+    ]
     assert list(first.weights.values()) == pytest.approx(np.array(SIZES[1:]) / sum(SIZES[1:]))
     assert set(second.weights.values()) == {1 / 3}
 

@@ -130,14 +130,14 @@ def test_a_finding_with_a_broken_score_is_named_and_the_others_keep_their_values
     before = evaluate(scores, truth, classes, thresholds)
     scores[7, 1] = math.nan
     found = evaluate(scores, truth, classes, thresholds)
-    assert (found["undefined"], found["not_finite"]) == (["Effusion"], ["Effusion"])
+    assert (found.undefined, found.not_finite) == (("Effusion",), ("Effusion",))
     for metric in ("auc", "gm"):
-        values = found[metric]["per_class"]
+        values = found.of(metric).per_class
         assert math.isnan(values["Effusion"])
-        assert values["Edema"] == before[metric]["per_class"]["Edema"]
-        assert found[metric]["macro"] == pytest.approx((values["Edema"] + values["Nodule"]) / 2)
-    assert math.isnan(found["sensitivity"]["Effusion"])
-    assert math.isnan(found["specificity"]["Effusion"])
+        assert values["Edema"] == before.of(metric).per_class["Edema"]
+        assert found.of(metric).macro == pytest.approx((values["Edema"] + values["Nodule"]) / 2)
+    assert math.isnan(found.sensitivity["Effusion"])
+    assert math.isnan(found.specificity["Effusion"])
 
 
 def table(classes=("Edema", "Effusion", "Nodule"), images=60):
@@ -149,49 +149,42 @@ def table(classes=("Edema", "Effusion", "Nodule"), images=60):
 def test_evaluate_holds_what_metrics_json_promises():
     scores, truth, classes = table()
     found = evaluate(scores, truth, classes, choose_thresholds(scores, truth))
-    assert list(found) == [
-        "auc",
-        "gm",
-        "sensitivity",
-        "specificity",
-        "thresholds",
-        "undefined",
-        "not_finite",
-    ]
-    assert found["auc"]["macro"] == pytest.approx(roc_auc_score(truth, scores, average="macro"))
-    assert list(found["auc"]["per_class"]) == list(classes)
+    names = ["auc", "gm", "sensitivity", "specificity", "thresholds", "undefined"]
+    assert list(found.document()) == names
+    assert found.auc.macro == pytest.approx(roc_auc_score(truth, scores, average="macro"))
+    assert list(found.auc.per_class) == list(classes)
     for c, name in enumerate(classes):
-        threshold = found["thresholds"][name]
+        threshold = found.thresholds[name]
         sensitivity, specificity = rates(scores[:, c], truth[:, c], threshold)
-        assert (found["sensitivity"][name], found["specificity"][name]) == (
+        assert (found.sensitivity[name], found.specificity[name]) == (
             sensitivity,
             specificity,
         )
-        assert found["gm"]["per_class"][name] == pytest.approx(math.sqrt(sensitivity * specificity))
-    assert found["gm"]["macro"] == pytest.approx(np.mean(list(found["gm"]["per_class"].values())))
-    assert found["undefined"] == []
+        assert found.gm.per_class[name] == pytest.approx(math.sqrt(sensitivity * specificity))
+    assert found.gm.macro == pytest.approx(np.mean(list(found.gm.per_class.values())))
+    assert found.undefined == ()
 
 
 def test_an_undefined_finding_is_named_and_left_out_of_the_mean():
     scores, truth, classes = table()
     truth[:, 1] = 0
     found = evaluate(scores, truth, classes, choose_thresholds(scores, truth))
-    assert found["undefined"] == ["Effusion"]
+    assert found.undefined == ("Effusion",)
     for metric in ("auc", "gm"):
-        values = found[metric]["per_class"]
+        values = found.of(metric).per_class
         assert math.isnan(values["Effusion"])
-        assert found[metric]["macro"] == pytest.approx((values["Edema"] + values["Nodule"]) / 2)
+        assert found.of(metric).macro == pytest.approx((values["Edema"] + values["Nodule"]) / 2)
 
 
 def test_a_finding_without_threshold_from_validation_has_an_auc_but_no_gm():
     scores, truth, classes = table()
     found = evaluate(scores, truth, classes, [0.5, math.nan, 0.5])
-    assert found["auc"]["per_class"]["Effusion"] == pytest.approx(
+    assert found.auc.per_class["Effusion"] == pytest.approx(
         roc_auc_score(truth[:, 1], scores[:, 1])
     )
-    assert math.isnan(found["gm"]["per_class"]["Effusion"])
-    assert math.isnan(found["sensitivity"]["Effusion"])
-    assert found["undefined"] == ["Effusion"]
+    assert math.isnan(found.gm.per_class["Effusion"])
+    assert math.isnan(found.sensitivity["Effusion"])
+    assert found.undefined == ("Effusion",)
 
 
 def test_when_no_finding_is_defined_there_is_no_mean_either():
@@ -205,7 +198,7 @@ def test_of_several_models_a_finding_is_undefined_where_it_is_so_for_all_of_them
     without[0][:, 1] = without[1][:, 1] = without[1][:, 2] = 0
     one, other = (evaluate(scores, of, classes, choose_thresholds(scores, of)) for of in without)
     found = mean_of([one, other])
-    assert (one["undefined"], other["undefined"]) == (["Effusion"], ["Effusion", "Nodule"])
-    assert mean_of([other, one])["undefined"] == found["undefined"] == ["Effusion"]
-    assert found["auc"]["per_class"]["Nodule"] == one["auc"]["per_class"]["Nodule"]
-    assert found["thresholds"] == {}
+    assert (one.undefined, other.undefined) == (("Effusion",), ("Effusion", "Nodule"))
+    assert mean_of([other, one]).undefined == found.undefined == ("Effusion",)
+    assert found.auc.per_class["Nodule"] == one.auc.per_class["Nodule"]
+    assert found.thresholds == {}

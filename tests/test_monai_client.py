@@ -31,7 +31,7 @@ def test_a_monai_bundle_trains_at_three_sites(
     flower_app.server(grid, Context(1, 0, {}, RecordDict(), {"folder": str(tmp_path / "run")}))
     with (tmp_path / "run" / "weights.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    assert [line["status"] for line in lines] == ["counted"] * 9
+    assert [line["status"] for line in lines] == ["weighted"] * 9
     assert [line["size"] for line in lines[:3]] == ["160", "40", "40"]
     assert [line["steps"] for line in lines[:3]] == ["8", "2", "2"]
     assert sum(float(line["weight"]) for line in lines[:3]) == pytest.approx(1)

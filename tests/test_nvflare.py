@@ -99,7 +99,7 @@ def test_a_broken_model_is_refused_and_the_others_count() -> None:
     aggregator.fl_ctx = Context(0, sent)
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
-    assert found == {"a": "counted", "b": "refused: its tensors have other names", "c": "counted"}
+    assert found == {"a": "weighted", "b": "refused: its tensors have other names", "c": "weighted"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_no_model_is_refused_in_a_line_and_the_others_count(
     aggregator.fl_ctx = Context(0, sent)
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
-    assert (found["a"], found["c"]) == ("counted", "counted")
+    assert (found["a"], found["c"]) == ("weighted", "weighted")
     assert found["b"].startswith("refused: ")
     assert says in found["b"]
 
@@ -180,7 +180,7 @@ def test_sites_that_send_neither_size_nor_steps_stop_the_job_with_what_is_missin
         numpy_round(FedDRAW(rounds=3), 0, {})
     aggregator = FedDRAW(rounds=3)
     numpy_round(aggregator, 0, {"NUM_STEPS_CURRENT_ROUND": 5})
-    assert [entry.status for entry in aggregator.history[0]] == ["counted"] * 3
+    assert [entry.status for entry in aggregator.history[0]] == ["weighted"] * 3
 
 
 def test_two_rounds_in_which_nobody_counts_end_the_job(caplog: pytest.LogCaptureFixture) -> None:
@@ -295,10 +295,10 @@ def test_a_site_whose_update_did_not_count_forgets_what_it_learnt() -> None:
     method = catalog.find("methods", "scaffold")()
     site = sites_of(method)[0]
     sent = {"current_round": 0, "total_rounds": 2, "params": tiny.initial().arrays()}
-    site.train(FLModel(**sent, meta=pack_meta({"counted": {}})))
-    site.train(FLModel(**sent, meta=pack_meta({"counted": {"East": 0}})))
+    site.train(FLModel(**sent, meta=pack_meta({"weighted": {}})))
+    site.train(FLModel(**sent, meta=pack_meta({"weighted": {"East": 0}})))
     assert not site._memory
-    site.train(FLModel(**sent, meta=pack_meta({"counted": {"North": 0}})))
+    site.train(FLModel(**sent, meta=pack_meta({"weighted": {"North": 0}})))
     assert site._memory
 
 
@@ -319,7 +319,7 @@ def test_a_site_that_is_not_asked_for_a_round_keeps_what_it_learnt_before() -> N
         aggregator.fl_ctx = Context(round, model, meta)
         found = aggregator.aggregate_model()
         model, meta = found.params, found.meta
-    assert unpack_meta(meta)["counted"] == {"North": 0, "East": 1, "South": 1, "West": 1}
+    assert unpack_meta(meta)["weighted"] == {"North": 0, "East": 1, "South": 1, "West": 1}
     sites[0].train(FLModel(params=model, current_round=2, total_rounds=3, meta=meta))
     assert sites[0]._memory
 
@@ -373,12 +373,12 @@ def test_the_older_kind_takes_weights_and_differences_and_knows_a_site_by_flares
     shareable = aggregator.aggregate(context)
     assert np.array_equal(shareable["DXO"]["data"]["numpy_key"], whole["numpy_key"])
     found = {entry.client: entry.status for entry in aggregator.history[0]}
-    assert found["site-1"] == found["site-2"] == "counted"
+    assert found["site-1"] == found["site-2"] == "weighted"
     assert "site-3" not in found
     assert found["site-4"].startswith("refused: no model: ")
     aggregator.accept(sent_by("site-1", whole, round=1, num_examples=5), later := Context(1, sent))
     aggregator.aggregate(later)  # nobody has called reset, as in a swarm
-    assert [entry.status for entry in aggregator.history[1]][:2] == ["counted", "missing"]
+    assert [entry.status for entry in aggregator.history[1]][:2] == ["weighted", "missing"]
 
 
 def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_count() -> None:
@@ -391,7 +391,7 @@ def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_
         aggregator.accept(sent_by(client, moved, **meta), Context(0, sent))
     aggregator.aggregate(Context(0, sent))
     found = {entry.client: entry.status for entry in aggregator.history[0]}
-    assert (found["a"], found["c"]) == ("counted", "counted")
+    assert (found["a"], found["c"]) == ("weighted", "weighted")
     assert (
         "let the client's script send FLModel(params=…, meta={'num_examples': number of its images"
         in found["b"]

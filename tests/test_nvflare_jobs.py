@@ -188,14 +188,14 @@ def test_hello_numpy_is_refused_with_the_line_that_its_client_must_add_and_runs_
         job(tmp_path / "after", client=NUMPY_CLIENT.replace(mark, SIZE + mark), job=NUMPY_JOB)
     )
     lines = ledger(tmp_path / "after" / "ledger")
-    assert [line["status"] for line in lines] == ["counted"] * 6
+    assert [line["status"] for line in lines] == ["weighted"] * 6
     assert set(weights(lines).values()) == {0.5}
 
 
 def test_hello_pt_runs_with_one_line_at_the_server(tmp_path: Path) -> None:
     said = carried_out(job(tmp_path, client=PT_CLIENT, job=PT_JOB, model=PT_MODEL))
     lines = ledger(tmp_path / "ledger")
-    assert [line["status"] for line in lines] == ["counted"] * 4, said[-2000:]
+    assert [line["status"] for line in lines] == ["weighted"] * 4, said[-2000:]
     assert {line["size"] for line in lines} == {"6"}
     assert all(float(line["similarity"]) > 0 for line in lines)  # of the last layer
 
@@ -258,6 +258,6 @@ def test_a_monai_bundle_trains_at_three_sites(tmp_path: Path) -> None:
     said = carried_out(EXAMPLES / "monai" / "flare_job.py", tmp_path)
     assert (tmp_path / "weights.csv").is_file(), said[-2000:]
     lines = ledger(tmp_path)
-    assert [line["status"] for line in lines] == ["counted"] * 9
+    assert [line["status"] for line in lines] == ["weighted"] * 9
     assert [line["size"] for line in lines[:3]] == ["160", "40", "40"]
     assert [line["steps"] for line in lines[:3]] == ["8", "2", "2"]

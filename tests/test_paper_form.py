@@ -20,9 +20,9 @@ from feddraw.paper import published_tables
 from feddraw.report import markdown, paper_tex
 from feddraw.report.blocks import Cell, ReportTable
 from feddraw.report.latex import latex_tables
-from feddraw.report.report_statistics import compute_report
 from feddraw.report.section_order import compose_report
-from feddraw.report.sections.paper_form import paper_weight_caption
+from feddraw.report.sections.paper_form import weights_caption
+from feddraw.report.statistics import compute_report
 from feddraw.results.run_collection import collect_runs
 from run_folders import make_run
 
@@ -131,7 +131,7 @@ def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(
 ):
     make_run(tmp_path / "run", sizes=sizes)
     report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=0, command="", say=str)
-    caption = paper_weight_caption(report)
+    caption = weights_caption(report)
     assert panels in caption
     assert ("The panel on the right" in caption) == (len(set(sizes)) < 4)
 

@@ -126,10 +126,10 @@ def test_the_ledger_says_who_was_not_asked_and_the_annealed_weights_are_over_tho
     rounds = 6
     for result in train(feddraw(), rounds, efforts=efforts_of(HALF)):
         there = asked(HALF, result.round)
-        status = ["counted" if client in there else "not asked" for client in range(4)]
+        status = ["weighted" if client in there else "not sampled" for client in range(4)]
         assert [entry.status for entry in result.ledger] == status
         assert sum(result.weights.values()) == pytest.approx(1)
-        counted = [entry for entry in result.ledger if entry.status == "counted"]
+        counted = [entry for entry in result.ledger if entry.status == "weighted"]
         assert sum(entry.prior for entry in counted) == pytest.approx(1)
         assert {entry.gamma for entry in counted} == {np.exp(-0.4 * result.round)}
     assert set(result.weights.values()) == {0.5}

@@ -58,7 +58,7 @@ def test_files_get_the_scores_that_the_run_itself_gave_these_images(
     found = read_run(folder / "run").models[model]
     scores = np.array([[float(row[name]) for name in found.findings] for row in rows])
     assert np.allclose(scores, found.predictions().scores, atol=1e-6)
-    limits = [float(found.metrics["test"]["thresholds"][name]) for name in found.findings]
+    limits = [float(found.metrics.test.thresholds[name]) for name in found.findings]
     calls = [[int(row[f"{name} call"]) for name in found.findings] for row in rows]
     assert np.array_equal(calls, scores >= limits)
     assert rows[0]["image"].endswith("below/000.png")

@@ -151,11 +151,11 @@ def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None
         for t in (0, 1, 6, 14):
             drawn = np.array(
                 [
-                    weight_claims._feddraw_weights(t, sizes, s, reading)
+                    weight_claims._weights(t, sizes, s, reading)
                     for s in rng.uniform(-1, 1, (300, 10)).round()
                 ]
             )
-            low, high = weight_claims.claimed_weight_range(t, sizes, 9, reading)
+            low, high = weight_claims.weight_range(t, sizes, 9, reading)
             assert low - 1e-12 <= drawn[:, 9].min()
             assert drawn[:, 9].max() <= high + 1e-12
             spread = weight_claims.spread_range(t, sizes, range(9), reading)
@@ -201,12 +201,12 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
     for t in range(1, 14):
         step = 0.5 if t in beyond else -0.1
         weight = extreme if t == extreme_round else equal + step * (extreme - equal)
-        gap = weight_claims.claimed_similarity_gap(t, sizes, followed, weight, reading)
+        gap = weight_claims.similarity_gap(t, sizes, followed, weight, reading)
         width = 1e-4
         for _ in range(60):  # the spread wanted, by iteration
             table[t, others] = np.linspace(0.5, -0.5, len(others)) * width
             table[t, followed] = gap
-            found = weight_claims._feddraw_weights(t, sizes, table[t], reading)
+            found = weight_claims._weights(t, sizes, table[t], reading)
             width *= spread / np.ptp(found[others]) if t == spread_round else 1.0
             gap += 2 * (weight - found[followed])
     return table

@@ -30,7 +30,7 @@ from feddraw.server.policy import Policy
 from feddraw.system.file_reading import read_csv
 from feddraw.training.batch_gradients import gradient_summary, whole_batches
 from small import small
-from tiny import NAMES, bench, cohort_of, initial, same, shards, train
+from tiny import NAMES, bench, cohort_of, initial, same, shards, train, weighting_of
 
 GRADIENTS = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
 IMAGES, VARIANCES = np.array([10.0, 20.0, 30.0]), np.array([2.0, 3.0, 1.0])
@@ -79,7 +79,7 @@ def test_three_sites_by_hand():
 
 def test_weights_and_ledger_of_three_sites_by_hand():
     method = random_effects()
-    weights, state = method.weighting.weigh(three_sites(), method.weighting.init())
+    weights, state = weighting_of(method).weigh(three_sites(), weighting_of(method).init())
     assert weights.values == pytest.approx(shares(RHO))
     assert weights.parts["q"] == pytest.approx(130 / 11)
     assert weights.parts["q_expected"] == pytest.approx(25 / 11)
@@ -90,7 +90,7 @@ def test_weights_and_ledger_of_three_sites_by_hand():
 
 def test_a_site_without_a_measurement_counts_by_the_others_rho():
     method = random_effects()
-    weights, _ = method.weighting.weigh(three_sites(images=np.array([10.0, 0, 30])), {})
+    weights, _ = weighting_of(method).weigh(three_sites(images=np.array([10.0, 0, 30])), {})
     # of the two: S² = 50/40, Q = (10 - 100/40) / S² = 6, E Q = 3 / S² - 1 = 7/5, N - N²/N = 40 -
     # 1000/40 = 15
     assert weights.values == pytest.approx(shares(Fraction(23, 75)))
@@ -99,16 +99,18 @@ def test_a_site_without_a_measurement_counts_by_the_others_rho():
 
 @pytest.mark.parametrize("images", [np.zeros(3), np.array([10.0, 0, 0])])
 def test_with_fewer_than_two_measurements_the_last_rho_holds_and_before_the_first_size(images):
-    rule = random_effects().weighting
+    rule = weighting_of(random_effects())
     first, state = rule.weigh(three_sites(images=images), rule.init())
-    assert first.values.tolist() == fedavg().weighting.weigh(three_sites(), {})[0].values.tolist()
+    assert (
+        first.values.tolist() == weighting_of(fedavg()).weigh(three_sites(), {})[0].values.tolist()
+    )
     assert (first.parts["rho"], state) == (None, {})
     later, _ = rule.weigh(three_sites(images=images), {"excess": float(RHO)})
     assert later.values == pytest.approx(shares(RHO))
 
 
 def test_rho_is_smoothed_before_it_is_cut():
-    rule = random_effects(smoothing=0.75).weighting
+    rule = weighting_of(random_effects(smoothing=0.75))
     weights, state = rule.weigh(three_sites(), {"excess": -1.0})
     assert state["excess"] == pytest.approx(-0.75 + 0.25 * float(RHO))
     assert weights.parts["rho"] == 0
@@ -117,12 +119,12 @@ def test_rho_is_smoothed_before_it_is_cut():
 
 def test_without_any_spread_differences_count_fully_and_equal_sites_by_size():
     nothing = np.zeros(3)
-    apart, _ = random_effects().weighting.weigh(three_sites(variances=nothing), {})
+    apart, _ = weighting_of(random_effects()).weigh(three_sites(variances=nothing), {})
     assert apart.values == pytest.approx([1 / 3] * 3, abs=1e-6)
     alike = replace(three_sites(variances=nothing))
     for update in alike.updates:
         update.extra["classifier gradient mean"] = np.zeros(2, np.float32)
-    assert random_effects().weighting.weigh(alike, {})[0].values == pytest.approx(
+    assert weighting_of(random_effects()).weigh(alike, {})[0].values == pytest.approx(
         [10 / 16, 5 / 16, 1 / 16]
     )
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from feddraw.core import Job
-from feddraw.data.scenarios.whole_patients import NOBODY, _PatientPlacement, deal_whole_patients
+from feddraw.data.scenarios.whole_patients import NOBODY, _Placement, assign_whole_patients
 from feddraw.errors import UserError
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.gate import MOST_STEPS, Gate
@@ -168,7 +168,7 @@ def test_a_counter_may_stay_or_go_up_by_as_many_steps_as_a_training_can_have(
     )
     assert len(counted) == accepted
     assert verdicts[0].status == (
-        "counted" if accepted else "refused: counters that no training gives"
+        "weighted" if accepted else "refused: counters that no training gives"
     )
 
 
@@ -191,9 +191,7 @@ def test_a_counter_may_stay_or_go_up_by_as_many_steps_as_a_training_can_have(
 def test_a_patient_goes_where_its_other_images_leave_room_for_the_positives_to_come(
     patient: tuple[int, int], takers: list[int]
 ) -> None:
-    packing = _PatientPlacement(
-        np.array([[10, 10], [10, 30]]), np.array([patient, (28, 60), (0, 40)])
-    )
+    packing = _Placement(np.array([[10, 10], [10, 30]]), np.array([patient, (28, 60), (0, 40)]))
     packing.needs[2], packing.left[2] = (
         (10, 60),
         [10, 60],
@@ -202,7 +200,7 @@ def test_a_patient_goes_where_its_other_images_leave_room_for_the_positives_to_c
 
 
 def test_a_patient_that_no_client_can_take_in_pace_goes_wherever_there_is_room() -> None:
-    packing = _PatientPlacement(np.array([[10, 10]]), np.array([(1, 8), (9, 2)]))
+    packing = _Placement(np.array([[10, 10]]), np.array([(1, 8), (9, 2)]))
     assert packing._takers(0) == [(0, 10)]
 
 
@@ -217,7 +215,7 @@ def test_clients_with_few_positives_are_filled_also_where_patients_with_positive
         marked = np.concatenate([[True] * a + [False] * b for a, b in counts])
         needs = np.array([[10, 20], [10, 30], [5, 15]])
         try:
-            owner = deal_whole_patients(
+            owner = assign_whole_patients(
                 patients, marked, needs, rng.integers(0, 2**63, len(counts), dtype=np.uint64)
             )
         except UserError:

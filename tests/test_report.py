@@ -29,14 +29,13 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import WrittenReport, markdown, write_report
 from feddraw.report.blocks import Bullets, Fold
-from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods
-from feddraw.report.differences_over_trainings import differences_over_trainings
-from feddraw.report.report_statistics import Report, compute_report
+from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.section_order import compose_report
-from feddraw.report.sections import client_views
-from feddraw.report.sections.aggregation_weights import aggregation_weights_section
-from feddraw.report.sections.first_screen import first_screen_table
-from feddraw.report.sections.summary import summary_caveats, summary_sentences
+from feddraw.report.sections import aggregation_weights, client_views
+from feddraw.report.sections.first_screen import results_table
+from feddraw.report.sections.summary import caveats, summary_sentences
+from feddraw.report.statistics import Report, compute_report
+from feddraw.report.trainings import differences_over_trainings
 from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_collection import collect_runs
@@ -152,7 +151,7 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     assert found is not None
     draws = bootstrap_methods([run], 10)
     assert not draws.why_none
-    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3)["gm"]["macro"]
+    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
     assert draws.methods["gm"][""][0] == pytest.approx(expected)
 
 
@@ -190,20 +189,20 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(
     after = bootstrap_methods(collect_runs([tmp_path]).runs, 10)
     assert not before.why_none
     assert not after.why_none
-    assert list(after.clients["auc"]) == ["C1", "C2", "C3", "C4"]
-    for client, values in before.clients["auc"].items():
-        assert np.array_equal(after.clients["auc"][client], values)
+    assert list(after.alone["auc"]) == ["C1", "C2", "C3", "C4"]
+    for client, values in before.alone["auc"].items():
+        assert np.array_equal(after.alone["auc"][client], values)
         own = after.used_by(
             "auc", "ditto", client
         )  # of its own personal model, not of the mean over clients
         assert (
-            client_views._views_on_all_patients(after, "ditto", client)["alone"].estimate
+            client_views.differences_on_all_patients(after, "ditto", client)["alone"].estimate
             == own[0] - values[0]
         )
         assert np.array_equal(
             after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"]
         )
-    every = [after.used_by("auc", "ditto", client)[0] for client in after.clients["auc"]]
+    every = [after.used_by("auc", "ditto", client)[0] for client in after.alone["auc"]]
     assert len(set(every)) == 4
     assert after.methods["auc"]["ditto"][0] == pytest.approx(np.mean(every))
 
@@ -218,10 +217,10 @@ def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(
     assert "| C4 | 0.8000 | -0.0500 [" in text
     assert "2 of 4 clients have a higher test AUC" in text
     (draws,) = report.draws.values()
-    for client, values in draws.clients["auc"].items():
+    for client, values in draws.alone["auc"].items():
         own = draws.used_by("auc", "ditto", client)
         assert draws.gain("auc", "ditto", client) == interval(own - values)
-    assert len({draws.gain("auc", "ditto", client) for client in draws.clients["auc"]}) == 4
+    assert len({draws.gain("auc", "ditto", client) for client in draws.alone["auc"]}) == 4
 
 
 def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> None:
@@ -347,7 +346,7 @@ def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_
             make_run(folder, method=method, seed=seed, auc=auc, rounds=8, settings={"folds": 4})
     report, text = told(tmp_path, replicates=0)
     found = report.trainings["auc"]
-    one = found.found["CHM-2", "uniform"]
+    one = found.differences["CHM-2", "uniform"]
     paired = np.array([values["feddraw", seed] - values["uniform", seed] for seed in range(4)])
     assert (found.folds, found.split, one.mean) == (4, "validation", pytest.approx(paired.mean()))
     reach = stats.t.ppf(0.975, 3) * paired.std(ddof=1) * np.sqrt(1 / 4 + 1 / 3)
@@ -390,7 +389,7 @@ def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     report = compute_report(
         collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1
     )
-    assert first_screen_table(report, "CHM-2", "auc", "AUC").rows[1][-1].text == "one training"
+    assert results_table(report, "CHM-2", "auc").rows[1][-1].text == "one training"
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / f"{method}-1", method=method, auc=auc + 0.001, images=300, seed=1)
     found = write_report([tmp_path], replicates=50, margin=0.1)
@@ -475,7 +474,7 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
         ("empty", "experiment.toml", ""),
         ("json", "metrics.json", '{"test": '),
         ("shape", "metrics.json", '{"test": {"auc": 3}}'),
-        ("ledger", "weights.csv", "round,client,status\n0,C1,counted\n"),
+        ("ledger", "weights.csv", "round,client,status\n0,C1,weighted\n"),
         ("rounds", "rounds.jsonl", '{"round": 0, "validation": {"macro": "high"}}\n'),
         ("pieces", "pieces.csv", "round,client,piece,weight\n0,nobody,Effusion,1\n"),
     ):
@@ -502,7 +501,7 @@ def test_a_run_called_by_a_digit_changes_no_number_of_what_is_left_out(in_tmp: P
     make_run(Path("1"), seed=1, rounds=10, finished=False)
     found, here = collect_runs([Path()]), {"folders": [Path()]}
     report = compute_report(found, alpha=0.05, replicates=0, command="", say=str, **here)
-    _, left_out, *_ = summary_caveats(report)
+    _, left_out, *_ = caveats(report)
     assert left_out == Bullets([f"{in_tmp.name}/1: {found.problems[0].reason}"])
     assert "10 of 10 rounds" in found.problems[0].reason
 
@@ -520,7 +519,7 @@ def test_a_first_seed_in_which_nobody_ever_counted_is_reported(tmp_path: Path) -
     report, _ = told(tmp_path)
     folds = [
         block.title
-        for block in aggregation_weights_section(report, "CHM-2")
+        for block in aggregation_weights.section(report, "CHM-2")
         if isinstance(block, Fold)
     ]
     assert "The weights of feddraw in words (seed 1)" in folds

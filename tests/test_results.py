@@ -93,7 +93,7 @@ def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> Non
         assert sum(
             float(row["influence"]) for row in rows if row["round"] == str(t)
         ) == pytest.approx(1)
-    assert {row["status"] for row in rows} == {"counted"}
+    assert {row["status"] for row in rows} == {"weighted"}
 
 
 def test_the_model_loads_with_plain_torch(finished: Path) -> None:
@@ -134,7 +134,7 @@ def test_lines_behind_the_checkpoint_and_a_torn_line_are_dropped_on_resume(
     folder = tmp_path / "run"
     list(islice(iterate(small(method="scaffold"), folder), 2))
     with (folder / "weights.csv").open("a") as ledger:
-        ledger.write("2,C1,10,1,,,,,,0.1,0.1,counted\n2,C2,1")
+        ledger.write("2,C1,10,1,,,,,,0.1,0.1,weighted\n2,C2,1")
     with (folder / "rounds.jsonl").open("a") as log:
         log.write('{"round": 2, "lo')
     list(run(small(method="scaffold"), folder, resume=True))
@@ -247,7 +247,7 @@ STOPPED_BEFORE_ITS_LOCK = """
 import os, signal, sys
 from contextlib import contextmanager
 from feddraw.cli import main
-from feddraw.results import RunFolder
+from feddraw.results.run_folder import RunFolder
 
 locked = RunFolder.locked
 

@@ -24,13 +24,13 @@ from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.data.scenarios import index_list
 from feddraw.data.scenarios.client_sizes import apportion, scaled_count
-from feddraw.data.scenarios.constructions import construction_information
-from feddraw.data.scenarios.image_deck import shuffled_deck
+from feddraw.data.scenarios.constructions import self_information
+from feddraw.data.scenarios.image_pool import shuffled_pool
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.partition import Partition, Shard
 from feddraw.data.scenarios.scenario_by_name import (
-    deal,
     describe_scenario,
+    make_partition,
     scenario_names,
     scenario_options,
 )
@@ -98,7 +98,9 @@ def tables() -> dict[str, Labels]:
 
 @pytest.fixture(scope="module")
 def twelve(tables: dict[str, Labels]) -> dict[str, Partition]:
-    return {name: deal(name, tables[paper_dataset_of(name) or ""], seed=0) for name in SIZES}
+    return {
+        name: make_partition(name, tables[paper_dataset_of(name) or ""], seed=0) for name in SIZES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +195,8 @@ def test_small_clients_of_chestmnist_hold_65_percent_of_rare_positives(
 
 
 def test_share_sets_how_much_small_clients_hold(tables: dict[str, Labels]) -> None:
-    half = deal("CHM-1", tables["chestmnist"], seed=0, options={"share": 0.5})
-    everything = deal("CHM-1", tables["chestmnist"], seed=0, options={"share": 1.0})
+    half = make_partition("CHM-1", tables["chestmnist"], seed=0, options={"share": 0.5})
+    everything = make_partition("CHM-1", tables["chestmnist"], seed=0, options={"share": 1.0})
     first, second = positives(half, tables["chestmnist"], RARE["chestmnist"])
     assert abs(first - second) <= 1
     assert positives(everything, tables["chestmnist"], RARE["chestmnist"])[1] == 0
@@ -202,9 +204,9 @@ def test_share_sets_how_much_small_clients_hold(tables: dict[str, Labels]) -> No
 
 def information_after_tilt(name: str, labels: Labels, tilt: float) -> tuple[float, float]:
     """Mean self-information of the small clients' images and of the large ones'."""
-    partition = deal(name, labels, seed=0, options={"construction": "tilt", "tilt": tilt})
+    partition = make_partition(name, labels, seed=0, options={"construction": "tilt", "tilt": tilt})
     assert sizes(partition) == SIZES[name]
-    own = [construction_information(labels)[shard.rows] for shard in partition.shards]
+    own = [self_information(labels)[shard.rows] for shard in partition.shards]
     few = [mine for client, mine in enumerate(own) if client in SMALL[name]]
     many = [mine for client, mine in enumerate(own) if client not in SMALL[name]]
     return float(np.concatenate(few).mean()), float(np.concatenate(many).mean())
@@ -231,14 +233,14 @@ def test_tilt_gives_small_clients_the_informative_images(
 @pytest.mark.parametrize("name", ["CHX-4", "CHM-2"])
 def test_tilt_zero_is_a_random_split(name: str, tables: dict[str, Labels]) -> None:
     labels = tables[paper_dataset_of(name) or ""]
-    average = float(construction_information(labels).mean())
+    average = float(self_information(labels).mean())
     assert information_after_tilt(name, labels, 0) == pytest.approx((average, average), abs=0.07)
 
 
 def test_certain_gives_small_clients_no_uncertain_label(tables: dict[str, Labels]) -> None:
     labels = tables["chexpert"]
     options = {"construction": "certain", "uncertain_fraction": 0.4}
-    partition = deal("CHX-2", labels, seed=0, options=options)
+    partition = make_partition("CHX-2", labels, seed=0, options=options)
     assert labels.uncertain is not None
     assert [int((labels.uncertain[shard.rows] > 0).sum()) for shard in partition.shards] == [
         8000,
@@ -266,7 +268,7 @@ def test_enriched_small_clients_leave_the_large_ones_a_natural_draw(
 ) -> None:
     source = paper_dataset_of(name) or ""
     labels, rare = tables[source], RARE[source]
-    partition = deal(name, labels, seed=0, options={"construction": "enriched"})
+    partition = make_partition(name, labels, seed=0, options={"construction": "enriched"})
     assert sizes(partition) == SIZES[name]
     few, many = shares_of(partition, labels, set(SMALL[name]), rare)
     marked = labels.values[:, rare].any(axis=1)
@@ -275,19 +277,19 @@ def test_enriched_small_clients_leave_the_large_ones_a_natural_draw(
     assert many == pytest.approx(
         (marked.sum() - prevalence * small) / (len(labels) - small), abs=1e-3
     )
-    depleted = shares_of(deal(name, labels, seed=0), labels, set(SMALL[name]), rare)[1]
+    depleted = shares_of(make_partition(name, labels, seed=0), labels, set(SMALL[name]), rare)[1]
     assert depleted < many
 
 
 def test_small_clients_may_hold_findings_only_or_a_random_sample(tables: dict[str, Labels]) -> None:
     labels = tables["chexpert"]
     everything = list(range(len(labels.findings)))
-    only = deal("CHX-4", labels, seed=0, options={"construction": "findings"})
+    only = make_partition("CHX-4", labels, seed=0, options={"construction": "findings"})
     few, many = shares_of(only, labels, set(SMALL["CHX-4"]), everything)
     natural = float((labels.values.max(axis=1) > 0).mean())
     assert few == 1.0
     assert many == pytest.approx(natural, abs=0.01)
-    random = deal("CHX-4", labels, seed=0, options={"construction": "random"})
+    random = make_partition("CHX-4", labels, seed=0, options={"construction": "random"})
     assert shares_of(random, labels, set(SMALL["CHX-4"]), everything)[0] == pytest.approx(
         natural, abs=0.03
     )
@@ -313,7 +315,7 @@ def test_halves_are_rounded_up_in_decimal() -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_scale_keeps_sizes_and_quotas_in_proportion(name: str, tables: dict[str, Labels]) -> None:
     labels = tables[paper_dataset_of(name) or ""]
-    partition = deal(name, labels, seed=1, scale=0.045)
+    partition = make_partition(name, labels, seed=1, scale=0.045)
     assert sizes(partition) == [scaled_count(size, 0.045) for size in SIZES[name]]
     if name in ("CHX-5", "CHX-6"):
         assert positives(partition, labels, [int(name == "CHX-6")]) == [158, 43, 43]
@@ -324,7 +326,7 @@ def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]
     number = paper_scenario_images(name, 0.045)
     assert number is not None
     labels = tables[paper_dataset_of(name) or ""].take(np.arange(number))
-    assert sizes(deal(name, labels, seed=0, scale=0.045)) == [
+    assert sizes(make_partition(name, labels, seed=0, scale=0.045)) == [
         scaled_count(size, 0.045) for size in SIZES[name]
     ]
 
@@ -337,7 +339,7 @@ def test_large_clients_that_take_all_that_is_left_get_shares_that_add_up(
     assert number is not None
     for start in range(0, 3500, 700):
         labels = tables["chestmnist"].take(np.arange(start, start + number))
-        partition = deal(
+        partition = make_partition(
             "CHM-3", labels, seed=start, scale=0.01, options={"construction": construction}
         )
         assert sizes(partition) == [scaled_count(size, 0.01) for size in SIZES["CHM-3"]]
@@ -364,9 +366,9 @@ def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None
         UserError,
         match=r"CHM-2 at scale 1 needs 78,468 images, the data has 1,000: use a scale of 0\.0127",
     ) as refused:
-        deal("CHM-2", small, seed=0)
+        make_partition("CHM-2", small, seed=0)
     fitting = float(str(refused.value).split("a scale of ")[1].split()[0])
-    assert sum(sizes(deal("CHM-2", small, seed=0, scale=fitting))) <= 1000
+    assert sum(sizes(make_partition("CHM-2", small, seed=0, scale=fitting))) <= 1000
 
 
 # ------------------------------------------------------------------------------ the same everywhere
@@ -394,9 +396,9 @@ def test_partition_is_the_one_of_other_machines(
         (number // 2).astype(np.str_),
     )
     assert (
-        deal(name, labels, seed=0, scale=0.01 if name == "CHM-2" else 1.0, options=options).sha256[
-            :16
-        ]
+        make_partition(
+            name, labels, seed=0, scale=0.01 if name == "CHM-2" else 1.0, options=options
+        ).sha256[:16]
         == sha256
     )
 
@@ -407,21 +409,22 @@ def test_partition_is_the_one_of_other_machines(
 def test_order_of_the_table_does_not_matter(options: dict[str, object], small: Labels) -> None:
     shuffled = small.take(np.random.default_rng(3).permutation(len(small)))
     one, other = (
-        deal("CHM-3", labels, seed=4, scale=0.01, options=options) for labels in (small, shuffled)
+        make_partition("CHM-3", labels, seed=4, scale=0.01, options=options)
+        for labels in (small, shuffled)
     )
     assert one.sha256 == other.sha256
     assert {*small.names[one.shards[5].rows]} == {*shuffled.names[other.shards[5].rows]}
 
 
 def test_seed_decides(small: Labels) -> None:
-    hashes = [deal("CHM-5", small, seed=seed, scale=0.01).sha256 for seed in (0, 1, 0)]
+    hashes = [make_partition("CHM-5", small, seed=seed, scale=0.01).sha256 for seed in (0, 1, 0)]
     assert hashes[0] == hashes[2] != hashes[1]
 
 
 def test_hash_is_that_of_the_documented_text(small: Labels) -> None:
     import hashlib
 
-    partition = deal("iid", small, seed=0, options={"clients": 2})
+    partition = make_partition("iid", small, seed=0, options={"clients": 2})
     lists = [[shard.client, sorted(small.names[shard.rows].tolist())] for shard in partition.shards]
     text = json.dumps(lists, separators=(",", ":"), ensure_ascii=True)
     assert partition.sha256 == hashlib.sha256(text.encode()).hexdigest()
@@ -443,8 +446,8 @@ def test_patient_disjoint_keeps_sizes_and_quotas(
     name: str, options: dict[str, object], tables: dict[str, Labels]
 ) -> None:
     labels = tables[paper_dataset_of(name) or ""]
-    plain = deal(name, labels, seed=0, options=options)
-    partition = deal(name, labels, seed=0, options={**options, "patient_disjoint": True})
+    plain = make_partition(name, labels, seed=0, options=options)
+    partition = make_partition(name, labels, seed=0, options={**options, "patient_disjoint": True})
     assert shared_patients(partition, labels) == 0 < shared_patients(plain, labels)
     assert sizes(partition) == SIZES[name]
     if column := {
@@ -458,20 +461,20 @@ def test_patient_disjoint_keeps_sizes_and_quotas(
 
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "shards", "quantity", "lognormal"])
 def test_usual_partitions_can_keep_patients_together(name: str, small: Labels) -> None:
-    partition = deal(name, small, seed=0, options={"patient_disjoint": True})
+    partition = make_partition(name, small, seed=0, options={"patient_disjoint": True})
     assert shared_patients(partition, small) == 0
     assert sum(sizes(partition)) == 1000
 
 
 def test_patients_must_be_known_to_be_kept_together() -> None:
     with pytest.raises(UserError, match="this data has none"):
-        deal("iid", random_labels(100), seed=0, options={"patient_disjoint": True})
+        make_partition("iid", random_labels(100), seed=0, options={"patient_disjoint": True})
 
 
 def test_whole_patients_that_do_not_add_up_are_refused() -> None:
     labels = random_labels(100, patients=np.repeat([f"p{k}" for k in range(10)], 10))
     with pytest.raises(UserError, match="whole patients do not add up"):
-        deal("iid", labels, seed=0, options={"patient_disjoint": True, "clients": 3})
+        make_partition("iid", labels, seed=0, options={"patient_disjoint": True, "clients": 3})
 
 
 @settings(max_examples=60, deadline=None)
@@ -486,14 +489,14 @@ def test_packing_patients_is_exact_or_refused(
 ) -> None:
     patients = np.repeat([f"p{k}" for k in range(len(images))], images)
     labels = random_labels(len(patients), seed, patients=patients)
-    deck = shuffled_deck(labels, seed, patient_disjoint=True)
-    marked = labels.values[deck.rows, 0] > 0
+    pool = shuffled_pool(labels, seed, patient_disjoint=True)
+    marked = labels.values[pool.rows, 0] > 0
     wanted_sizes = apportion(int(len(patients) * used), [1.0] * clients)
     quotas = apportion(int(marked.sum() * used * 0.8), [1.0] * clients)
     if any(quota > size for quota, size in zip(quotas, wanted_sizes, strict=True)):
         return
     try:
-        hands = deck.deal_quotas(wanted_sizes, quotas, marked)
+        hands = pool.split_by_quota(wanted_sizes, quotas, marked)
     except UserError:
         return
     owners = [set(patients[rows]) for rows in hands]
@@ -506,40 +509,49 @@ def test_packing_patients_is_exact_or_refused(
 
 
 def test_iid_clients_differ_by_one_image_at_most(small: Labels) -> None:
-    assert sorted(sizes(deal("iid", small, seed=0, options={"clients": 7}))) == [142] + [143] * 6
+    assert (
+        sorted(sizes(make_partition("iid", small, seed=0, options={"clients": 7})))
+        == [142] + [143] * 6
+    )
 
 
 def test_quantity_follows_the_power_law(small: Labels) -> None:
-    assert sizes(deal("quantity", small, seed=0, options={"clients": 3, "power": 1.0})) == [
+    assert sizes(
+        make_partition("quantity", small, seed=0, options={"clients": 3, "power": 1.0})
+    ) == [
         545,
         273,
         182,
     ]
-    assert sizes(deal("quantity", small, seed=0, options={"clients": 4, "power": 0.0})) == [250] * 4
+    assert (
+        sizes(make_partition("quantity", small, seed=0, options={"clients": 4, "power": 0.0}))
+        == [250] * 4
+    )
 
 
 def test_lognormal_sizes_are_exact_and_have_the_wanted_spread() -> None:
     labels = random_labels(20_000)
     found = np.array(
-        sizes(deal("lognormal", labels, seed=0, options={"clients": 200, "min_size": 2}))
+        sizes(make_partition("lognormal", labels, seed=0, options={"clients": 200, "min_size": 2}))
     )
     assert found.sum() == 20_000
     assert found.min() >= 2
     assert np.log(found).std() == pytest.approx(1.0, abs=0.15)
     assert (
-        sizes(deal("lognormal", labels, seed=0, options={"clients": 4, "sigma": 0.0})) == [5000] * 4
+        sizes(make_partition("lognormal", labels, seed=0, options={"clients": 4, "sigma": 0.0}))
+        == [5000] * 4
     )
     with pytest.raises(
         UserError, match="20 clients of at least 10 images need 200, and there are 100"
     ):
-        deal("lognormal", random_labels(100), seed=0)
+        make_partition("lognormal", random_labels(100), seed=0)
 
 
 def test_dirichlet_skews_labels_more_the_smaller_alpha(tables: dict[str, Labels]) -> None:
     labels = tables["chexpert"].take(np.arange(5000))
     skew = []
     for alpha in (0.05, 1.0, 100.0):
-        partition = deal(
+        partition = make_partition(
             "dirichlet", labels, seed=0, options={"clients": 5, "alpha": alpha, "min_size": 25}
         )
         assert sum(sizes(partition)) == 5000
@@ -548,12 +560,12 @@ def test_dirichlet_skews_labels_more_the_smaller_alpha(tables: dict[str, Labels]
     assert skew[0] > 2 * skew[1] > 4 * skew[2]
 
 
-def test_dirichlet_proportions_have_the_right_moments(small: Labels) -> None:
-    from feddraw.data.scenarios.dirichlet import _dirichlet_proportions
+def test_proportions_have_the_right_moments(small: Labels) -> None:
+    from feddraw.data.scenarios.dirichlet import _proportions
 
-    deck = shuffled_deck(small, 0)
+    pool = shuffled_pool(small, 0)
     for alpha in (0.1, 0.5, 5.0):
-        draws = np.array([_dirichlet_proportions(deck, 4, alpha) for _ in range(4000)])
+        draws = np.array([_proportions(pool, 4, alpha) for _ in range(4000)])
         variance = 0.25 * 0.75 / (4 * alpha + 1)
         assert draws.mean(axis=0) == pytest.approx(0.25, abs=0.03)
         assert draws.var(axis=0) == pytest.approx(variance, rel=0.12)
@@ -561,19 +573,21 @@ def test_dirichlet_proportions_have_the_right_moments(small: Labels) -> None:
 
 def test_dirichlet_that_never_fills_a_client_says_so(small: Labels) -> None:
     with pytest.raises(UserError, match="use a larger alpha"):
-        deal("dirichlet", small, seed=0, options={"clients": 10, "alpha": 0.001, "min_size": 90})
+        make_partition(
+            "dirichlet", small, seed=0, options={"clients": 10, "alpha": 0.001, "min_size": 90}
+        )
 
 
 def test_shards_leave_each_client_few_classes() -> None:
     values = np.eye(5, dtype=np.uint8)[np.arange(1000) % 5]
     labels = Labels(values, PAPER_FINDINGS, np.array([f"{k:04d}" for k in range(1000)]))
-    partition = deal("shards", labels, seed=0, options={"clients": 10, "per_client": 2})
+    partition = make_partition("shards", labels, seed=0, options={"clients": 10, "per_client": 2})
     assert sizes(partition) == [100] * 10
     assert all(np.count_nonzero(row) <= 2 for row in label_counts(partition, labels))
 
 
 def test_by_site_makes_each_site_a_client(small: Labels) -> None:
-    partition = deal("by_site", small, seed=0, scale=0.5)
+    partition = make_partition("by_site", small, seed=0, scale=0.5)
     assert {shard.client: len(shard) for shard in partition.shards} == {
         "east": 167,
         "north": 167,
@@ -587,7 +601,7 @@ def test_by_site_counts_patients_of_several_sites() -> None:
     sites = np.array(["a", "a", "b", "b", "b", "a"])
     labels = random_labels(6, patients=np.array(["1", "2", "2", "3", "4", "4"]), sites=sites)
     with pytest.raises(UserError, match="2 patients have images at more than one site"):
-        deal("by_site", labels, seed=0, options={"patient_disjoint": True})
+        make_partition("by_site", labels, seed=0, options={"patient_disjoint": True})
 
 
 # ------------------------------------------------------------------------------- names and mistakes
@@ -617,8 +631,8 @@ def test_every_scenario_is_listed_with_a_line_and_options() -> None:
 
 
 def test_names_may_be_written_in_any_case(small: Labels) -> None:
-    assert deal("chm-2", small, seed=0, scale=0.01).scenario == "CHM-2"
-    assert deal("IID", small, seed=0).scenario == "iid"
+    assert make_partition("chm-2", small, seed=0, scale=0.01).scenario == "CHM-2"
+    assert make_partition("IID", small, seed=0).scenario == "iid"
     assert [paper_dataset_of("chm-2"), paper_dataset_of("CHX-7"), paper_dataset_of("iid")] == [
         "chestmnist",
         "chexpert",
@@ -630,7 +644,7 @@ def test_impossible_quota_says_what_is_needed_and_left(tables: dict[str, Labels]
     with pytest.raises(
         UserError, match=r"^CHM-4, Atelectasis at C2–C4: needs 4,275 positives, 3,996 are left$"
     ):
-        deal("CHM-4", tables["chestmnist"], seed=0, options={"large_positives": 1425})
+        make_partition("CHM-4", tables["chestmnist"], seed=0, options={"large_positives": 1425})
 
 
 def test_too_few_rare_positives_say_what_is_needed_and_left(tables: dict[str, Labels]) -> None:
@@ -642,7 +656,7 @@ def test_too_few_rare_positives_say_what_is_needed_and_left(tables: dict[str, La
             r" left$"
         ),
     ):
-        deal("CHX-1", labels, seed=0)
+        make_partition("CHX-1", labels, seed=0)
 
 
 def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
@@ -650,7 +664,7 @@ def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
     with pytest.raises(
         UserError, match=r"at C6: needs \d+ positives, and the client has 85 images"
     ):
-        deal("CHM-3", tables["chestmnist"].take(rare), seed=0, scale=0.01)
+        make_partition("CHM-3", tables["chestmnist"].take(rare), seed=0, scale=0.01)
 
 
 @pytest.mark.parametrize(
@@ -689,7 +703,9 @@ def test_mistakes_are_one_line(
     name: str, options: dict[str, object], message: str, small: Labels
 ) -> None:
     with pytest.raises(UserError) as refused:
-        deal(name, small, seed=0, scale=0.01 if name.startswith("CHM") else 1.0, options=options)
+        make_partition(
+            name, small, seed=0, scale=0.01 if name.startswith("CHM") else 1.0, options=options
+        )
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -707,22 +723,22 @@ def test_mistakes_are_one_line(
 )
 def test_seed_and_scale_are_checked(seed: int, scale: float, message: str, small: Labels) -> None:
     with pytest.raises(UserError, match=message):
-        deal("iid", small, seed=seed, scale=scale)
+        make_partition("iid", small, seed=seed, scale=scale)
 
 
 def test_scale_that_empties_a_client_is_refused(small: Labels) -> None:
     with pytest.raises(UserError, match="leaves a client 1 images: use a larger scale"):
-        deal("CHM-2", small, seed=0, scale=0.0001)
+        make_partition("CHM-2", small, seed=0, scale=0.0001)
 
 
 def test_missing_labels_are_named(small: Labels) -> None:
     bare = Labels(small.values[:, :2], PAPER_FINDINGS[:2], small.names)
     with pytest.raises(UserError, match="this data has no Cardiomegaly and no Consolidation"):
-        deal("CHM-2", bare, seed=0, scale=0.01)
+        make_partition("CHM-2", bare, seed=0, scale=0.01)
     with pytest.raises(UserError, match="as CheXpert's do"):
-        deal("CHM-2", bare, seed=0, scale=0.01, options={"construction": "certain"})
+        make_partition("CHM-2", bare, seed=0, scale=0.01, options={"construction": "certain"})
     with pytest.raises(UserError, match="by_site needs a site"):
-        deal("by_site", bare, seed=0)
+        make_partition("by_site", bare, seed=0)
 
 
 # ---------------------------------------------------------------------------------------- one's own
@@ -734,7 +750,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def halves(labels, seed, scale, cut=500):\n    return [range(cut), range(cut,"
         " len(labels))]\ndef named(labels, seed, scale):\n    return {'north': [5, 3], 'south': [1,"
         " 2]}\ndef again(labels, seed, scale):\n    from feddraw.data.scenarios.scenario_by_name"
-        " import deal\n    return deal('iid', labels, seed=seed, scale=scale)\ndef twice(labels,"
+        " import make_partition\n    return make_partition('iid', labels, seed=seed, scale=scale)\ndef twice(labels,"
         " seed, scale):\n    return [[0, 1], [1, 2]]\ndef outside(labels, seed, scale):\n    return"
         " [[0, 1], [2, 10**6]]\ndef ragged(labels, seed, scale):\n    return [[[0], [1, 2]]]\ndef"
         " nothing(labels, seed, scale):\n    return None\n"
@@ -745,16 +761,19 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_own_function_is_a_scenario(own: str, small: Labels) -> None:
-    assert sizes(deal(f"{own}:halves", small, seed=0, options={"cut": 100})) == [100, 900]
-    north = deal(f"{own}:named", small, seed=0).shards[0]
+    assert sizes(make_partition(f"{own}:halves", small, seed=0, options={"cut": 100})) == [100, 900]
+    north = make_partition(f"{own}:named", small, seed=0).shards[0]
     assert (north.client, north.rows.tolist()) == ("north", [3, 5])
-    assert deal(f"{own}:again", small, seed=0).sha256 == deal("iid", small, seed=0).sha256
+    assert (
+        make_partition(f"{own}:again", small, seed=0).sha256
+        == make_partition("iid", small, seed=0).sha256
+    )
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("twice", "deals 1 images more than once"),
+        ("twice", "gives 1 images more than once"),
         ("outside", "must lie between 0 and 999"),
         ("ragged", "one-dimensional list of whole numbers"),
         ("nothing", "must return a list"),
@@ -763,25 +782,25 @@ def test_own_function_is_a_scenario(own: str, small: Labels) -> None:
 )
 def test_own_function_is_checked(own: str, function: str, message: str, small: Labels) -> None:
     with pytest.raises(UserError, match=message):
-        deal(f"{own}:{function}", small, seed=0)
+        make_partition(f"{own}:{function}", small, seed=0)
 
 
 def test_own_function_refuses_options_it_does_not_take(own: str, small: Labels) -> None:
     with pytest.raises(UserError, match="unexpected keyword argument 'shape'"):
-        deal(f"{own}:halves", small, seed=0, options={"shape": 1})
+        make_partition(f"{own}:halves", small, seed=0, options={"shape": 1})
 
 
 @pytest.fixture
 def listed(tmp_path: Path, small: Labels) -> Path:
     path = tmp_path / "CHM-2.json"
-    partition = deal("CHM-2", small, seed=0, scale=0.01)
+    partition = make_partition("CHM-2", small, seed=0, scale=0.01)
     index_list.write_index_list(path, partition, small, {"seed": 0, "scale": 0.01, "options": {}})
     return path
 
 
 def test_index_list_deals_the_same_images_again(listed: Path, small: Labels) -> None:
-    again = deal(str(listed), small, seed=5)
-    first = deal("CHM-2", small, seed=0, scale=0.01)
+    again = make_partition(str(listed), small, seed=5)
+    first = make_partition("CHM-2", small, seed=0, scale=0.01)
     assert (again.scenario, again.sha256) == (first.scenario, first.sha256)
     for one, other in zip(again.shards, first.shards, strict=True):
         np.testing.assert_array_equal(one.rows, other.rows)
@@ -790,7 +809,7 @@ def test_index_list_deals_the_same_images_again(listed: Path, small: Labels) -> 
 
 def test_index_list_takes_no_options(listed: Path, small: Labels) -> None:
     with pytest.raises(UserError, match=r"lists the images of each client: leave construction out"):
-        deal(
+        make_partition(
             str(listed),
             small,
             seed=0,
@@ -802,25 +821,28 @@ def test_index_list_may_be_in_the_home_folder(
     listed: Path, small: Labels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(listed.parent))
-    assert deal(f"~/{listed.name}", small, seed=0).sha256 == deal(str(listed), small, seed=0).sha256
+    assert (
+        make_partition(f"~/{listed.name}", small, seed=0).sha256
+        == make_partition(str(listed), small, seed=0).sha256
+    )
 
 
 def test_index_list_is_checked(listed: Path, small: Labels, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"of the 785 images of .* are not in the data"):
-        deal(str(listed), small.take(np.arange(900)), seed=0)
+        make_partition(str(listed), small.take(np.arange(900)), seed=0)
     with pytest.raises(UserError, match=r"made at scale 0\.01: use scale = 1"):
-        deal(str(listed), small, seed=0, scale=0.5)
+        make_partition(str(listed), small, seed=0, scale=0.5)
     document = json.loads(listed.read_text())
     document["clients"][0]["images"].pop()
     listed.write_text(json.dumps(document))
     with pytest.raises(UserError, match="was changed after it was built"):
-        deal(str(listed), small, seed=0)
+        make_partition(str(listed), small, seed=0)
     for broken in ("", "[1]", '{"clients": 3}'):
         listed.write_text(broken)
         with pytest.raises(UserError, match="is no index list"):
-            deal(str(listed), small, seed=0)
+            make_partition(str(listed), small, seed=0)
     with pytest.raises(UserError, match="it is a folder"):
-        index_list.write_index_list(tmp_path, deal("iid", small, seed=0), small, {})
+        index_list.write_index_list(tmp_path, make_partition("iid", small, seed=0), small, {})
 
 
 # ------------------------------------------------------------------------------------ heterogeneity
@@ -880,7 +902,7 @@ def test_measures_of_a_partition_by_hand() -> None:
 def test_figure_has_a_bar_a_client_with_the_first_on_top(small: Labels) -> None:
     from feddraw.analysis.plots import partition_figure
 
-    partition = deal("CHM-2", small, seed=0, scale=0.01)
+    partition = make_partition("CHM-2", small, seed=0, scale=0.01)
     bars, mix = partition_figure(partition, small).axes
     assert [bar.get_width() for bar in bars.patches] == [95, 95, 95, 500]
     assert len(mix.patches) == 4 * 6
@@ -991,7 +1013,7 @@ def test_dealing_needs_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Labels]:
-    from feddraw.experiment.dataset_by_name import read_training_labels
+    from feddraw.data.dataset_by_name import read_training_labels
 
     chexpert, folder = os.environ.get("FEDDRAW_CHEXPERT_LABELS"), os.environ.get("FEDDRAW_DATA")
     if not (chexpert and folder):
@@ -1013,7 +1035,9 @@ def test_real_tables_have_the_paper_s_counts(real: dict[str, Labels]) -> None:
 
 def test_all_twelve_build_on_the_real_tables_within_ten_seconds(real: dict[str, Labels]) -> None:
     start = time.process_time()
-    dealt = {name: deal(name, real[paper_dataset_of(name) or ""], seed=0) for name in SIZES}
+    dealt = {
+        name: make_partition(name, real[paper_dataset_of(name) or ""], seed=0) for name in SIZES
+    }
     seconds = time.process_time() - start
     assert {name: sizes(partition) for name, partition in dealt.items()} == SIZES
     assert positives(dealt["CHX-5"], real["chexpert"], [0]) == [3500, 950, 950]
@@ -1041,7 +1065,7 @@ def test_chexpert_can_be_dealt_by_patient(
     options: dict[str, object], real: dict[str, Labels]
 ) -> None:
     for name in ("CHX-1", "CHX-4"):
-        partition = deal(
+        partition = make_partition(
             name, real["chexpert"], seed=0, options={**options, "patient_disjoint": True}
         )
         assert sizes(partition) == SIZES[name]

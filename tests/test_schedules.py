@@ -15,8 +15,8 @@ from scipy.spatial.distance import cosine as distance
 
 import feddraw
 from feddraw.core.schedules import (
-    _COSINE_BLOCK,
     BETA_MAX,
+    COSINE_BLOCK,
     ETA,
     LAM,
     READINGS,
@@ -227,7 +227,7 @@ def test_softmax_never_overflows(scores, strength):
     assert found[scores.argmax()] == found.max()
 
 
-@pytest.mark.parametrize("length", [1, 5, _COSINE_BLOCK - 1, _COSINE_BLOCK, 2 * _COSINE_BLOCK + 7])
+@pytest.mark.parametrize("length", [1, 5, COSINE_BLOCK - 1, COSINE_BLOCK, 2 * COSINE_BLOCK + 7])
 def test_cosine_of_float32_vectors_has_float64_precision_over_many_blocks(length):
     rng = np.random.default_rng(length)
     reference = rng.normal(size=length).astype(np.float32)

@@ -38,8 +38,8 @@ def test_influence_is_the_length_of_each_weighted_move() -> None:
     method = fedavg()
     result = together(
         method,
-        cohort.model,
-        method.init(cohort.model),
+        cohort.sent,
+        method.init(cohort.sent),
         cohort.updates,
         clients=["North", "East"],
     )

@@ -5,16 +5,52 @@ to it.
 from __future__ import annotations
 
 import itertools
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from feddraw.core import Method, why_no_policy
+from feddraw.errors import UserError
+from feddraw.flower import FedDRAW, job_orders, secure_messages, secure_mod
+from feddraw.flower.frozen_layers import frozen_digest
+from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
+from feddraw.flower.method_as_text import method_as_text
+from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
+from feddraw.methods.fedavg import fedavg
+from feddraw.methods.feddisco import feddisco
+from feddraw.methods.feddraw import feddraw
+from feddraw.methods.fednova import fednova
+from feddraw.methods.krum import krum
+from feddraw.methods.qfedavg import qfedavg
+from feddraw.methods.random_effects import random_effects
+from feddraw.secure.rounds.driver import SecureRound
+from feddraw.secure.rounds.in_process import InProcess, Secure
+from feddraw.secure.rounds.messages import (
+    Add,
+    Again,
+    Answer,
+    Joined,
+    Keys,
+    Masked,
+    Meet,
+    Reveal,
+    Sign,
+    Weigh,
+)
+from feddraw.secure.rounds.site import MemoryOfProcess, Offer, SecureSite
+from feddraw.secure.rounds.terms import Announcement, Party, Terms, terms_of_training
 from feddraw.secure.sums import masks
 from feddraw.secure.sums.client import SecureSumClient, Shares
 from feddraw.secure.sums.masks import pair_mask, self_mask
@@ -22,7 +58,11 @@ from feddraw.secure.sums.message_fields import SecureSumRefused
 from feddraw.secure.sums.one_time_keys import known_keys, public_half
 from feddraw.secure.sums.server import SERVER_STAGES, SecureSumServer
 from feddraw.secure.sums.session import SecureSumFailed, Session
+from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
+from feddraw.server.policy import Policy
+from feddraw.server.round import Round
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
+from tiny import cohort_of
 
 STAGES = len(SERVER_STAGES)
 
@@ -465,3 +505,686 @@ def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:
     liar._held = {name: (pair[0][::-1], pair[1][::-1]) for name, pair in liar._held.items()}
     with pytest.raises(SecureSumFailed, match="do not fit: wrong ones were sent"):
         made.total()
+
+
+# ------------------------------------------------------------------- a lying server, at the protocol
+
+ATTACKS: dict[str, str] = {}  # what the server does, and what comes of it: docs/privacy.md shows it
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def attack(lie: str, outcome: str) -> Callable[[Test], Test]:
+    """A test that is a line of the table in docs/privacy.md."""
+
+    def note(test: Test) -> Test:
+        ATTACKS[lie] = outcome
+        return test
+
+    return note
+
+
+SITES = ("North", "East", "South", "West")
+SHAPE = (2, 4)
+MODEL = (np.arange(8, dtype=np.float32) / 8).reshape(SHAPE)
+DEAD = np.zeros(SHAPE, np.float32)
+
+
+class Federation:
+    """Sites with a Flower app behind `secure_mod`, and a server that sends them what it likes."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        identify_in_process_grid()
+        self.runs: list[tuple[str, float, int]] = []  # site, the model's first number, its seed
+        self.app = ClientApp(mods=[secure_mod])
+        self.app.train()(self._train)
+        self.app.evaluate()(self._evaluate)
+        self.app.query()(self._evaluate)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for name in SITES:
+            lines.append(site_directory_line(name, new_signing_key(folder / f"{name}.key")))
+        (folder / "sites.toml").write_text("\n".join(lines))
+        self.contexts = {}
+        for number, name in enumerate(SITES):
+            node: dict[str, Any] = {"partition-id": number, "key": str(folder / f"{name}.key")}
+            node |= {"sites": str(folder / "sites.toml"), "memory": str(folder / name)} | settings
+            self.contexts[name] = Context(1, 1001 + number, node, RecordDict(), {})
+
+    def _train(self, message: Message, context: Context) -> Message:
+        """As careless as an app may be: it takes the first tensors that it finds."""
+        number = int(context.node_config["partition-id"])
+        received = next(iter(message.content.array_records.values()))
+        orders = job_orders.read_orders(message.content)
+        sent = next(iter(received.values())).numpy()
+        self.runs.append((SITES[number], float(sent.ravel()[0]), int(orders.get("client-seed", 0))))
+        if sent.ravel()[0] == 99:
+            raise ValueError(f"patient 4711 at {SITES[number]}")
+        moved = sent + np.float32(0.1 * (number + 1))
+        metrics = MetricRecord({"num-examples": 10 + number, "loss": 0.5 + number, "num-steps": 3})
+        arrays = ArrayRecord({"head.weight": Array(moved)})
+        reply = RecordDict({"arrays": arrays, "metrics": metrics})
+        return Message(reply, reply_to=message)
+
+    def _evaluate(self, message: Message, context: Context) -> Message:
+        self.runs.append((SITES[int(context.node_config["partition-id"])], 0.0, 0))
+        metrics = MetricRecord({"num-examples": 5, "loss": 0.25, "validation-places": [0]})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    # ------------------------------------------------------------------------------ what it sends
+
+    def send(self, site: str, content: RecordDict, kind: str = "train") -> RecordDict:
+        """A message and its answer; UserError where the site refuses."""
+        message = Message(content, self.contexts[site].node_id, kind, group_id="1")
+        return self.app(message, self.contexts[site]).content
+
+    def offer(self, site: str, **lies: Any) -> Keys:
+        kind = lies.pop("kind", "train")
+        content = offered(kind=kind, **lies)
+        return secure_messages.keys_of_records(self.send(site, content, kind))
+
+    def ask(self, site: str, request: Any, kind: str = "train") -> Any:
+        content = self.send(site, secure_messages.request_to_records(request), kind)
+        return secure_messages.answer_of_records(type(request), content)
+
+    def meet(self, sites: Sequence[str] = SITES, **lies: Any) -> dict[str, Joined]:
+        """The honest way up to the point where all have trained."""
+        keys = {site: self.offer(site, **lies) for site in sites}
+        request = met(keys, sites)
+        return {site: self.ask(site, request) for site in sites}
+
+    def announcement(self, joined: Mapping[str, Joined], **lies: Any) -> Announcement:
+        parties = [Party.of(site, one.size, one.labelled) for site, one in joined.items()]
+        return Announcement(terms(**lies), tuple(parties))
+
+    def add(self, site: str, joined: Mapping[str, Joined], **lies: Any) -> Masked:
+        shares = {
+            peer: one.shares["moves"].closed[site] for peer, one in joined.items() if peer != site
+        }
+        masked: Masked = self.ask(site, Add("moves", self.announcement(joined, **lies), shares))
+        return masked
+
+
+def terms(method: Any = None, policy: Policy | None = None, **changes: Any) -> Terms:
+    rules = method_as_text(method or fedavg())
+    found = terms_of_training(rules, ("moves",), 0, 3, policy or Policy())
+    return replace(found, reading={"size": "num-examples", "classifier": "head"}, **changes)
+
+
+def offered(
+    model: Any = MODEL,
+    kind: str = "train",
+    agreed: Terms | None = None,
+    attempt: int = 0,
+    orders: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+    last: bool = False,
+) -> RecordDict:
+    """The first message of a round; `more` are records beside it, before it or `last`."""
+    if kind == "evaluate":
+        agreed = agreed or Terms("evaluate", ("counts",), 0, 3, findings=2)
+    secure = secure_messages.order_of_offer(agreed or terms(), attempt)
+    config = ConfigRecord(dict(settings or {}))
+    ours = {"round": 0, "rounds": 3, "seed": 0, "run": "a run"} | dict(orders or {}) | secure
+    arrays = model if isinstance(model, ArrayRecord) else ArrayRecord({"head.weight": Array(model)})
+    records: dict[str, Any] = {"arrays": arrays, "config": job_orders.add_orders(config, ours)}
+    beside = dict(more or {})
+    return RecordDict({**beside, **records} if last else {**records, **beside})
+
+
+def met(keys: Mapping[str, Keys], asked: Sequence[str] = SITES) -> Meet:
+    sums = next(iter(keys.values())).keys
+    return Meet(
+        {
+            sum: {site: keys[site].keys[sum] if site in keys else b"" for site in asked}
+            for sum in sums
+        }
+    )
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path / "sites")
+
+
+def refused(why: str) -> Any:
+    return pytest.raises(UserError, match=why)
+
+
+def test_the_honest_way_through_these_messages_gives_the_sum(federation: Federation) -> None:
+    joined = federation.meet()
+    masked = {site: federation.add(site, joined) for site in SITES}
+    assert {site: one.size for site, one in joined.items()} == {
+        s: 10 + n for n, s in enumerate(SITES)
+    }
+    sign = Sign("moves", SITES)
+    signatures = {site: federation.ask(site, sign).signature for site in SITES}
+    for site in SITES:
+        federation.ask(site, Reveal("moves", SITES, signatures))
+    assert [site for site, _, _ in federation.runs] == list(SITES)
+    assert all(one.statement is not None and one.statement.steps == 3 for one in masked.values())
+
+
+# ---- 1: what is hashed is what is used
+
+
+@attack(
+    "sends one site a dead model as a second record, or records in another order",
+    "records that are not expected are refused; the app gets the others in one order, as hashed",
+)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_second_record_of_tensors_or_settings_is_refused(
+    federation: Federation, kind: str, last: bool
+) -> None:
+    dead = ArrayRecord({"head.weight": Array(DEAD)})
+    for name, record in (("model", dead), ("more", ConfigRecord({"lr": 0.0})), ("memory", dead)):
+        with refused("does not take the record"):
+            federation.offer("South", more={name: record}, last=last, kind=kind)
+    with refused("cannot be read"):
+        federation.offer("South", more={"broadcast": ConfigRecord({"lr": 0.0})}, kind=kind)
+    assert federation.runs == []
+
+
+def test_records_in_another_order_change_neither_the_digest_nor_what_is_trained_on(
+    federation: Federation,
+) -> None:
+    beside = {"broadcast": ArrayRecord({"control": Array(DEAD)})}
+    keys = {site: federation.offer(site, more=beside, last=site == "South") for site in SITES}
+    assert len({one.digest for one in keys.values()}) == 1
+    federation.contexts["South"].run_config["resume"] = True
+    for site in SITES:
+        federation.ask(site, met(keys))
+    assert {first for _, first, _ in federation.runs} == {float(MODEL.ravel()[0])}
+
+
+def digest_of(**lies: Any) -> bytes:
+    return read_offer(offered(**lies), FlowerRun(1, "train", {}), RecordNames()).digest
+
+
+@attack(
+    "sends one site other bytes, types, shapes, tensor order, settings or terms than the others",
+    "that site signs another digest, and is in no sum with the others",
+)
+def test_whatever_an_app_can_tell_apart_has_another_digest() -> None:
+    one, two = Array(MODEL), Array(DEAD)
+    as_integers = Array("int32", one.shape, one.stype, one.data)
+    lies: list[dict[str, Any]] = [
+        {},
+        {"model": DEAD},
+        {"model": MODEL.reshape(4, 2)},
+        {"model": MODEL.view(np.int32)},
+        {"model": ArrayRecord({"head.weight": as_integers})},
+        {"model": ArrayRecord({"head.weights": one})},
+        {"model": ArrayRecord({"a": one, "bc": two})},
+        {"model": ArrayRecord({"ab": one, "c": two})},
+        {"model": ArrayRecord({"c": two, "ab": one})},
+        {"settings": {"lr": 0.0}},
+        {"settings": {"lr": 0}},
+        {"settings": {"lr": False}},
+        {"settings": {"l": "r0"}},
+        {"orders": {"round": 1}},
+        {"orders": {"run": "another"}},
+        {"more": {"broadcast": ArrayRecord({"control": two})}},
+        {"more": {"broadcast": ArrayRecord({"contro": two})}},
+        {"agreed": terms(policy=Policy(cap=0.5))},
+        {"agreed": terms(feddraw())},
+        {"agreed": terms(round=1)},
+    ]
+    digests = [digest_of(**lie) for lie in lies]
+    assert len(set(digests)) == len(lies)
+    assert digest_of(attempt=5) == digests[0]
+
+
+@attack(
+    "sends one site other frozen layers, or the same bytes under another type",
+    "refused: all agree on a digest of the layers' names, types, shapes and bytes",
+)
+def test_frozen_layers_of_another_type_are_refused(federation: Federation) -> None:
+    layers = {"first.weight": MODEL}
+    order = {"frozen": frozen_digest(layers)}
+    record = ArrayRecord({"first.weight": Array(MODEL)})
+    federation.offer("North", orders=order, more={"frozen": record})
+    for lie in (MODEL.view(np.int32), MODEL.reshape(4, 2), DEAD):
+        with refused("frozen layers are not those"):
+            federation.offer(
+                "South", orders=order, more={"frozen": ArrayRecord({"first.weight": Array(lie)})}
+            )
+    with refused("frozen layers are not those"):
+        federation.offer("South", more={"frozen": record})
+    same_digest = {frozen_digest(layers), frozen_digest({"first.weight": MODEL.view(np.int32)})}
+    assert len(same_digest) == 2
+
+
+# ---- 2: agreement first, and once
+
+
+@attack(
+    "asks a site again and again, at other models, before others have agreed",
+    "keys come, and nothing else; its app does not run",
+)
+def test_offers_alone_give_keys_and_nothing_else(federation: Federation) -> None:
+    for number in range(20):
+        content = federation.send("South", offered(model=MODEL + number))
+        assert set(content) == {"secure", "client"}
+        facts = json.loads(str(content.config_records["secure"]["facts"]))
+        assert set(facts) == {"digest"}
+        assert set(content.config_records["client"]) == {"name", "number"}
+    assert federation.runs == []
+
+
+@attack(
+    "splits the view: some sites get one model, some another, and all are shown to each other",
+    "no app runs: keys do not verify under another digest, and fewer than t are too few",
+)
+def test_a_site_runs_nothing_unless_t_others_signed_the_same(federation: Federation) -> None:
+    keys = {site: federation.offer(site) for site in SITES[:2]}
+    keys |= {site: federation.offer(site, model=DEAD) for site in SITES[2:]}
+    with refused("wrong signature"):
+        federation.ask("North", met(keys))
+    alike = {site: keys[site] for site in SITES[:2]}
+    with refused("only 2 of 4 clients sent keys, 3 are needed"):
+        federation.ask("North", met(alike))
+    with refused("takes part with at least 3 only"):
+        federation.ask("North", met(alike, SITES[:2]))
+    with refused("not those that it sent"):
+        federation.ask("North", met({**keys, "North": keys["East"]}))
+    assert federation.runs == []
+
+
+def test_signatures_of_an_earlier_round_do_not_count(federation: Federation) -> None:
+    before = {site: federation.offer(site, orders={"round": 1}) for site in SITES}
+    now = federation.offer("North")
+    with refused("wrong signature"):
+        federation.ask("North", met({**before, "North": now}))
+    assert federation.runs == []
+
+
+@attack(
+    "has a site train twice on the same, to sum it with other sites or under other weights",
+    "refused: what was run once is never run again, and no second sum follows a signed list",
+)
+def test_what_was_run_is_not_run_again(federation: Federation) -> None:
+    joined = federation.meet()
+    assert len(federation.runs) == 4
+    request = met({site: federation.offer(site, attempt=1) for site in SITES})
+    three = {site: federation.offer(site, attempt=2) for site in SITES[:3]}
+    with refused("other members than before"):
+        federation.ask("North", met(three, SITES[:3]))
+    with refused("wrong signature|not those that it sent"):
+        federation.ask("East", request)
+    for lie in ({"agreed": terms(feddraw())}, {"agreed": terms(policy=Policy(cap=0.5))}):
+        with refused("has run its app on this before"):
+            federation.offer("South", attempt=9, **lie)
+    with refused("no other attempt"):
+        federation.offer("North", attempt=2)
+    assert len(federation.runs) == 4
+    assert joined.keys() == set(SITES)
+
+
+def test_after_a_signed_list_nothing_is_masked_again(federation: Federation) -> None:
+    joined = federation.meet()
+    for site in SITES:
+        federation.add(site, joined)
+    with refused("is asked to mask"):
+        federation.add("North", joined)
+    federation.ask("North", Sign("moves", SITES))
+    with refused("has run its app on this before"):
+        federation.offer("North", attempt=1)
+    with refused("has run its app on this before"):
+        federation.ask("North", Again(digest_of(), 7))
+    with refused("its state is 'signed'"):
+        federation.ask("North", Sign("moves", SITES[:3]))
+    assert len(federation.runs) == 4
+
+
+@attack(
+    "calls the run by another name, to begin a round again",
+    "refused: a site's memory is keyed by its own key and by what it ran",
+)
+def test_another_run_text_does_not_make_a_second_sum_possible(federation: Federation) -> None:
+    federation.meet()
+    for run in ("another run", "", "a run "):
+        with refused("has run its app on this before"):
+            federation.offer("South", orders={"run": run, "weighted": {}}, attempt=1)
+    assert len(federation.runs) == 4
+
+
+@attack(
+    "restarts a site's node in the middle of a round",
+    "nothing is forgotten: what it ran, masked and signed is on its disk before an answer leaves",
+)
+def test_a_restarted_site_forgets_nothing(tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "sites")
+    joined = federation.meet()
+    for site in SITES:
+        federation.add(site, joined)
+    federation.ask("North", Sign("moves", SITES))
+    for context in federation.contexts.values():  # as Flower does at a restart
+        context.state = RecordDict()
+    with refused("is asked to mask"):
+        federation.add("East", joined)
+    with refused("its state is 'signed'"):
+        federation.ask("North", Sign("moves", SITES[:3]))
+    with refused("has run its app on this before"):
+        federation.offer("North", attempt=1)
+
+
+@attack(
+    "tells sites different sizes, or asks one how it weighs itself under several",
+    "a site weighs itself once, masks for one announcement, and opens only with those told the same",
+)
+def test_a_site_weighs_itself_once_and_for_what_it_masks(tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "sites")
+    policy = Policy(cap_times=1.5)
+    joined = federation.meet(agreed=terms(policy=policy))
+    told = federation.announcement(joined, policy=policy)
+    others = (replace(told.parties[1], size=9999), *told.parties[2:])
+    federation.ask("North", Weigh(told))
+    with refused("says it once"):
+        federation.ask("North", Weigh(replace(told, parties=(told.parties[0], *others))))
+    with refused("not its own"):
+        federation.ask("East", Weigh(replace(told, parties=(told.parties[0], *others))))
+    with refused("clients that were not asked"):
+        federation.ask("East", Weigh(replace(told, parties=(*told.parties, Party("Ghost", 5)))))
+    with refused("another round"):
+        federation.ask("East", Weigh(replace(told, terms=terms())))
+
+
+@attack(
+    "shows different lists of survivors, or asks for subsets",
+    "a site signs one list, and reveals only with t signatures under the same",
+)
+def test_a_site_signs_one_list_of_announced_clients(federation: Federation) -> None:
+    joined = federation.meet()
+    for site in SITES:
+        federation.add(site, joined)
+    with refused("only 2 of 4"):
+        federation.ask("North", Sign("moves", SITES[:2]))
+    with refused("were not announced"):
+        federation.ask("North", Sign("moves", (*SITES, "Ghost")))
+    signatures = {"North": federation.ask("North", Sign("moves", SITES)).signature}
+    signatures["East"] = federation.ask("East", Sign("moves", SITES[:3])).signature
+    with refused("wrong signature"):
+        federation.ask("North", Reveal("moves", SITES, signatures))
+
+
+# ---- 3: nothing else leaves
+
+
+@attack(
+    "asks for a model or an evaluation without secure sums",
+    "training is refused; an evaluation gives an empty answer, and no app runs",
+)
+def test_nothing_is_said_outside_secure_rounds(federation: Federation) -> None:
+    arrays = ArrayRecord({"head.weight": Array(MODEL)})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"lr": 0.1})})
+    with refused("takes part in secure sums only"):
+        federation.send("South", content)
+    assert dict(federation.send("South", content, "evaluate")["metrics"]) == {}
+    assert dict(federation.send("South", content, "query")["client"]) == {
+        "name": "South",
+        "number": 2,
+    }
+    assert federation.runs == []
+
+
+@attack(
+    "names the seed of local training",
+    "not used: seeds come from the site's key and what was agreed, different at every site",
+)
+def test_a_site_draws_its_own_seeds(tmp_path: Path) -> None:
+    seeds = []
+    for number, lie in enumerate(({}, {"client-seed": 7}, {"client-seed": 8, "seed": 0})):
+        federation = Federation(tmp_path / str(number))
+        federation.meet(orders=lie)
+        seeds.append({site: seed for site, _, seed in federation.runs})
+    drawn = [seed for one in seeds for seed in one.values()]
+    assert len(set(drawn)) == len(drawn)
+    assert not {0, 7, 8} & set(drawn)
+    simulated = Federation(tmp_path / "simulated", simulated=True)
+    simulated.meet(orders={"client-seed": 7})
+    assert {seed for _, _, seed in simulated.runs} == {0}  # none is given: the run's own holds
+
+
+@attack(
+    "asks for a tiny effort, so that a move is the gradient of one batch",
+    "refused below the site's own limit, which is its full effort unless it sets another",
+)
+def test_less_effort_than_the_sites_limit_is_refused(tmp_path: Path) -> None:
+    strict, mild = Federation(tmp_path / "a"), Federation(tmp_path / "b", effort=0.5)
+    for effort in (0.999, 1e-9, 0, -1, "1", None):
+        with refused("less effort than this site's own limit"):
+            strict.offer("South", orders={"effort": effort})
+    strict.offer("South", orders={"effort": 1.0})
+    mild.offer("South", orders={"effort": 0.5})
+
+
+@attack(
+    "provokes errors, to read data in their text",
+    "after agreement an app's errors leave as one sentence that is always the same",
+)
+def test_the_text_of_an_apps_error_stays_at_the_site(federation: Federation) -> None:
+    with pytest.raises(UserError) as error:
+        federation.meet(model=np.full(SHAPE, 99, np.float32))
+    assert str(error.value) == "its app failed, and its own log says why"
+    assert len(federation.runs) == 1
+
+
+def test_a_site_whose_app_was_cut_off_does_not_run_it_again(federation: Federation) -> None:
+    lethal = np.full(SHAPE, 99, np.float32)
+    keys = {site: federation.offer(site, model=lethal) for site in SITES}
+    with refused("its app failed"):
+        federation.ask("North", met(keys))
+    with refused("has run its app on this before"):
+        federation.ask("North", met(keys))
+    with refused("has run its app on this before"):
+        federation.offer("North", model=lethal, attempt=1)
+    assert len(federation.runs) == 1
+
+
+@attack(
+    "names another number than the images as the size, such as a loss",
+    "refused: the site names its size itself",
+)
+def test_a_server_does_not_choose_which_metric_is_said_in_clear(federation: Federation) -> None:
+    with refused("weighs by another number"):
+        federation.offer(
+            "South", agreed=replace(terms(), reading={"size": "loss", "classifier": "head"})
+        )
+
+
+def test_loss_and_length_are_in_no_answer(federation: Federation) -> None:
+    keys = {site: federation.offer(site) for site in SITES}
+    joined: dict[str, Any] = {}
+    said = []
+    for site in SITES:
+        content = federation.send(site, secure_messages.request_to_records(met(keys)))
+        said.append(str(content.config_records["secure"]["facts"]))
+        joined[site] = secure_messages.answer_of_records(Meet, content)
+    masked = [federation.add(site, joined) for site in SITES]
+    said += [str(one.statement) for one in masked]
+    assert all("loss" not in text and "length" not in text and "0.5" not in text for text in said)
+
+
+# ---- 5 to 8: methods, policies, numbers
+
+
+@attack(
+    "names a method that sums gradients or moves twice, or other sums than a method has",
+    "refused by every site, with the reason",
+)
+def test_a_method_that_is_not_secure_is_refused_by_the_site(federation: Federation) -> None:
+    for method, why in ((random_effects(), "first sum is of gradients"), (krum(), "cannot run")):
+        with refused(why):
+            federation.offer("South", agreed=terms(method))
+    with refused("other sums than its method has"):
+        federation.offer("South", agreed=replace(terms(), sums=("first", "moves")))
+    with refused("no such sums"):
+        federation.offer("South", agreed=replace(terms(), sums=("moves", "moves")))
+    with refused("another kind of round"):
+        federation.send("South", offered(), "evaluate")
+
+
+@attack(
+    "leaves out, or changes, a policy that a site requires",
+    "refused: the policy is part of what is agreed",
+)
+def test_a_site_refuses_a_round_without_the_policy_that_it_requires(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("[policy]\ncap_times = 1.5\n")
+    federation = Federation(tmp_path / "sites", policy=str(tmp_path / "policy.toml"))
+    for policy in (Policy(), Policy(cap_times=2.0), Policy(cap_times=1.5, fixed="North=0.9")):
+        with refused("another policy than this site requires"):
+            federation.offer("South", agreed=terms(policy=policy))
+    federation.offer("South", agreed=terms(policy=Policy(cap_times=1.5)))
+
+
+HOSTILE_SITES: dict[str, dict[str, Any]] = {
+    "a size of 1e-300": {"num-examples": 1e-300},
+    "a size of 400 digits": {"num-examples": "digits"},
+    "a size of 0": {"num-examples": 0},
+    "a negative size": {"num-examples": -5},
+    "the name absent 0": {"name": "absent 0"},
+}
+
+
+@attack(
+    "(a site) announces an absurd size, or a name of the ledger's own",
+    "that site is refused by name, and the others go on",
+)
+@pytest.mark.parametrize("lie", HOSTILE_SITES.values(), ids=HOSTILE_SITES)
+def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
+    lie: dict[str, Any], tmp_path: Path
+) -> None:
+    federation = Federation(tmp_path / "sites")
+    if "name" in lie:
+        for name, context in federation.contexts.items():
+            context.node_config |= {"sites": "", "client": lie["name"] if name == "South" else name}
+
+    def answer(message: Message, context: Context) -> Message:
+        """South's own code says what it likes."""
+        reply = federation.app(message, context)
+        record: Any = reply.content.config_records.get("secure", {})
+        facts = json.loads(str(record.get("facts", "{}")))
+        if context.node_id == 1003 and "size" in facts and "num-examples" in lie:
+            size = "9" * 400 if lie["num-examples"] == "digits" else repr(lie["num-examples"])
+            record["facts"] = json.dumps(facts).replace(
+                f'"size": {facts["size"]}', f'"size": {size}'
+            )
+        return reply
+
+    grid = InProcessGrid(answer, [])  # type: ignore[arg-type]
+    grid.contexts = {context.node_id: context for context in federation.contexts.values()}
+    strategy = FedDRAW(min_available_nodes=4, fraction_evaluate=0.0, secure=True)
+    strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
+    statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
+    (bad,) = [name for name, status in statuses.items() if status != "weighted"]
+    assert bad == lie.get("name", "South")
+    assert statuses[bad].startswith("refused: ")
+    assert sum(strategy.history[0].weights.values()) == pytest.approx(1.0)
+    assert len(strategy.history[0].weights) == 3
+
+
+# ---------------------------------------------------------------------------------- the central test
+
+
+class Watched(InProcess):
+    """The transport, with all that reaches the server."""
+
+    seen: ClassVar[list[tuple[str, Answer]]] = []
+
+    def offer(self, offer: Offer, round: SecureRound) -> dict[str, Keys]:
+        keys = super().offer(offer, round)
+        self.seen.extend(keys.items())
+        return keys
+
+    def ask(self, requests: Any) -> Iterator[tuple[str, Answer]]:
+        for name, answer in super().ask(requests):
+            kept = (
+                replace(answer, words=answer.words.copy()) if isinstance(answer, Masked) else answer
+            )
+            self.seen.append((name, kept))
+            yield name, answer
+
+
+@pytest.mark.parametrize("method", [fedavg(), fednova(), qfedavg(), feddisco()], ids=str)
+@pytest.mark.parametrize("policy", [Policy(), Policy(cap_times=1.5)], ids=["plain", "policy"])
+def test_exchanging_two_sites_updates_changes_nothing_that_the_server_sees_but_masks(
+    method: Method, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """North and East have the same listed values, and exchange updates, losses and all else.
+
+    With the same randomness in both worlds, all that the server gets is equal to the bit but
+    North's and East's masked words. These differ by their updates, in opposite directions: exactly
+    as if the mask that the two share, which nobody else knows, were another one.
+    """
+    if policy.limits_weights and why_no_policy(method):
+        pytest.skip("takes no policy")
+    keys = {name: Ed25519PrivateKey.generate() for name in SITES}
+    directory = {name: key.public_key() for name, key in keys.items()}
+    rng = np.random.default_rng(1)
+    sent = rng.normal(size=6).astype(np.float32)
+    rows = sent + 0.1 * rng.normal(size=(4, 6)).astype(np.float32)
+    labels = np.tile(np.array([[5, 1], [5, 1], [3, 2], [9, 4]], np.float32), 3)
+    worlds = []
+    for first, second in ((0, 1), (1, 0)):
+        order = [first, second, 2, 3]
+        cohort = cohort_of(
+            rows[order],
+            [20, 20, 30, 40],
+            sent=sent,
+            steps=[3, 3, 4, 5],
+            extra=[
+                {
+                    "progress": np.array([3.0 + n], np.float32),
+                    "loss": np.array([0.5 + n], np.float32),
+                    "labels": labels[n],
+                }
+                for n in order
+            ],
+        )
+        updates = [
+            replace(update, metrics={"loss": 0.25 * (n + 1)})
+            for update, n in zip(cohort.updates, order, strict=True)
+        ]
+        collect = Secure(SITES, [20, 20, 30, 40], policy=policy)
+        for name, site in collect._sites.items():
+            collect._sites[name] = SecureSite(
+                replace(site.settings, key=keys[name], directory=directory), MemoryOfProcess()
+            )
+        source = Random(7).randbytes
+        defaults = SecureSumClient.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "rng", source)
+        monkeypatch.setattr("feddraw.secure.rounds.in_process.InProcess", Watched)
+        monkeypatch.setattr(Watched, "seen", [])
+        state = method.init(cohort.sent)
+        result = collect(Round(1, 15, cohort.sent, method, state, SITES, range(4)), updates)
+        assert len(result.weights) == 4, [entry.status for entry in result.ledger]
+        worlds.append((Watched.seen, result))
+    (here, result), (there, other) = worlds
+    assert [name for name, _ in here] == [name for name, _ in there]
+    changed = {name: np.zeros(0, np.uint64) for name in SITES}
+    for (name, one), (_, two) in zip(here, there, strict=True):
+        if isinstance(one, Masked):
+            assert isinstance(two, Masked)
+            assert one.statement == two.statement
+            changed[name] = np.append(changed[name], one.words - two.words)
+        elif isinstance(one, Joined):
+            assert isinstance(two, Joined)
+            assert (one.size, one.shares) == (two.size, two.shares)
+        else:
+            assert one == two
+    assert changed["North"].any()
+    assert not (changed["North"] + changed["East"]).any()
+    assert not changed["South"].any()
+    assert not changed["West"].any()
+    assert np.array_equal(result.next_model.params, other.next_model.params)
+    assert str(result.ledger) == str(other.ledger)
+    assert result.loss == other.loss
+
+
+def test_the_table_of_attacks_in_the_docs_is_that_of_the_tests() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text()
+    table = "\n".join(f"| {lie} | {outcome} |" for lie, outcome in ATTACKS.items())
+    assert table in text, f"docs/privacy.md should have:\n{table}"

@@ -39,7 +39,7 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
-from feddraw.results.ledger_table import LedgerTable
+from feddraw.results.ledger_table import LedgerTable, read_ledger
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import Opened
 from feddraw.secure.rounds.in_process import Drops, Secure
@@ -63,7 +63,6 @@ from feddraw.secure.sums.session import Session
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
-from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import NAMES, cohort_of, same
 
@@ -281,7 +280,7 @@ def test_bits_are_the_same_for_any_number_of_workers_and_the_ledger_is_as_usual(
     assert all(same(found[0].model, one.model) for one in found)
     ledgers = [(tmp_path / str(number) / "weights.csv").read_text() for number in range(3)]
     assert ledgers[0] == ledgers[1] == ledgers[2]
-    assert [entry.status for entry in found[0].ledger] == ["counted"] * 3
+    assert [entry.status for entry in found[0].ledger] == ["weighted"] * 3
 
 
 def test_a_killed_secure_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -356,7 +355,7 @@ def test_a_client_that_falls_silent_leaves_a_round_of_the_others(
         if stage > 1 and sum == MOVES_SUM:  # its size was known: the prior is over all
             ratio = outcome.weights["North"] / outcome.weights["West"]
             assert ratio == pytest.approx(whole["North"] / whole["West"], rel=1e-12)
-        assert outcome.ledger[1].status == ("counted" if counts else "missing")
+        assert outcome.ledger[1].status == ("weighted" if counts else "missing")
 
 
 def test_where_too_many_fall_silent_the_model_stays_and_the_ledger_says_why() -> None:
@@ -376,7 +375,7 @@ def test_where_every_client_is_refused_under_a_policy_the_model_stays() -> None:
     ]
     found = hidden_round(METHODS["feddraw"], sent, state, broken, policy=Policy(cap=0.5))
     assert same(found.next_model, sent)
-    assert not any(entry.counted for entry in found.ledger)
+    assert not any(entry.weighted for entry in found.ledger)
 
 
 def test_a_client_keeps_a_move_that_is_not_finite_or_too_long_to_itself() -> None:
@@ -544,7 +543,9 @@ def test_the_ledger_explains_weights_as_far_as_they_do_and_says_what_is_hidden(
     lines = (tmp_path / "run" / "weights.csv").read_text().splitlines()
     column = lines[0].split(",").index("influence")
     assert {line.split(",")[column] for line in lines[1:]} == {"hidden"}
-    assert np.isnan(LedgerTable.of(read_csv(tmp_path / "run" / "weights.csv"))["influence"]).all()
+    assert np.isnan(
+        LedgerTable.of(read_ledger(tmp_path / "run" / "weights.csv"))["influence"]
+    ).all()
 
 
 def test_all_that_a_client_says_beside_its_words_is_its_weight_and_its_steps() -> None:
@@ -567,7 +568,7 @@ def test_a_policy_holds_under_secure_sums(name: str) -> None:
     assert max(hidden.weights.values()) <= 0.3 + 1e-9
     assert hidden.weights == pytest.approx(plain.weights, abs=1e-9)
     assert [entry.clause for entry in hidden.ledger] == [entry.clause for entry in plain.ledger]
-    assert hidden.ledger[0].status.split(":")[0] == "counted"
+    assert hidden.ledger[0].status.split(":")[0] == "weighted"
     assert "policy.max_size" in hidden.ledger[0].status
     assert within(plain.model, hidden.model, sent, updates)
 
@@ -611,6 +612,18 @@ def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
 
 
 # ----------------------------------------------------------------------------------- partial labels
+
+
+@pytest.mark.parametrize("name", ["qfedavg", "fednova"])
+def test_a_factored_step_of_a_row_is_that_of_those_who_label_it(name: str) -> None:
+    """The mean term that scales a row is over the clients that label its finding."""
+    method, (sent, state, updates) = METHODS[name], a_round(name)
+    part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
+    plain = plain_round(method, sent, state, part)
+    hidden = hidden_round(method, sent, state, part)
+    assert within(plain.model, hidden.model, sent, part, 4.0)
+    row = sent.layout.rows_of(1)[0]
+    assert np.abs(plain.model.params[row] - sent.params[row]).max() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["feddraw", "fedavg", "feddraw_by_class", "fedadam"])

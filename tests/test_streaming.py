@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from feddraw.server.streaming import RunningSum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +17,10 @@ from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import complete
 from feddraw.methods.feddraw import feddraw
+from feddraw.server.collectors import RunningSum
 from feddraw.server.gate import Gate
 from small import small
 from tiny import (
-    SIZES,
     cohort_of,
     same,
     streamed,
@@ -32,7 +31,6 @@ from tiny import (
 )
 
 STREAMING = streaming_methods()
-ANNOUNCED = dict(enumerate(SIZES))
 every_streaming = pytest.mark.parametrize("name", STREAMING)
 
 
@@ -48,7 +46,7 @@ def both(name, change=list, round=1):
     """
     method, sent, state, updates = a_round(name)
     at_once = together(method, sent, state, change(updates), round=round)
-    return at_once, streamed(method, sent, state, change(updates), sizes=ANNOUNCED, round=round)
+    return at_once, streamed(method, sent, state, change(updates), round=round)
 
 
 def test_the_methods_of_the_paper_that_average_stream():
@@ -97,13 +95,13 @@ def test_a_client_that_says_another_size_than_before_is_refused():
 @pytest.mark.parametrize("gate", [Gate(norm="refuse"), Gate(clip=0.9)])
 def test_a_gate_that_waits_for_all_updates_is_refused(gate):
     with pytest.raises(UserError, match="cannot wait for the median"):
-        streamed(*a_round("fedavg"), sizes=ANNOUNCED, gate=gate)
+        streamed(*a_round("fedavg"), gate=gate)
 
 
 def test_where_all_are_refused_the_model_stays():
     method, sent, state, updates = a_round("uniform")
     broken = [replace(update, steps=0) for update in updates]
-    assert streamed(method, sent, state, broken, sizes=ANNOUNCED).model is sent
+    assert streamed(method, sent, state, broken).model is sent
 
 
 def test_bits_are_the_same_for_any_number_of_workers():
@@ -161,7 +159,7 @@ def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths
     sent, *rows = np.random.default_rng(seed).standard_normal((len(sizes) + 1, 6))
     cohort = cohort_of(rows, sizes, sent=sent)
     method = feddraw(**strengths)
-    a_round = method, cohort.model, method.init(cohort.model), cohort.updates
+    a_round = method, cohort.sent, method.init(cohort.sent), cohort.updates
     options = {
         "round": when[0],
         "rounds": when[1],
@@ -169,7 +167,7 @@ def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths
         "gate": Gate(max_size=10**12),
     }
     at_once = together(*a_round, **options)
-    stream = streamed(*a_round, sizes=dict(enumerate(sizes)), **options)
+    stream = streamed(*a_round, sizes=sizes, **options)
     assert [entry.weight for entry in stream.ledger] == pytest.approx(
         [entry.weight for entry in at_once.ledger], abs=1e-9
     )
@@ -179,12 +177,13 @@ def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths
 def test_a_server_rule_that_wants_more_than_the_average_is_told_so():
     @dataclass(frozen=True)
     class Doubled(Server):
-        def step(self, cohort, weights, state):
-            return cohort.combine(2 * weights.values), state
+        def step(self, sums, state):
+            twice = 2 * sums.weights.values
+            return sums.cohort.sent.params + sums.moved_by(twice, slice(None)), state
 
     method, *rest = a_round("fedavg")
     with pytest.raises(UserError, match="set stream = false"):
-        streamed(with_server(method, Doubled()), *rest, sizes=ANNOUNCED)
+        streamed(with_server(method, Doubled()), *rest)
 
 
 def test_memory_for_updates_does_not_grow_with_the_clients():

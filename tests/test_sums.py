@@ -13,10 +13,11 @@ from feddraw.core import Cohort, Entry, Layout, Model, Update, gram, sums
 from feddraw.experiment.running import run
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
+from feddraw.server.collectors import CohortSums
 from feddraw.server.gate import Gate
-from feddraw.server.round import aggregate_round
 from feddraw.system.file_reading import read_json
 from small import small
+from tiny import aggregate, together
 
 COLUMNS = (1 << 19) + 12_345  # more than one thread's part, and an end that fits no block
 compiled = pytest.mark.skipif(sums.compiled_sums() is None, reason="no C compiler here")
@@ -137,9 +138,8 @@ def round_of(method, rows, sent, gate=None):
     ]
     sent = Model(sent, *nothing, layout)
     clients = [f"C{k}" for k in range(len(rows))]
-    return aggregate_round(4, 15, sent, method, method.init(sent), updates, clients, gate), Cohort(
-        4, 15, sent, updates, len(rows)
-    )
+    result = together(method, sent, method.init(sent), updates, round=4, clients=clients, gate=gate)
+    return result, Cohort(4, 15, sent, updates, len(rows))
 
 
 @pytest.mark.parametrize("method", [fedavg(), feddraw()], ids=["fedavg", "feddraw"])
@@ -150,34 +150,32 @@ def test_who_is_refused_after_the_sum_is_not_in_it(method, wrong):
     outcome, cohort = round_of(method, rows, sent)
     assert outcome.ledger[2].status.startswith("refused: parameters are not finite")
     others = replace(cohort, updates=[update for update in cohort.updates if update.client != 2])
-    expected = method.aggregate(others, method.init(cohort.model))
+    expected = aggregate(method, others)
     assert np.array_equal(outcome.model.params, expected.model.params)
     assert [
-        entry.weight for entry in outcome.ledger if entry.counted
+        entry.weight for entry in outcome.ledger if entry.weighted
     ] == expected.coefficients.tolist()
 
 
-def test_a_known_sum_is_given_for_its_own_coefficients_only():
+def test_a_sum_and_the_distances_come_from_one_pass_and_other_numbers_from_another():
     rows, sent, _ = some(3, 5_000)
     _, cohort = round_of(fedavg(), rows, sent)
-    weights = fedavg().weighting.weigh(cohort, {})[0]
-    summed, distances = cohort.summed(weights)
-    assert summed.combine(weights.values) is summed.total
-    assert np.array_equal(summed.total, cohort.combine(weights.values))
+    rule = fedavg().aggregation
+    weights, _ = rule.weighting.weigh(cohort, {})
+    sums, distances = CohortSums.measured(rule, cohort, weights)
+    assert np.array_equal(sums.average(), cohort.averaged(weights.values))
     assert np.array_equal(distances, cohort.distances)
     others = np.array([0.5, 0.25, 0.25])
-    piece = [(slice(5, 90), others)]
-    assert np.array_equal(summed.combine(others), cohort.combine(others))
-    assert np.array_equal(
-        summed.combine(weights.values, piece), cohort.combine(weights.values, piece)
-    )
+    for span in (slice(5, 90), slice(None)):
+        expected = others @ cohort.moves[:, span].astype(np.float64)
+        assert sums.moved_by(others, span) == pytest.approx(expected, abs=1e-6)
 
 
 def test_who_is_clipped_after_the_sum_is_summed_again():
     rows, sent, _ = some(5, 5_000)
     rows[2] = sent + 40 * (rows[2] - sent)
     far, near = (round_of(fedavg(), rows, sent, Gate(clip=clip))[0] for clip in (0.0, 2.0))
-    assert near.ledger[2].status.startswith("counted: clipped")
+    assert near.ledger[2].status.startswith("weighted: clipped")
     assert near.ledger[2].influence < far.ledger[2].influence
     assert np.linalg.norm(near.model.params - sent) < np.linalg.norm(far.model.params - sent) / 5
 
@@ -189,7 +187,7 @@ def test_a_run_with_clipping_is_the_same_with_and_without_a_compiler(tmp_path, m
         monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
         list(run(experiment, tmp_path / name))
     ledger = (tmp_path / "numpy" / "weights.csv").read_text()
-    assert ledger.count("counted: clipped") >= 3
+    assert ledger.count("weighted: clipped") >= 3
     assert (tmp_path / "compiled" / "weights.csv").read_text() == ledger
     models = [
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("numpy", "compiled")

@@ -23,6 +23,7 @@ from feddraw.cli.terminal import console, plain_words, table
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
 from feddraw.report import write_report
+from feddraw.results.metrics import MacroMetric, RunMetrics, SplitMetrics
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system import csv_cells
@@ -95,7 +96,7 @@ def test_no_name_reaches_a_terminal_as_a_command_or_as_markup(name: str) -> None
         {
             "weights": {name: 0.5},
             "diverged": "",
-            "metrics": {"validation": {"auc": {"macro": 0.5}}},
+            "metrics": RunMetrics(validation=SplitMetrics(auc=MacroMetric(macro=0.5))),
         },
     )()
     result.ledger, result.loss, result.round = [entry], 0.1, 0
@@ -221,7 +222,7 @@ def test_any_names_give_whole_pages_figures_and_explanations(
     assert not ACTIVE.search(said.output)
 
 
-def deal(labels, seed, scale):  # type: ignore[no-untyped-def]
+def split_anyhow(labels, seed, scale):  # type: ignore[no-untyped-def]
     """A scenario whose clients have hostile names."""
     rows = np.arange(len(labels))
     return {"[/x]": rows[::3], "\x1b[31mred": rows[1::3], "=cmd|'/c calc'!A1": rows[2::3]}
@@ -245,7 +246,7 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         "--size",
         "28",
         "--scenario",
-        "test_text:deal",
+        "test_text:split_anyhow",
     ]
     words += [
         "--method",
@@ -265,7 +266,7 @@ def test_a_run_with_hostile_sites_and_findings_goes_through_to_the_report(
         assert not ACTIVE.search(done.output)
         assert "[/x]" in done.output or command[0] == "report"
     assert [row["client"] for row in read_csv(tmp_path / "run" / "weights.csv")] == [
-        *deal(range(9), 0, 1)
+        *split_anyhow(range(9), 0, 1)
     ]
 
 

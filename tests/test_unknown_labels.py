@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddraw.server.streaming import aggregate_stream
 from numpy.typing import NDArray
 
 import tiny
@@ -30,14 +29,13 @@ from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import opened_engine, run
-from feddraw.federation import federate
 from feddraw.flower.score_histograms import BINS, count_by_score, histogram_metrics
 from feddraw.flower.score_histograms import best_threshold_bin as merged_edge
 from feddraw.methods.fedavg import fedavg
-from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
+from feddraw.methods.feddraw import feddraw
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.round import RoundResult
 from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, loss_over_known
 from feddraw.training.network_by_name import build_network
@@ -241,8 +239,8 @@ def test_metrics_leave_unknown_labels_out() -> None:
         ("a", "b"),
         [0.5, math.nan],
     )
-    assert table["auc"]["macro"] == 0.75
-    assert table["undefined"] == ["b"]
+    assert table.auc.macro == 0.75
+    assert table.undefined == ("b",)
     weights = np.ones((1, 5))
     both = np.stack([truth, np.full(5, UNKNOWN, np.int8)], 1)
     macro = bootstrap._macro_of_replicates(
@@ -260,11 +258,11 @@ def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_
     validation[1, 1] = 0  # no site has a positive validation image of b
     edges = [merged_edge(*validation[:, place]) for place in range(2)]
     found = histogram_metrics(counts, ("a", "b"), edges)
-    assert found["auc"]["per_class"] == {"a": 1.0, "b": 1.0}
-    assert found["gm"]["per_class"]["a"] == found["gm"]["macro"] == 1.0
-    assert math.isnan(found["gm"]["per_class"]["b"])
-    assert math.isnan(found["thresholds"]["b"])
-    assert found["undefined"] == ["b"]
+    assert found.auc.per_class == {"a": 1.0, "b": 1.0}
+    assert found.gm.per_class["a"] == found.gm.macro == 1.0
+    assert math.isnan(found.gm.per_class["b"])
+    assert math.isnan(found.thresholds["b"])
+    assert found.undefined == ("b",)
 
 
 def test_a_contact_sheet_calls_no_image_healthy_whose_labels_are_not_known() -> None:
@@ -323,8 +321,8 @@ def cohort_of(
 
 
 def aggregated(method: Method, sent: Model, updates: Sequence[Update], **how: Any) -> RoundResult:
-    return aggregate_round(
-        1, 4, sent, method, method.init(sent), updates, ["A", "B", "C", "D"], **how
+    return tiny.together(
+        method, sent, method.init(sent), updates, round=1, rounds=4, clients=list("ABCD"), **how
     )
 
 
@@ -387,7 +385,7 @@ def test_a_row_that_nobody_labels_stays_as_it_was_sent(name: str) -> None:
     state = method.init(sent)
     if name == "fedadam":  # momentum of earlier rounds would move it
         state["server"]["mean"] = np.ones_like(sent.params)
-    outcome = aggregate_round(1, 4, sent, method, state, updates, ["A", "B", "C", "D"])
+    outcome = tiny.together(method, sent, state, updates, round=1, rounds=4, clients=list("ABCD"))
     assert row(outcome.next_model, 1).tobytes() == row(sent, 1).tobytes()
     assert (row(outcome.next_model, 0) != row(sent, 0)).all()
     moved = {entry.client for entry in outcome.pieces if entry.piece == "class 2" and entry.weight}
@@ -406,16 +404,18 @@ def test_similarity_is_over_the_rows_that_a_client_labels() -> None:
     first = updates[0].model.params
     for place in LAYOUT.rows_of(1):
         first[place] = sent.params[place]  # has not moved, as nothing taught it
-    cohort = Cohort(1, 4, sent, updates, 4)
-    found = DualReputationAnnealing().similarity(cohort)
+
+    def similarities(updates: Sequence[Update]) -> NDArray[np.float64]:
+        weights, _ = tiny.weighting_of(feddraw()).weigh(Cohort(1, 4, sent, updates, 4), {})
+        return np.asarray(weights.parts["similarity"])
+
+    found = similarities(updates)
     ours = np.concatenate([row(updates[0].model, output) for output in (0, 2)]).astype(float)
     theirs = np.concatenate([row(sent, output) for output in (0, 2)]).astype(float)
     assert found[0] == pytest.approx(
         ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs), abs=1e-12
     )
-    whole = DualReputationAnnealing().similarity(
-        Cohort(1, 4, sent, [replace(u, labelled=None) for u in updates], 4)
-    )
+    whole = similarities([replace(update, labelled=None) for update in updates])
     assert found[0] < whole[0]  # the row that has not moved made it look more similar
     assert found[1:].tolist() == pytest.approx(whole[1:].tolist(), abs=1e-12)
 
@@ -424,9 +424,15 @@ def test_streams_and_policies_divide_rows_alike() -> None:
     sent, updates = cohort_of([(True, False, own) for own in (True, True, False, True)])
     for method in (fedavg(), feddraw()):
         at_once = aggregated(method, sent, updates)
-        sizes = dict(enumerate(SIZES))
-        stream = aggregate_stream(
-            1, 4, sent, method, method.init(sent), updates, list("ABCD"), sizes
+        stream = tiny.streamed(
+            method,
+            sent,
+            method.init(sent),
+            updates,
+            sizes=SIZES,
+            round=1,
+            rounds=4,
+            clients=list("ABCD"),
         )
         np.testing.assert_allclose(stream.next_model.params, at_once.next_model.params, atol=1e-6)
         assert row(stream.next_model, 1).tobytes() == row(sent, 1).tobytes()
@@ -446,7 +452,7 @@ def test_a_false_announcement_is_refused() -> None:
     wrong = {1: np.ones(2, bool), 2: np.zeros(3, bool), 3: np.ones(3, np.float32)}
     updates = [replace(update, labelled=wrong.get(update.client)) for update in updates]
     status = [entry.status for entry in aggregated(fedavg(), sent, updates).ledger]
-    assert status[0] == "counted"
+    assert status[0] == "weighted"
     assert "shape (2,)" in status[1]
     assert "none of the findings" in status[2]
     assert "type float32" in status[3]
@@ -486,7 +492,9 @@ def test_engines_give_the_same_bits(name: str) -> None:
         setting = prepare(experiment, dataset=data)
         with opened_engine(setting) as running:
             method = setting.method
-            *_, last = federate(setting.initial, method, running, setting.clients, rounds=2, seed=0)
+            *_, last = tiny.federate(
+                setting.initial, method, running, setting.clients, rounds=2, seed=0
+            )
         models[engine] = last.next_model.params.tobytes()
         told = {entry.piece: set() for entry in last.pieces}
         for entry in last.pieces:

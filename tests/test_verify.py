@@ -80,7 +80,7 @@ def test_another_environment_is_told(finished: Path, tmp_path: Path) -> None:
 def test_mistakes_are_one_line(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--rounds must be from 1 to 3, not 4"):
         verify(finished, 4)
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="is not the folder of a run"):
         verify(tmp_path)
 
 

@@ -11,17 +11,20 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
+from feddraw.results.round_log import RoundLine
 from feddraw.results.run_collection import collect_runs
+from feddraw.results.run_reader import GrowingFile
 from feddraw.watch import followed_runs as following
-from feddraw.watch.followed_runs import FollowedFolder, FollowedRun, GrowingFile
+from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
 from feddraw.watch.server import WatchServer, require_loopback, usual_watch_port
-from run_folders import make_run
+from run_folders import log_line, make_run
 from small import small
 
 KEY = "a key of a test for the watch"
@@ -103,9 +106,7 @@ def test_a_name_with_a_quotation_mark_does_not_hold_up_the_log(tmp_path):
     run = FollowedRun(make_run(tmp_path / "run", rounds=1, finished=False), "run", 0)
     run.look(None, time.time())
     with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
-        file.write(
-            json.dumps({"round": 1, "loss": 0.5, "client_seconds": {'the "A" of 5" ': 1.0}}) + "\n"
-        )
+        file.write(json.dumps(log_line(1, client_seconds={'the "A" of 5" ': 1.0})) + "\n")
     assert run.look(None, time.time())
     assert run.rounds[-1].client_seconds == {'the "A" of 5" ': 1.0}
 
@@ -143,7 +144,13 @@ def test_time_left_is_that_of_the_rounds_to_come_less_what_has_passed():
     run = FollowedRun(following.Path("nowhere"), "run", 0)
     run.total = 10
     run.rounds = [
-        following.FollowedRound(t, 0.5, 1.0, {"training": 20.0}, {}, 1000.0 + 20 * t)
+        RoundLine(
+            round=t,
+            loss=1.0,
+            seconds={"training": 20.0},
+            client_seconds={},
+            time=datetime.fromtimestamp(1000 + 20 * t, UTC),
+        )
         for t in range(4)
     ]
     assert run.left(1060.0, None) == 120
@@ -213,10 +220,7 @@ def test_a_damaged_log_is_told_at_every_look_until_it_is_mended(tmp_path, name):
 def test_a_report_says_how_far_an_unfinished_run_has_come_and_when_it_last_wrote(tmp_path):
     make_run(tmp_path / "whole")
     half = make_run(tmp_path / "half", method="fedavg", finished=False) / "rounds.jsonl"
-    lines = [
-        json.loads(line) | {"time": "2026-11-17T05:54:07+00:00"}
-        for line in half.read_text().splitlines()[:3]
-    ]
+    lines = [json.loads(line) for line in half.read_text().splitlines()[:3]]
     lines[-1]["validation"]["macro"] = 0.75
     half.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (problem,) = collect_runs([tmp_path]).problems
@@ -238,7 +242,7 @@ def test_the_state_has_all_runs_and_then_only_what_changed(served, study):
     again = f"since={first['version']}&instance={first['instance']}"
     assert state(served, again)["changed"] == []
     with (study / "a_fedavg_seed=0" / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps({"round": 4, "loss": 0.5, "validation": {"macro": 0.5}}) + "\n")
+        file.write(json.dumps(log_line(4)) + "\n")
     assert [run["name"] for run in state(served, again)["changed"]] == ["a_fedavg_seed=0"]
     assert len(state(served, f"since={first['version']}&instance=another")["changed"]) == 2
 

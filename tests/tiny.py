@@ -18,7 +18,9 @@ from feddraw import catalog
 from feddraw.core import (
     Cohort,
     Entry,
+    Extra,
     Job,
+    Joint,
     Layout,
     Local,
     Memory,
@@ -34,11 +36,14 @@ from feddraw.core import (
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.federation import Federation, federate
-from feddraw.server.collectors import Streaming, Together
+from feddraw.federation import Federation, OnUpdate
+from feddraw.federation import federate as federate_with
+from feddraw.server.aggregate import Aggregate
+from feddraw.server.collectors import CohortSums, Streaming, Together, joined, stepped
 from feddraw.server.gate import Gate, accept, inspect
+from feddraw.server.partial_labels import divided_among_labelling
 from feddraw.server.policy import Policy
-from feddraw.server.round import Round, RoundResult
+from feddraw.server.round import Collector, Round, RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.server_images import ServerImages
@@ -98,32 +103,57 @@ def bench(
     )
 
 
-def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
+def through_gate(
+    updates: Sequence[Update], sent: Model, clients: int, gate: Gate
+) -> tuple[list[Update], Any]:
     """The updates that count, and what the gate found about each client's."""
-    verdicts = inspect(updates, sent, {}, clients, gate)
+    extras: dict[str, Extra] = {}
+    verdicts = inspect(updates, sent, extras, clients, gate)
     sound = [update for update in updates if not verdicts[update.client].reason]
     cohort = Cohort(0, 1, sent, sound, clients)
     return accept(cohort, cohort.distances, verdicts, gate)
 
 
+def federate(
+    model: Model,
+    method: Method,
+    engine: Any,
+    clients: Sequence[str],
+    *,
+    rounds: int,
+    seed: int,
+    start: int = 0,
+    state: State | None = None,
+    gate: Gate | None = None,
+    policy: Policy | None = None,
+    proxy: Any = None,
+    collect: Collector | None = None,
+    efforts: Callable[[int], Mapping[int, float]] | None = None,
+    on_update: OnUpdate | None = None,
+) -> Iterator[RoundResult]:
+    """A federation whose server has all updates at once, unless `collect` says otherwise."""
+    collect = collect or Together(gate or Gate(), policy or Policy(), proxy)
+    federation = Federation(
+        method=method,
+        engine=engine,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        collect=collect,
+        efforts=efforts,
+        on_update=on_update,
+    )
+    return federate_with(federation, model, start=start, state=state)
+
+
 def train(
     method: Method, rounds: int = 1, *, engine: Any = None, clients: int = 0, **options: Any
 ) -> list[RoundResult]:
-    """Rounds of the small federation; `collect` is how the server takes updates in, else
-    all together under `gate` and `policy`.
-    """
-    kept = {name: options.pop(name) for name in ("gate", "policy") if name in options}
-    collect = options.pop("collect", None) or Together(proxy=server_images(), **kept)
-    federation = Federation(
-        method=method,
-        engine=engine or bench(method),
-        clients=NAMES[: clients or len(NAMES)],
-        rounds=rounds,
-        seed=0,
-        collect=collect,
-        efforts=options.pop("efforts", None),
-    )
-    return list(federate(federation, options.pop("model", initial()), **options))
+    engine = engine or bench(method)
+    names = NAMES[: clients or len(NAMES)]
+    options = {"proxy": server_images()} | options
+    model = options.pop("model", initial())
+    return list(federate(model, method, engine, names, rounds=rounds, seed=0, **options))
 
 
 @cache
@@ -148,14 +178,15 @@ def method_of(name: str) -> Method:
     return make_method(Experiment(method={"name": name} | FEWER.get(name.partition("+")[0], {})))
 
 
-def weighting_of(method: Method) -> Weighting:
-    assert isinstance(method.aggregation, Weighted)
-    return method.aggregation.weighting
+def weighting_of(method: Method) -> Any:
+    """Its weighting; a joint rule weighs and steps by itself."""
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.weighting
 
 
-def server_of(method: Method) -> Server:
-    assert isinstance(method.aggregation, Weighted)
-    return method.aggregation.server
+def server_of(method: Method) -> Any:
+    rule = method.aggregation
+    return rule if isinstance(rule, Joint) else rule.server
 
 
 def made_of(local: Local, weighting: Weighting, server: Server) -> Method:
@@ -168,11 +199,23 @@ def mixed(weighting: Weighting, training: Method) -> Method:
 
 
 def with_server(method: Method, server: Server) -> Method:
-    return replace(method, aggregation=Weighted(weighting_of(method), server))
+    return made_of(method.local, weighting_of(method), server)
 
 
 def streaming_methods() -> list[str]:
     return [name for name in METHODS if not why_not_streaming(method_of(name))]
+
+
+def aggregate(method: Method, cohort: Cohort, state: State | None = None) -> Aggregate:
+    """What the rules of a method make of a cohort, without gate, policy and ledger."""
+    state = method.init(cohort.sent) if state is None else state
+    rule = method.aggregation
+    if isinstance(rule, Joint):
+        return joined(rule, cohort, state)
+    weights, weighting_state = rule.weighting.weigh(cohort, state["weighting"])
+    weights = divided_among_labelling(cohort, weights)
+    sums, _ = CohortSums.measured(rule, cohort, weights)
+    return stepped(rule, sums, state | {"weighting": weighting_state})
 
 
 def covering(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:
@@ -226,9 +269,8 @@ def trained(name: str) -> Trained:
         return arrived
 
     watched = Altered(engine, keep)
-    collect = Together(proxy=server_images())
-    federation = Federation(method, watched, NAMES, rounds=4, seed=0, collect=collect)
-    for result in federate(federation, initial()):
+    rounds = federate(initial(), method, watched, NAMES, rounds=4, seed=0, proxy=server_images())
+    for result in rounds:
         results.append(result)
         memory.append(deepcopy(engine.memory))
     return Trained(method, results, updates, memory)
@@ -247,9 +289,9 @@ def together(
     policy: Policy | None = None,
 ) -> RoundResult:
     """One round of a server that has all updates at once."""
-    collect = Together(gate=gate or Gate(), policy=policy or Policy(), proxy=server_images())
-    this_round = Round(round, rounds, sent, method, state, clients, range(len(clients)))
-    return collect(this_round, updates)
+    collect = Together(gate or Gate(), policy or Policy(), server_images())
+    sampled = range(len(clients))
+    return collect(Round(round, rounds, sent, method, state, clients, sampled), updates)
 
 
 def streamed(
@@ -258,16 +300,21 @@ def streamed(
     state: State,
     updates: Sequence[Update],
     *,
-    sizes: Mapping[int, int],
+    sizes: Sequence[int] | Mapping[int, int] = SIZES,
     round: int = 1,
     rounds: int = 15,
     clients: Sequence[str] = NAMES,
     gate: Gate | None = None,
 ) -> RoundResult:
-    """One round of a server that sums updates as they come; `sizes` are those announced before."""
-    listed = [sizes.get(client, 1) for client in range(len(clients))]
-    this_round = Round(round, rounds, sent, method, state, clients, list(sizes))
-    return Streaming(listed, gate or Gate())(this_round, iter(updates))
+    """One round of a server that sums updates as they come; `sizes` are those announced before,
+    of all clients or by number of those that were sampled.
+    """
+    announced = dict(sizes if isinstance(sizes, Mapping) else enumerate(sizes))
+    collect = Streaming(
+        [announced.get(client, 1) for client in range(len(clients))], gate or Gate()
+    )
+    sampled = list(announced)
+    return collect(Round(round, rounds, sent, method, state, clients, sampled), iter(updates))
 
 
 # ------------------------------------------------------------------------------------------ updates
@@ -280,7 +327,7 @@ def kinds_of_client() -> list[str]:
     }
     return list(
         {
-            (type(m.local), m.asks, m.weighting.proxy): name
+            (type(m.local), m.asks, m.needs.server_images): name
             for name, m in reversed(methods.items())
         }.values()
     )

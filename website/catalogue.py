@@ -132,7 +132,7 @@ def mixtures() -> str:
     rows = {"A, gives its weighting": "A", "B, gives its local and server rules": "B"}
     lines = [
         f"| {title} |"
-        f" {', '.join(f'`{name}`' for name, method in made.items() if place_in_mixture(method) == half)} |"
+        f" {', '.join(f'`{name}`' for name, method in made.items() if half in place_in_mixture(method))} |"
         for title, half in rows.items()
     ]
     alone = {name: method for name, method in made.items() if place_in_mixture(method) == "neither"}

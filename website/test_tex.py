@@ -16,8 +16,8 @@ from feddraw.analysis.plots import figure_style, save_figure
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.paper import published_tables
 from feddraw.report import latex, paper_tex
-from feddraw.report.report_statistics import compute_report
 from feddraw.report.section_order import compose_report
+from feddraw.report.statistics import compute_report
 from feddraw.results.run_collection import collect_runs
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

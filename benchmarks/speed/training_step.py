@@ -108,14 +108,9 @@ def _training_step_ratios(session: TimingSession, workload: Workload) -> dict[st
 
 def our_training_step(trainer: Trainer, network: Network, rows: Rows) -> Callable[[], object]:
     """Our loop over one batch, with the trainer's settings."""
-    return partial(
-        fit,
-        network,
-        make_optimizer(network, trainer.training),
-        trainer.examples,
-        rows,
-        LocalTraining(trainer.training, trainer.smoothed_loss, seed=0),
-    )
+    how = LocalTraining(trainer.training, trainer.smoothed_loss, seed=0)
+    optimizer = make_optimizer(network, trainer.training)
+    return partial(fit, network, optimizer, trainer.examples, rows, how)
 
 
 def _batch_reader(examples: Examples, batch: int, folder: Path) -> Timed:

@@ -30,10 +30,8 @@ APP = Path(__file__).parent / "app"
 DOOR = Path(__file__).parent / "nginx.conf"  # the guide's own file
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
-SEVERAL_PORTS = tuple(map(int, version("flwr").split(".")[:2])) < (
-    1,
-    38,
-)  # of a SuperLink: nodes, `flwr`, its own
+FLOWER_VERSION = tuple(map(int, version("flwr").split(".")[:2]))
+SEVERAL_PORTS = FLOWER_VERSION < (1, 38)  # of a SuperLink: for nodes, for `flwr`, for its own apps
 REFUSED = 305  # a SuperNode's way of saying that the SuperLink does not know it
 
 
@@ -41,11 +39,9 @@ class Federation:
     """Processes of one federation, each in a session of its own with a log of its own."""
 
     def __init__(self, folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> None:
-        self.folder, self.secure, self.behind_nginx = (
-            folder.resolve(),
-            secure,
-            secure and behind_nginx,
-        )
+        self.folder = folder.resolve()
+        self.secure = secure
+        self.behind_nginx = secure and behind_nginx
         if secure and SEVERAL_PORTS:
             raise SystemExit(
                 f"keys and signatures need Flower 1.41, and this is {version('flwr')}: give"
@@ -88,9 +84,8 @@ class Federation:
 
     def start(self, name: str, *command: str | Path) -> None:
         log = (self.folder / f"{name}.log").open("wb")
-        tool, *arguments = map(
-            str, command
-        )  # a bare name is a command of this Python's environment
+        # a bare name is a command of this Python's environment
+        tool, *arguments = map(str, command)
         self.processes[name] = subprocess.Popen(
             [str(Path(sys.executable).parent / tool), *arguments],
             stdout=log,
@@ -103,27 +98,34 @@ class Federation:
     def flwr(self, *arguments: str | Path, timeout: float = 600) -> str:
         """A command of Flower's, and what it printed; it ends with ours if it fails."""
         command = [str(Path(sys.executable).with_name("flwr")), *map(str, arguments)]
-        options = {"env": self.environment, "cwd": self.folder, "text": True, "timeout": timeout}
-        found = subprocess.run(command, capture_output=True, check=False, **options)  # type: ignore[call-overload]
-        if found.returncode:
-            raise SystemExit(f"flwr {arguments[0]} failed:\n{found.stdout}{found.stderr}")
-        return str(found.stdout + found.stderr)
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            timeout=timeout,
+        )
+        printed = ended.stdout + ended.stderr
+        if ended.returncode:
+            raise SystemExit(f"flwr {arguments[0]} failed:\n{printed}")
+        return printed
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def stop(self) -> None:
         """End what was started and all that this has started, nodes first: politely, then not."""
-        family = descendants(
-            [process.pid for process in self.processes.values()]
-        )  # Flower's apps leave the group
+        # Flower's apps leave the group
+        family = descendants([process.pid for process in self.processes.values()])
         for process in reversed(self.processes.values()):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 10
-        while (
-            any(p.poll() is None for p in self.processes.values()) and time.monotonic() < deadline
-        ):
+        while time.monotonic() < deadline:
+            if all(process.poll() is not None for process in self.processes.values()):
+                break
             time.sleep(0.1)
         for pid in family:
             with suppress(ProcessLookupError):
@@ -134,18 +136,13 @@ class Federation:
     # ------------------------------------------------------------------------------------ the parts
 
     def superlink(self) -> None:
-        security = ["--insecure"]
+        security = "--insecure"
         if self.secure:
-            security = [
-                "--ssl-ca-certfile",
-                "ca.crt",
-                "--ssl-certfile",
-                "server.pem",
-                "--ssl-keyfile",
-                "server.key",
-            ]
-            security += ["--enable-supernode-auth"]
-        self.start("superlink", "flower-superlink", *security, *self._addresses())
+            security = (
+                "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key"
+                " --enable-supernode-auth"
+            )
+        self.start("superlink", "flower-superlink", *security.split(), *self._addresses())
         link = self.processes["superlink"]
         ports = {self.port, self.control}
         wait_for(
@@ -157,20 +154,17 @@ class Federation:
             raise SystemExit(f"the SuperLink has ended: see {self.folder / 'superlink.log'}")
 
     def _addresses(self) -> list[str]:
-        if not SEVERAL_PORTS:
-            return [
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(self.port),
-                "--disable-runtime-dependency-installation",
-            ]
-        ports = {"fleet": self.port, "control": self.control, "serverappio": free_port()}
-        return [
-            part
-            for name, port in ports.items()
-            for part in (f"--{name}-api-address", f"127.0.0.1:{port}")
-        ]
+        if SEVERAL_PORTS:
+            options = (
+                f"--fleet-api-address 127.0.0.1:{self.port}"
+                f" --control-api-address 127.0.0.1:{self.control}"
+                f" --serverappio-api-address 127.0.0.1:{free_port()}"
+            )
+        else:
+            options = (
+                f"--host 127.0.0.1 --port {self.port} --disable-runtime-dependency-installation"
+            )
+        return options.split()
 
     def nginx(self) -> None:
         """The door: TLS for the nodes, and no way to anything that they do not need."""
@@ -178,16 +172,9 @@ class Federation:
         folder.mkdir(exist_ok=True)
         (folder / "door.conf").write_text(door(DOOR.read_text(), self.folder, self.door, self.port))
         (folder / "nginx.conf").write_text(around(folder))
-        self.start(
-            "nginx",
-            str(NGINX),
-            "-e",
-            folder / "error.log",
-            "-p",
-            folder,
-            "-c",
-            folder / "nginx.conf",
-        )
+        log = folder / "error.log"
+        settings = folder / "nginx.conf"
+        self.start("nginx", str(NGINX), "-e", log, "-p", folder, "-c", settings)
         process = self.processes["nginx"]
         wait_for(
             lambda: answers(self.door) or process.poll() is not None, 30, "nginx does not answer"
@@ -199,46 +186,37 @@ class Federation:
         """The operator's part, which in a real federation is done on another machine than the
         server.
         """
-        operator, given = self.folder / "operator", self.folder / "signatures"
+        operator = self.folder / "operator"
         operator.mkdir(mode=0o700, exist_ok=True)
-        given.mkdir(exist_ok=True)
+        signatures = self.folder / "signatures"
+        signatures.mkdir(exist_ok=True)
         key = operator / "operator.key"
         if not key.exists():
             self.feddraw("operator", "key", key)
-        self.feddraw(
-            "operator",
-            "sign",
-            app.resolve(),
-            "--key",
-            key,
-            "--out",
-            given / f"{app.resolve().name}.signature",
-        )
+        signature = signatures / f"{app.resolve().name}.signature"
+        self.feddraw("operator", "sign", app.resolve(), "--key", key, "--out", signature)
 
     def feddraw(self, *arguments: str | Path) -> None:
         command = [str(Path(sys.executable).with_name("feddraw")), *map(str, arguments)]
         subprocess.run(command, check=True, capture_output=True, env=self.environment)
 
     def supernode(self, name: str, config: str, *, register: bool = True) -> None:
-        where = ["--superlink", f"127.0.0.1:{self.door}", "--node-config", config]
+        """A site's node; with a key of its own, which is registered, unless it is a stranger's."""
+        node = ["--superlink", f"127.0.0.1:{self.door}", "--node-config", config]
         if not self.secure:
-            old = ["--clientappio-api-address", f"127.0.0.1:{free_port()}"]
-            own = old if SEVERAL_PORTS else ["--host", "127.0.0.1", "--port", str(free_port())]
-            self.start(name, "flower-supernode", "--insecure", *own, *where)
+            address = f"--host 127.0.0.1 --port {free_port()}"
+            if SEVERAL_PORTS:
+                address = f"--clientappio-api-address 127.0.0.1:{free_port()}"
+            self.start(name, "flower-supernode", "--insecure", *address.split(), *node)
             return
-        where += ["--port", str(free_port())]
         key = make_key(self.folder / f"{name}.key")
         if register:
             self.flwr("supernode", "register", key.with_suffix(".key.pub"), NAME)
-        trust = [
-            "--root-certificates",
-            "ca.crt",
-            "--operator",
-            "operator/operator.key.pub",
-            "--signatures",
-            "signatures",
-        ]
-        self.start(name, "feddraw", "site", "start", "--key", key.name, *trust, *where)
+        options = (
+            f"--key {key.name} --root-certificates ca.crt --operator operator/operator.key.pub"
+            f" --signatures signatures --port {free_port()}"
+        )
+        self.start(name, "feddraw", "site", "start", *options.split(), *node)
 
     def run(self, settings: str, timeout: float = 3600, app: Path = APP) -> str:
         """Carry an app out; returns its log."""
@@ -294,10 +272,10 @@ def door(template: str, folder: Path, listen: int, superlink: int) -> str:
         "/etc/feddraw/server.key;": f'"{folder / "server.key"}";',
         "/etc/feddraw/ca.crt;": f'"{folder / "ca.crt"}";',
     }
-    for value, own in ours.items():
-        if template.count(value) != 1:
-            raise SystemExit(f"nginx.conf must have '{value}' once")
-        template = template.replace(value, own)
+    for theirs, value in ours.items():
+        if template.count(theirs) != 1:
+            raise SystemExit(f"nginx.conf must have '{theirs}' once")
+        template = template.replace(theirs, value)
     return template
 
 
@@ -309,9 +287,8 @@ def around(folder: Path) -> str:
         f'    access_log "{folder / "access.log"}";',
         f'    include "{folder / "door.conf"}";',
     ]
-    user = (
-        "user root;\n" if os.geteuid() == 0 else ""
-    )  # its default has no way into a private folder
+    # the default user has no way into a private folder
+    user = "user root;\n" if os.geteuid() == 0 else ""
     head = f'{user}daemon off;\nworker_processes 1;\npid "{folder / "nginx.pid"}";\nevents {{}}\n'
     return head + "http {\n" + "\n".join(lines) + "\n}\n"
 
@@ -326,32 +303,13 @@ def make_certificates(folder: Path) -> None:
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     authority = ["-x509", "-days", "365", "-subj", "/CN=feddraw test authority"]
     openssl(folder, "req", *authority, *curve, "-keyout", "ca.key", "-out", "ca.crt")
-    openssl(
-        folder,
-        "req",
-        "-subj",
-        "/CN=localhost",
-        *curve,
-        "-keyout",
-        "server.key",
-        "-out",
-        "server.csr",
-    )
+    request = ["-subj", "/CN=localhost"]
+    openssl(folder, "req", *request, *curve, "-keyout", "server.key", "-out", "server.csr")
     (folder / "server.ext").write_text(
         "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n"
     )
-    signed = [
-        "-CA",
-        "ca.crt",
-        "-CAkey",
-        "ca.key",
-        "-CAcreateserial",
-        "-days",
-        "365",
-        "-extfile",
-        "server.ext",
-    ]
-    openssl(folder, "x509", "-req", "-in", "server.csr", *signed, "-out", "server.pem")
+    signed = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile server.ext"
+    openssl(folder, "x509", "-req", "-in", "server.csr", *signed.split(), "-out", "server.pem")
 
 
 def openssl(folder: Path, *arguments: str) -> None:
@@ -361,20 +319,9 @@ def openssl(folder: Path, *arguments: str) -> None:
 def make_key(path: Path) -> Path:
     """A node's key pair, in the form that Flower wants."""
     if not path.exists():
-        command = [
-            "ssh-keygen",
-            "-q",
-            "-t",
-            "ecdsa",
-            "-b",
-            "384",
-            "-N",
-            "",
-            "-C",
-            "",
-            "-f",
-            str(path),
-        ]
+        kind = "-t ecdsa -b 384"
+        without_words = ["-N", "", "-C", ""]  # neither passphrase nor comment
+        command = ["ssh-keygen", "-q", *kind.split(), *without_words, "-f", str(path)]
         subprocess.run(command, check=True, capture_output=True)
     return path
 
@@ -411,8 +358,8 @@ def clients(settings: str) -> int:
     from feddraw.experiment.run_preparation import prepare
     from feddraw.flower.settings import own_folders, read_run_config, trusted_here
 
-    given = get_fused_config_from_dir(APP, parse_config_args([settings]))
-    experiment, _ = read_run_config(given, trust=trusted_here())
+    run_config = get_fused_config_from_dir(APP, parse_config_args([settings]))
+    experiment, _ = read_run_config(run_config, trust=trusted_here())
     if own_folders(experiment):
         raise SystemExit(
             "here all nodes share one data set: for folders of their own, follow docs/federation.md"
@@ -427,26 +374,18 @@ def show_stranger(made: Federation) -> None:
     made.supernode("stranger", "partition-id=0", register=False)
     process = made.processes["stranger"]
     wait_for(lambda: process.poll() is not None, 60, "the stranger was not refused within a minute")
-    words = [
-        line
-        for line in re.sub(r"\x1b\[[0-9;]*m", "", made.log("stranger")).splitlines()
-        if line.strip()
-    ]
-    print(
-        f"stranger's node: refused, exit code {process.returncode} (Flower's {REFUSED})",
-        *words[-4:],
-        sep="\n  ",
-    )
-    for command in (
-        ["supernode", "list"],
-        ["supernode", "register", made.folder / "stranger.key.pub"],
-        ["run", APP],
-    ):
-        found = knock(made, *command)
-        print(
-            f"stranger's flwr {command[0]}: {'refused' if found.returncode else 'LET IN'}",
-            flush=True,
-        )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", made.log("stranger"))
+    lines = [line for line in plain.splitlines() if line.strip()]
+    ended = f"stranger's node: refused, exit code {process.returncode} (Flower's {REFUSED})"
+    print(ended, *lines[-4:], sep="\n  ")
+    commands: dict[str, list[str | Path]] = {
+        "supernode list": [],
+        "supernode register": [made.folder / "stranger.key.pub"],
+        "run": [APP],
+    }
+    for command, arguments in commands.items():
+        code = knock(made, *command.split(), *arguments).returncode
+        print(f"stranger's flwr {command}: {'refused' if code else 'LET IN'}", flush=True)
 
 
 def knock(

@@ -1,12 +1,13 @@
 """FedDRAW and its rivals: who counts how much when hospitals train one chest-radiograph model
 together.
 
-    import feddraw feddraw.weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000],
-    similarities=[.91, .99, .99, .98]) result = feddraw.run(feddraw.Experiment(scenario="CHM-2",
-    method="feddraw")) print(result.metrics["test"]["auc"]["macro"], result.last.weights) for round
-    in feddraw.iterate(feddraw.Experiment(scenario="CHM-2", method="feddraw")):  # each as it is
-    done
-        print(round.round, round.metrics, round.weights)
+    import feddraw
+    feddraw.weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000],
+                    similarities=[.91, .99, .99, .98])
+    result = feddraw.run(feddraw.Experiment(scenario="CHM-2", method="feddraw"))
+    print(result.metrics.test.auc.macro, result.last.weights)
+    for round in feddraw.iterate(feddraw.Experiment(scenario="CHM-2", method="feddraw")):
+        print(round.round, round.metrics.validation.auc.macro, round.weights)  # each as it is done
 
 Research software, not a medical device.
 """
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from feddraw.errors import RunFailed, UserError
     from feddraw.experiment.running import RunResult, iterate, run
     from feddraw.experiment.settings import Experiment
+    from feddraw.results.metrics import RunMetrics
+    from feddraw.results.round_log import EvaluatedRound
     from feddraw.server.ledger import LedgerEntry
-    from feddraw.server.round import RoundResult
     from feddraw.training.settings import Training
 
 __version__ = "0.1.0"
@@ -30,12 +32,13 @@ __all__ = [
     "AggregationResult",
     "AggregationState",
     "ClientUpdate",
+    "EvaluatedRound",
     "Experiment",
     "LedgerEntry",
-    "RoundResult",
 ]
 __all__ += [
     "RunFailed",
+    "RunMetrics",
     "RunResult",
     "Training",
     "UserError",
@@ -51,7 +54,8 @@ _LATER |= dict.fromkeys(
     ["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation"
 )
 _LATER |= {"Experiment": "experiment.settings", "Training": "training.settings"}
-_LATER |= {"LedgerEntry": "server.ledger", "RoundResult": "server.round"}
+_LATER |= {"LedgerEntry": "server.ledger"}
+_LATER |= {"EvaluatedRound": "results.round_log", "RunMetrics": "results.metrics"}
 _LATER |= {
     "RunFailed": "errors",
     "UserError": "errors",

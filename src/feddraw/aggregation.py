@@ -57,9 +57,8 @@ class ClientUpdate:
     steps: int | None = None  # optimiser steps, for the methods that look at them
     # What the method asks for beside the model, by name.
     extra: Mapping[str, Any] = field(default_factory=dict)
-    labelled: Sequence[bool] | None = (
-        None  # by output of the classifier, whether the client labels it; None = all
-    )
+    # By output of the classifier, whether the client labels it; None = all.
+    labelled: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +106,10 @@ class AggregationResult:
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
-def aggregate(
+def aggregate(  # noqa: PLR0913 - the settings of one call
     sent: StateDict,
     updates: Sequence[ClientUpdate | tuple[StateDict, float]],
     *,

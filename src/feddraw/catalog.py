@@ -16,10 +16,11 @@ from typing import Any
 
 from feddraw.errors import UserError, unknown
 
+# Others: by their kind.
 PACKAGES = {
     "datasets": "feddraw.data.datasets",
     "scenarios": "feddraw.data.scenarios",
-}  # others: by their kind
+}
 # What stands in a room above the others of its kind, because it needs more than they do.
 IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 
@@ -100,9 +101,8 @@ def call_with_settings(
     """Call with settings from a file or the command line."""
     parameters = inspect.signature(function).parameters
     named = {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    passed_on = (
-        settings.keys() - named.keys() if len(named) < len(parameters) else set()
-    )  # to what it calls
+    # To what it calls.
+    passed_on = settings.keys() - named.keys() if len(named) < len(parameters) else set()
     own = {name: value for name, value in settings.items() if name not in passed_on}
     check_setting_types(
         own, {name: default for name, default in named.items() if name not in given}, what

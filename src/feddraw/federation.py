@@ -71,7 +71,7 @@ def federate(
         model = result.next_model
         state = result.state
         entries = result.ledger[: len(federation.clients)]
-        federation.engine.commit([i for i, entry in enumerate(entries) if entry.counted])
+        federation.engine.commit([i for i, entry in enumerate(entries) if entry.weighted])
         trained = arrivals.last or ended
         seconds = {"training": trained - began, "aggregation": ended - trained}
         yield replace(result, seconds=seconds, client_seconds=arrivals.seconds)

@@ -238,7 +238,7 @@ def test_a_ledger_of_a_run_loads_with_the_similarities_of_every_round(page: Any)
     rng = random.Random(1)
     table = [[rng.uniform(0.8, 1) for _ in range(3)] for _ in range(6)]
     lines = [
-        f"{t},site {i},{100 * (i + 1)},4,,{s!r},,,,,,counted"
+        f"{t},site {i},{100 * (i + 1)},4,,{s!r},,,,,,weighted"
         for t, row in enumerate(table)
         for i, s in enumerate(row)
     ]
@@ -253,7 +253,7 @@ def test_a_ledger_of_a_run_loads_with_the_similarities_of_every_round(page: Any)
 def test_a_ledger_without_similarities_or_with_absent_clients_says_what_is_assumed(
     page: Any,
 ) -> None:
-    text = f"{HEADER}\n0,A,0,0,,,,,,0,0,missing\n0,B,5,1,,,,,,1,1,counted\n1,A,7,1,,,,,,.5,.5,counted\n"
+    text = f"{HEADER}\n0,A,0,0,,,,,,0,0,missing\n0,B,5,1,,,,,,1,1,weighted\n1,A,7,1,,,,,,.5,.5,weighted\n"
     said = loaded(page, text)
     assert "all are taken as 1" in said
     assert "1 updates were missing or refused" in said

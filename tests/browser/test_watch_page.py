@@ -70,7 +70,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ledger = root / "fedavg" / "weights.csv"
     rows = [row for row in ledger.read_text().splitlines() if not row.startswith(("4,", "5,"))]
     rows = [
-        row.replace("counted", "refused: not finite") if row.startswith("2,East") else row
+        row.replace("weighted", "refused: not finite") if row.startswith("2,East") else row
         for row in rows
     ]
     ledger.write_text("\n".join(rows) + "\n")

@@ -32,7 +32,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from feddraw import catalog
-from feddraw.results.run_folder import CLOCK_FIELDS
+from feddraw.results.round_log import CLOCK_FIELDS
 
 ROUNDS = 6
 SMALL = (
@@ -111,7 +111,7 @@ class Subject:
     @cached_property
     def moments(self) -> list[tuple[Moment, bool]]:
         """Every call of every point, and whether it comes between the first and the last round."""
-        folder = self.room / "counted"
+        folder = self.room / "weighted"
         found = calls(
             self.words(folder, again=False),
             self.room / "counted.log",

@@ -72,7 +72,7 @@ def test_a_node_killed_in_mid_round_is_missing_and_the_round_goes_on(tmp_path: P
         (line["round"], line["client"]): line["status"]
         for line in read_csv(made.folder / "run" / "weights.csv")
     }
-    assert [status[r, c] for r in "01" for c in ("C1", "C2")] == ["counted"] * 4
+    assert [status[r, c] for r in "01" for c in ("C1", "C2")] == ["weighted"] * 4
     assert "missing" in {state for (round, _), state in status.items() if round == "0"}
 
 
@@ -112,7 +112,7 @@ def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_co
     counted = {
         (int(line["round"]), line["client"])
         for line in read_csv(ledger)
-        if line["status"] == "counted"
+        if line["status"] == "weighted"
     }
     assert len(counted) < 12
     assert (0, "C3") in counted

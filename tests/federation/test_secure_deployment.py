@@ -154,7 +154,7 @@ def test_an_unchanged_app_trains_while_a_node_is_killed_in_mid_round_and_no_mode
         for line in read_csv(tmp_path / "run" / "weights.csv")
     }
     assert status["0", "C4"] == "missing", said
-    assert [status[round, site] for round in "01" for site in SITES[:3]] == ["counted"] * 6
+    assert [status[round, site] for round in "01" for site in SITES[:3]] == ["weighted"] * 6
     weights = {
         line["client"]: float(line["weight"])
         for line in read_csv(tmp_path / "run" / "weights.csv")[:3]

@@ -125,7 +125,7 @@ def check(ledger: dict[str, Any], params: np.ndarray) -> None:
     """One hostile client may take an honest one's name, and then neither counts; the others do, and
     all is finite.
     """
-    assert sum(entry.counted for entry in ledger.values()) >= 2, "honest clients do not count"
+    assert sum(entry.weighted for entry in ledger.values()) >= 2, "honest clients do not count"
     assert np.isfinite(params).all(), "the model is not finite"
     assert not any(
         "\n" in text for name, entry in ledger.items() for text in (name, entry.status)

@@ -47,33 +47,42 @@ from feddraw.data import (
     own_tables,
     table_columns,
 )
+from feddraw.data import dataset_by_name as data_sets
 from feddraw.data.dataset import Labels
 from feddraw.data.datasets import chexpert, nih
 from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
-from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data, verify
 from feddraw.experiment import inspect_own_data as inspection
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import (
-    bootstrap_over_patients,
-    differences_over_trainings,
+    files,
     html,
     latex,
     markdown,
-    report_files,
-    report_statistics,
+    patients,
     section_order,
+    statistics,
+    trainings,
 )
+from feddraw.report.blocks import all_pictures
 from feddraw.report.sections import client_gains
-from feddraw.results import checkpoint, ledger_table, predictions, recorded_run, run_collection
+from feddraw.results import (
+    checkpoint,
+    ledger_table,
+    predictions,
+    recorded_run,
+    run_collection,
+    run_reader,
+)
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
 from feddraw.study import plan, results_table
 from feddraw.system import file_reading
+from feddraw.text import parse_pairs
 from run_folders import FINDINGS, make_run
 
 ONE_LINE = (UserError,)
@@ -339,12 +348,9 @@ STATISTICS = [
 
 def read_statistics(data: bytes, room: Path) -> object:
     sheet = csv_sheet.CsvSheet.of(written(data, room / "results.csv"))
-    columns = tidy_results.tidy_value_columns(sheet, {"scenario", "method", "seed"})
-    over = "seed" if "seed" in sheet.header else ""
-    return [
-        tidy_results.read_tidy_table(sheet, "scenario", "method", column, over)
-        for column in columns
-    ]
+    repeat = "seed" if "seed" in sheet.header else ""
+    tidy = tidy_results.TidyTable(sheet, "scenario", "method", repeat)
+    return [tidy.table(column) for column in tidy.value_columns()]
 
 
 SIMILARITIES = [b"C1,C2\n1,1\n.5,1\n.2,1\n", b"0.9,0.8,1\n1,1,1\n"]
@@ -361,7 +367,7 @@ def index_seeds() -> list[bytes]:
         "scenario": "CHX-1",
         "seed": 0,
         "scale": 1.0,
-        "sha256": index_list.index_list_sha256(names),
+        "sha256": index_list.sha256_of_names(names),
         "clients": clients,
     }
     text = json.dumps(document).encode()
@@ -385,7 +391,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
     document = {
         "scenario": "s",
         "scale": rng.choice((1.0, 2.0)),
-        "sha256": index_list.index_list_sha256(names),
+        "sha256": index_list.sha256_of_names(names),
         "clients": clients,
     }
     return (
@@ -412,7 +418,7 @@ FILES = (
 def finished(room: Path) -> Path:
     target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
     lines = [
-        f"{round},C{client},{piece},0.9,0.3,0.25"
+        f"{round},C{client},{piece},0.9,0.3,0.25,,"
         for round in (0, 1)
         for client in (1, 2)
         for piece in FINDINGS
@@ -437,24 +443,25 @@ def odd_ledgers() -> list[bytes]:
     """Ledgers of other methods and of rounds that did not go well."""
 
     def ledger(*lines: str) -> bytes:
-        return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]).encode()
+        whole = [line + "," * 9 for line in lines]  # without policy, without measurement
+        return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *whole, ""]).encode()
 
-    alone = "0,C1,10,2,,,,,,1,1,counted"
+    alone = "0,C1,10,2,,,,,,1,1,weighted"
     return [
         ledger(),
         ledger(alone),
         ledger(alone, "1,C1,10,2,,,,,,1,1,missing"),
         ledger(
             alone,
-            "0,C2,5,1,,,,,,-3,2,counted: clipped",
+            "0,C2,5,1,,,,,,-3,2,weighted: clipped",
             "1,C1,10,2,,,,,,0,,refused: NaN",
             "1,C2,0,0,,,,,,0,,missing",
         ),
         ledger(
-            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"
+            "0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,weighted"
         ),
-        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,counted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,counted"),
-        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,counted", "0,C2,1,2,0.1,0.9,1,,,0,0,not asked"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,weighted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,weighted"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,weighted", "0,C2,1,2,0.1,0.9,1,,,0,0,not sampled"),
     ]
 
 
@@ -474,12 +481,13 @@ def read_folder(data: bytes, room: Path) -> object:
             list(explain_weights.weights_in_sentences(found)),
             explain_weights.explanation_document(found),
         )
-        _ = list(verify._compared_hashes(RunFolder(place), RunFolder(place), 2, True))
-        _ = list(verify._differing_environment(RunFolder(place), HERE))
+        _ = list(verify.compare_records(run, run, 2))
+        _ = list(verify.compare_files(RunFolder(place), RunFolder(place)))
+        _ = list(verify.differing_environment(run.environment, HERE))
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
-            RunFolder(place).begin({}, resume=True, defaults={})
+            RunFolder(place).begin({}, resume=True)
         return run
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
@@ -524,23 +532,18 @@ def read_report(data: bytes, room: Path) -> object:
     (place / name).write_bytes(data[1:])
     try:
         found = run_collection.collect_runs([place.parent])
-        made = report_statistics.compute_report(
-            found, alpha=0.05, replicates=5, command="", say=str
-        )
+        made = statistics.compute_report(found, alpha=0.05, replicates=5, command="", say=str)
         document = section_order.compose_report(made, "A report", str)
         page = html.render_html(
             document,
-            {
-                picture.name: "<svg></svg>"
-                for picture in report_files._all_pictures(document.blocks)
-            },
+            {picture.name: "<svg></svg>" for picture in all_pictures(document.blocks)},
         )
         assert "<script>alert" not in page
         return (
             page,
             markdown.render_markdown(document, ""),
             latex.render_latex(document),
-            report_files._tidy_results_csv(found),
+            files.tidy_results(found),
         )
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
@@ -562,7 +565,7 @@ def odd_report(replicates: int, room: Path) -> object:
             )
     odd_folders(room)
     return [
-        report_statistics.compute_report(
+        statistics.compute_report(
             run_collection.collect_runs([room / place]),
             alpha=0.05,
             replicates=replicates,
@@ -936,7 +939,7 @@ def crowded(room: Path) -> object:
     place = room / "crowded"
     if not place.exists():
         make_run(place)
-    lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
+    lines = [f"{number},C{number},1,1,,,,,,1,1,weighted,,,,,,,,," for number in range(4000)]
     (place / "weights.csv").write_text(
         "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8"
     )
@@ -972,7 +975,10 @@ def named_columns(room: Path) -> object:
         "d.png,,,q",
     ]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
-    read: Callable[..., object] = partial(own_tables.read_own_tables, [path], root=room)
+
+    def read(**settings: Any) -> object:
+        return own_tables.read_own_tables([path], own_tables.TableSettings(**settings), root=room)
+
     for wrong in (
         {"findings": "paper"},
         {"findings": 3},
@@ -1000,33 +1006,32 @@ PLAN = (
     "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
 )
 SHEET = (
-    "read_own_tables open_own_tables findings_of_own_tables _refuse_spellings_in_own_tables"
-    " _take_own_rows split_own_rows path_inside_folder"
+    "read_own_tables open_tables _findings_of_all _refuse_two_spellings _take_rows split_own_rows"
+    " path_inside_folder"
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
-    "_labelled_runs _differing_settings _is_crossed_setting _collection_notes _without_copies"
-    " _name_with_settings _collection_setting"
+    "_labelled_runs _differing_settings _is_crossed _notes _without_copies _name_with_settings"
+    " _setting"
 )
 
 
 def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
-    text = named(file_reading, "read_text read_toml")
+    toml = named(file_reading, "read_text read_toml")
     lines = [
-        *named(ledger_table, "ledger_lines_before"),
+        *named(ledger_table, "read_ledger ledger_entry _from_cell"),
         *named(file_reading, "read_csv read_jsonl read_text parse_json"),
     ]
     settings = [
         *functions(catalog, without="own_function names find call_with_settings"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
-        *named(corruption, "_corruption_by_site"),
-        *named(corruption.Corruption, "alterations check"),
+        parse_pairs,
+        *named(corruption, "_number"),
+        *named(corruption.Corruption, "alterations check _by_site"),
     ]
-    sheet = functions(
-        csv_sheet, finding_names, label_table, without="split_rows first_row_problems"
-    )
+    sheet = functions(csv_sheet, finding_names, label_table, without="split_rows _first")
     release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
     logs = [
         bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes()
@@ -1047,7 +1052,7 @@ def targets(room: Path) -> list[Target]:
             read_experiment,
             ONE_LINE,
             EXPERIMENTS,
-            [*text, *settings, complete],
+            [*toml, *settings, complete],
             SETTINGS,
             odd=[
                 *no_file(Experiment.read),
@@ -1060,7 +1065,7 @@ def targets(room: Path) -> list[Target]:
             read_study,
             ONE_LINE,
             STUDIES,
-            [*text, *named(plan, PLAN)],
+            [*toml, *named(plan, PLAN)],
             SETTINGS,
             odd=[
                 *no_file(plan.read_study),
@@ -1094,7 +1099,8 @@ def targets(room: Path) -> list[Target]:
             ONE_LINE,
             STATISTICS,
             [
-                *named(tidy_results, "read_tidy_table _tidy_value tidy_value_columns"),
+                *named(tidy_results.TidyTable, "table rows value_columns"),
+                *named(tidy_results, "_number"),
                 *named(csv_sheet.CsvSheet, "rows column of"),
             ],
             TABLE_WORDS,
@@ -1128,7 +1134,7 @@ def targets(room: Path) -> list[Target]:
             read_similarities,
             ONE_LINE,
             SIMILARITIES,
-            named(weights, "parse_similarity _weights_similarity_line"),
+            named(weights, "parse_similarity _holds_numbers"),
             TABLE_WORDS,
             odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
@@ -1137,10 +1143,10 @@ def targets(room: Path) -> list[Target]:
             read_index,
             ONE_LINE,
             index_seeds(),
-            named(index_list, "read_index_list _parse_index_list"),
+            [index_list.read_index_list, index_list.IndexList.read],
             [b"[]", b"null"],
             reshape_index,
-            [huge("x.json", index_list._parse_index_list), *no_file(index_list._parse_index_list)],
+            [huge("x.json", index_list.IndexList.read), *no_file(index_list.IndexList.read)],
         ),
         Target(
             "run folders",
@@ -1149,13 +1155,15 @@ def targets(room: Path) -> list[Target]:
             run_seeds(room),
             [
                 *named(run_collection, RUNS),
-                *named(recorded_run, "read_run _check_recorded_metrics"),
+                recorded_run.read_run,
                 *functions(ledger_table.LedgerTable),
                 *named(recorded_run.RecordedRun, "predictions curve by_class"),
+                *named(run_reader.RunReader, "look _read_settings _read_metrics _new_lines"),
+                *named(run_reader.RunReader, "_new_entries"),
                 predictions.read_predictions,
                 *named(file_reading, "read_json number_or_nan"),
-                recorded_run.damage_told,
-                *named(verify, "_compared_hashes _lines_to_verify _differing_environment"),
+                run_reader.damage_told,
+                *named(verify, "compare_records compare_files differing_environment"),
                 *functions(explain_weights),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'],
@@ -1168,9 +1176,9 @@ def targets(room: Path) -> list[Target]:
             report_seeds(room),
             [
                 *functions(
-                    report_statistics,
-                    bootstrap_over_patients,
-                    differences_over_trainings,
+                    statistics,
+                    patients,
+                    trainings,
                     client_gains,
                 ),
                 *named(run_collection, LABELS),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,10 @@ class WeightExplanation:
         return np.asarray(sizes < sizes.mean())
 
     @property
+    def small_names(self) -> list[str]:
+        return list(compress(self.clients, self.small))
+
+    @property
     def ahead(self) -> list[RoundSpan]:
         """When the small clients counted more than the large ones, per client on average."""
         if not self.small.any():
@@ -99,7 +104,7 @@ class WeightExplanation:
             (t, client, status)
             for t, row in enumerate(self.run.ledger.status)
             for client, status in zip(self.clients, row, strict=True)
-            if not status.startswith("counted") and status != "not asked"
+            if not status.startswith("weighted") and status != "not sampled"
         ]
 
 
@@ -108,25 +113,24 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
     if not weights.any():
-        why = f" ({run.diverged[1]})" if run.diverged else ""
+        why = f" ({run.diverged.why})" if run.diverged else ""
         raise UserError(
             f"no client counted in any round of {run.path}{why}: there is nothing to explain"
         )
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
-    parts = [_size_and_similarity_parts(ledger, shares[t], t) for t in range(len(shares))]
-    known = all(part is not None for part in parts)
-    size, similarity = (
-        np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1)
-    )
-    rescaled = bool((np.abs(totals[totals > 0] - 1) > 1e-6).any())
-    moved = (
-        np.nan_to_num(ledger["allowed"] - ledger["proposed"])
-        if ledger.has("proposed", "allowed")
-        else None
-    )
+    parts = [_size_and_similarity_parts(ledger, shares[t], t) for t in range(ledger.rounds)]
+    known = [part for part in parts if part is not None]
+    explained = len(known) == len(parts)
+    limited = ledger.has("proposed", "allowed")
     return WeightExplanation(
-        run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved
+        run=run,
+        shares=shares,
+        rescaled=bool((np.abs(totals[totals > 0] - 1) > 1e-6).any()),
+        image_shares=ledger.sizes / ledger.sizes.sum(),
+        from_size=np.stack([size for size, _ in known]) if explained else None,
+        from_similarity=np.stack([similarity for _, similarity in known]) if explained else None,
+        from_policy=np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if limited else None,
     )
 
 
@@ -136,25 +140,33 @@ def _size_and_similarity_parts(
     """What size and similarity added to an equal share in one round; None where the scores do not
     give the weights.
     """
-    counted = np.array([status.startswith("counted") for status in ledger.status[round]])
-    if not counted.any():
-        return np.zeros(len(counted)), np.zeros(len(counted))
-    names = ("prior", "similarity", "gamma", "beta", "reputation")
-    scores = _explained_scores(*(ledger[name][round, counted] for name in names))
-    proposed = ledger["proposed"][round, counted]  # before a policy
-    made = shares[counted] if np.isnan(proposed).any() else proposed
-    if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), made, atol=1e-6):
+    weighted = np.array([status.startswith("weighted") for status in ledger.status[round]])
+    if not weighted.any():
+        return np.zeros(len(weighted)), np.zeros(len(weighted))
+    scores = _size_and_similarity_scores(ledger, round, weighted)
+    if scores is None:
         return None
-    columns = np.zeros((2, len(counted)))
-    columns[:, counted] = split_weights(*scores)
-    return columns[0], columns[1]
+    size_score, similarity_score = scores
+    proposed = ledger["proposed"][round, weighted]  # before a policy
+    weights = shares[weighted] if np.isnan(proposed).any() else proposed
+    if not np.allclose(softmax(size_score + similarity_score, 1.0), weights, atol=1e-6):
+        return None
+    from_size = np.zeros(len(weighted))
+    from_similarity = np.zeros(len(weighted))
+    from_size[weighted], from_similarity[weighted] = split_weights(size_score, similarity_score)
+    return from_size, from_similarity
 
 
-def _explained_scores(
-    prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats
-) -> Any:
-    """The score for size and the score for similarity whose softmax the weights are."""
-    if not len(prior) or np.isnan(prior).any() or np.isnan(similarity).any():
+def _size_and_similarity_scores(
+    ledger: LedgerTable, round: int, weighted: NDArray[np.bool_]
+) -> tuple[Floats, Floats] | None:
+    """The two scores whose softmax the weights of a round are, as far as the ledger tells."""
+    prior = ledger["prior"][round, weighted]
+    similarity = ledger["similarity"][round, weighted]
+    gamma = ledger["gamma"][round, weighted]
+    beta = ledger["beta"][round, weighted]
+    reputation = ledger["reputation"][round, weighted]
+    if np.isnan(prior).any() or np.isnan(similarity).any():
         return None
     if np.isnan(gamma).any():
         return None if np.isnan(reputation).any() else (np.log(prior), reputation)
@@ -165,13 +177,13 @@ def _explained_scores(
 
 def split_weights(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
     """Shapley's value of each score for softmax(size + similarity) - 1/K."""
-    both, size_only, similarity_only = (
-        softmax(score, 1.0) for score in (size + similarity, size, similarity)
-    )
-    fair = 1 / len(size)
-    return ((size_only - fair) + (both - similarity_only)) / 2, (
-        (similarity_only - fair) + (both - size_only)
-    ) / 2
+    equal = 1 / len(size)
+    both = softmax(size + similarity, 1.0)
+    size_only = softmax(size, 1.0)
+    similarity_only = softmax(similarity, 1.0)
+    from_size = ((size_only - equal) + (both - similarity_only)) / 2
+    from_similarity = ((similarity_only - equal) + (both - size_only)) / 2
+    return from_size, from_similarity
 
 
 def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
@@ -183,144 +195,145 @@ def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
 # ----------------------------------------------------------------------------------------- in words
 
 
-def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
+def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
     """What a reader should take home."""
-    yield from _explain_most_weight(found)
-    yield from _explain_small_clients(found)
-    yield from _explain_equal_weights(found)
-    yield from _explain_size_or_similarity(found)
-    yield from _explain_policy_clauses(found)
-    by_finding = found.run.by_class() if found.run.finished else {}
-    yield from _explain_findings_taught(found, by_finding)
-    yield from _explain_weights_by_finding(found, by_finding)
-    yield from _explain_measured_distances(found)
-    yield from _explain_not_counted(found)
-    if found.run.diverged:
-        yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
-    if found.rescaled:
+    yield from _most_and_least_weight(explained)
+    yield from _small_clients(explained)
+    yield from _equal_weights(explained)
+    yield from _size_or_similarity(explained)
+    yield from _policy_clauses(explained)
+    run = explained.run
+    by_finding = run.by_class() if run.finished else {}
+    yield from _findings_taught(explained, by_finding)
+    yield from _weights_by_finding(explained, by_finding)
+    yield from _measured_distances(explained)
+    yield from _not_counted(explained)
+    if run.diverged:
+        yield f"The run diverged in round {run.diverged.round}: {run.diverged.why}."
+    if explained.rescaled:
         yield (
             "The coefficients of this method do not add up to 1; the shares here are their shares"
             " of the sum."
         )
 
 
-def _explain_most_weight(found: WeightExplanation) -> Iterator[str]:
-    mean = found.shares.mean(axis=0)
-    most, least = int(mean.argmax()), int(mean.argmin())
+def _most_and_least_weight(explained: WeightExplanation) -> Iterator[str]:
+    mean = explained.shares.mean(axis=0)
     if np.ptp(mean) < EXACTLY_EQUAL:
         yield f"All {len(mean)} clients counted the same on average: {percent(mean[0])} each."
         return
-    for place, word in ((most, "most"), (least, "least")):
-        holds, counts = percent(found.image_shares[place]), percent(mean[place])
+    for place, word in ((int(mean.argmax()), "most"), (int(mean.argmin()), "least")):
         yield (
-            f"{found.clients[place]} counted {word}: {counts} on average, with {holds} of the"
-            " images."
+            f"{explained.clients[place]} counted {word}: {percent(mean[place])} on average, with"
+            f" {percent(explained.image_shares[place])} of the images."
         )
 
 
-def _explain_small_clients(found: WeightExplanation) -> Iterator[str]:
-    if not found.small.any():
+def _small_clients(explained: WeightExplanation) -> Iterator[str]:
+    small = explained.small
+    ahead = explained.ahead
+    if not small.any():
         yield "All clients have the same number of images, so none is small."
         return
-    names = join_names(
-        [name for name, small in zip(found.clients, found.small, strict=True) if small]
-    )
-    if not found.ahead:
+    names = join_names(explained.small_names)
+    if not ahead:
         yield (
             f"The small clients ({names}) never counted more than the large ones, per client on"
             " average."
         )
         return
-    when = rounds_in_words(found.ahead)
     yield (
         f"The small clients ({names}) counted more than the large ones, per client on average, in"
-        f" {when}."
+        f" {rounds_in_words(ahead)}."
     )
-    start = found.ahead[0][0]
+    start = ahead[0][0]
     if start:
-        small, large = (found.shares[start, group].mean() for group in (found.small, ~found.small))
-        yield f"They overtook in round {start}: {small:.4f} vs {large:.4f} per client."
+        small_mean = explained.shares[start, small].mean()
+        large_mean = explained.shares[start, ~small].mean()
+        yield f"They overtook in round {start}: {small_mean:.4f} vs {large_mean:.4f} per client."
 
 
-def _explain_equal_weights(found: WeightExplanation) -> Iterator[str]:
-    fair, last = 1 / len(found.clients), len(found.shares) - 1
-    near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
+def _equal_weights(explained: WeightExplanation) -> Iterator[str]:
+    equal = 1 / len(explained.clients)
+    near = explained.equal(NEARLY_EQUAL)
+    exact = explained.equal(EXACTLY_EQUAL)
     if not near:
-        gap = np.abs(found.shares - fair).max(axis=1)
-        nearest = (
-            f"they came nearest in round {gap.argmin()}, up to {percent(gap.min() / fair)} off an"
-            " equal share"
+        gap = np.abs(explained.shares - equal).max(axis=1)
+        yield (
+            f"The weights never became equal; they came nearest in round {gap.argmin()}, up to"
+            f" {percent(gap.min() / equal)} off an equal share."
         )
-        yield f"The weights never became equal; {nearest}."
         return
-    settled = near[-1][1] == last
-    when = (
-        f"from round {near[-1][0]} to the end"
-        if settled and len(near) == 1
-        else f"in {rounds_in_words(near)}"
-    )
+    settled = len(near) == 1 and near[0][1] == len(explained.shares) - 1
+    when = f"from round {near[0][0]} to the end" if settled else f"in {rounds_in_words(near)}"
     exactly = f", and exactly equal in {rounds_in_words(exact)}" if exact else ""
     yield (
-        f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f})"
+        f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({equal:.4f})"
         f" {when}{exactly}."
     )
 
 
-def _explain_size_or_similarity(found: WeightExplanation) -> Iterator[str]:
-    if found.from_size is None or found.from_similarity is None:
-        mean = found.shares.mean(axis=0) - found.image_shares
-        place = int(np.abs(mean).argmax())
-        if abs(mean[place]) < 1e-6:
-            yield "Every client counted by its share of the images: size is the whole reason."
-        else:
-            gained = (
-                f"{'gained' if mean[place] > 0 else 'lost'} most: {100 * mean[place]:+.2f} points"
-                " on average"
-            )
-            yield f"Compared with its share of the images, {found.clients[place]} {gained}."
+def _size_or_similarity(explained: WeightExplanation) -> Iterator[str]:
+    if explained.from_size is None or explained.from_similarity is None:
+        yield from _compared_with_size(explained)
         return
-    size, similarity = (
-        np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity)
-    )
+    size = np.abs(explained.from_size).sum(axis=1)
+    similarity = np.abs(explained.from_similarity).sum(axis=1)
     total = size.sum() + similarity.sum()
     if total > EXACTLY_EQUAL:
         yield (
             f"Size caused {percent(size.sum() / total)} of all differences between weights,"
             " similarity the rest."
         )
-    for more, less, name, other in (
-        (size, similarity, "Size", "similarity"),
-        (similarity, size, "Similarity", "size"),
-    ):
-        if when := spans_of_rounds(more > less + EXACTLY_EQUAL):
-            yield f"{name} caused more of the differences than {other} in {rounds_in_words(when)}."
+    if when := spans_of_rounds(size > similarity + EXACTLY_EQUAL):
+        yield f"Size caused more of the differences than similarity in {rounds_in_words(when)}."
+    if when := spans_of_rounds(similarity > size + EXACTLY_EQUAL):
+        yield f"Similarity caused more of the differences than size in {rounds_in_words(when)}."
 
 
-def _explain_policy_clauses(found: WeightExplanation) -> Iterator[str]:
+def _compared_with_size(explained: WeightExplanation) -> Iterator[str]:
+    """For a method whose ledger does not say how size and similarity made the weights."""
+    difference = explained.shares.mean(axis=0) - explained.image_shares
+    place = int(np.abs(difference).argmax())
+    if abs(difference[place]) < 1e-6:
+        yield "Every client counted by its share of the images: size is the whole reason."
+        return
+    verb = "gained" if difference[place] > 0 else "lost"
+    yield (
+        f"Compared with its share of the images, {explained.clients[place]} {verb} most:"
+        f" {100 * difference[place]:+.2f} points on average."
+    )
+
+
+def _policy_clauses(explained: WeightExplanation) -> Iterator[str]:
     """Where a policy decided, and its largest change."""
-    ledger = found.run.ledger
-    clauses = np.array(ledger.clauses, dtype=object).reshape(found.shares.shape)
+    ledger = explained.run.ledger
+    clauses = np.array(ledger.clauses, dtype=object).reshape(explained.shares.shape)
     for clause in sorted({clause for row in ledger.clauses for clause in row if clause}):
-        for place, client in enumerate(found.clients):
+        for place, client in enumerate(explained.clients):
             here = clauses[:, place] == clause
-            if not here.any():
-                continue
-            change = np.where(here, ledger["allowed"][:, place] - ledger["proposed"][:, place], 0.0)
-            most = (
-                int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
-            )
-            before, after = (percent(ledger[name][most, place]) for name in ("proposed", "allowed"))
-            when = rounds_in_words(spans_of_rounds(here)) + (
-                f", most in round {most}" if here.sum() > 1 else ""
-            )
-            yield (
-                f"{_explain_policy(clause, client, change[most])} in {when}: from {before} to"
-                f" {after}."
-            )
+            if here.any():
+                yield _clause_in_words(ledger, clause, client, place, here)
 
 
-def _explain_policy(clause: str, client: str, change: float) -> str:
-    """What a setting of the policy did to a client."""
+def _clause_in_words(
+    ledger: LedgerTable, clause: str, client: str, place: int, here: NDArray[np.bool_]
+) -> str:
+    """What a setting of the policy did to one client in the rounds in which it decided."""
+    proposed = ledger["proposed"][:, place]
+    allowed = ledger["allowed"][:, place]
+    change = np.where(here, allowed - proposed, 0.0)
+    most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
+    when = rounds_in_words(spans_of_rounds(here))
+    if here.sum() > 1:
+        when += f", most in round {most}"
+    return (
+        f"{_clause_and_client(clause, client, change[most])} in {when}: from"
+        f" {percent(proposed[most])} to {percent(allowed[most])}."
+    )
+
+
+def _clause_and_client(clause: str, client: str, change: float) -> str:
     if clause == "fixed":
         return f"policy.fixed set the weight of {client}"
     if clause.endswith(EASED):
@@ -328,9 +341,7 @@ def _explain_policy(clause: str, client: str, change: float) -> str:
     return f"policy.{clause} {'lowered' if change < 0 else 'raised'} the weight of {client}"
 
 
-def _explain_findings_taught(
-    found: WeightExplanation, weights: Mapping[str, Floats]
-) -> Iterator[str]:
+def _findings_taught(explained: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     """Whose labels a finding was learnt from, where not all clients label it."""
     for finding, shares in weights.items():
         taught = np.asarray((np.nan_to_num(shares) > 0).any(axis=0))
@@ -341,61 +352,62 @@ def _explain_findings_taught(
                 " model."
             )
         elif (counted & ~taught).any():
-            teachers = [client for client, does in zip(found.clients, taught, strict=True) if does]
+            teachers = list(compress(explained.clients, taught))
             yield f"{finding} was learnt from the labels of {join_names(teachers)}."
 
 
-def _explain_weights_by_finding(
-    found: WeightExplanation, weights: Mapping[str, Floats]
+def _weights_by_finding(
+    explained: WeightExplanation, weights: Mapping[str, Floats]
 ) -> Iterator[str]:
     if not weights:
         return
-    findings, stack = list(weights), np.stack(list(weights.values()))
-    apart = np.nan_to_num(stack.max(axis=0) - stack.min(axis=0))
-    round, client = np.unravel_index(apart.argmax(), apart.shape)
-    if apart.max() < EXACTLY_EQUAL:
+    findings = list(weights)
+    stack = np.stack(list(weights.values()))
+    spread = np.nan_to_num(stack.max(axis=0) - stack.min(axis=0))
+    if spread.max() < EXACTLY_EQUAL:
         yield "Each finding's weights are those of the whole model."
         return
+    round, client = np.unravel_index(spread.argmax(), spread.shape)
     here = stack[:, round, client]
-    said = [f"{percent(here[i])} for {findings[i]}" for i in (here.argmax(), here.argmin())]
-    who = found.clients[client]
+    highest = here.argmax()
+    lowest = here.argmin()
     yield (
-        f"By finding, weights differed most in round {round}: {who} counted {said[0]} and"
-        f" {said[1]}."
+        f"By finding, weights differed most in round {round}: {explained.clients[client]} counted"
+        f" {percent(here[highest])} for {findings[highest]} and {percent(here[lowest])} for"
+        f" {findings[lowest]}."
     )
 
 
-def _explain_measured_distances(found: WeightExplanation) -> Iterator[str]:
+def _measured_distances(explained: WeightExplanation) -> Iterator[str]:
     """How much the clients differed, where the method has measured it."""
-    measured = site_distances_in_ledger(found.run.ledger, len(found.shares))
-    for place in dict.fromkeys((0, len(measured) - 1)) if measured else ():
-        yield (
-            f"Measured in round {measured[place].round}:"
-            f" {site_distances_in_words(measured[place].overall)}."
-        )
+    measured = site_distances_in_ledger(explained.run.ledger, len(explained.shares))
+    if not measured:
+        return
+    first = measured[0]
+    last = measured[-1]
+    for measurement in (first, last) if last is not first else (first,):
+        words = site_distances_in_words(measurement.overall)
+        yield f"Measured in round {measurement.round}: {words}."
     if len(measured) > 1:
         above = sum(one.overall.q > one.overall.expected for one in measured)
         yield f"Q was above its expectation in {above} of {len(measured)} measurements."
-    if measured:
-        far = max(
-            measured[-1].sites, key=lambda site: -np.inf if site.distance is None else site.distance
-        )
-        yield f"In the last measurement {far.site} was farthest from the others."
+    farthest = max(last.sites, key=lambda site: -np.inf if site.distance is None else site.distance)
+    yield f"In the last measurement {farthest.site} was farthest from the others."
 
 
-def _explain_not_counted(found: WeightExplanation) -> Iterator[str]:
-    events = found.events
+def _not_counted(explained: WeightExplanation) -> Iterator[str]:
+    events = explained.events
     for round, client, status in events[:5]:
         yield f"{client} did not count in round {round}: {status}."
     if len(events) > 5:
         yield f"In {len(events) - 5} more cases a client did not count; the ledger has them."
 
 
-def rounds_in_words(found: Sequence[RoundSpan]) -> str:
+def rounds_in_words(spans: Sequence[RoundSpan]) -> str:
     """Spans as words: rounds 3 to 7 and 9."""
-    said = [str(first) if first == last else f"{first} to {last}" for first, last in found]
-    single = len(found) == 1 and found[0][0] == found[0][1]
-    return ("round " if single else "rounds ") + join_names(said)
+    words = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    single = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return ("round " if single else "rounds ") + join_names(words)
 
 
 def percent(value: float) -> str:
@@ -405,69 +417,73 @@ def percent(value: float) -> str:
 # ------------------------------------------------------------------------------------ as a document
 
 
-def explanation_document(found: WeightExplanation) -> dict[str, Any]:
+def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
     """The explanation as JSON holds it; null where there is nothing to say."""
-    run = found.run
-    small = [name for name, small in zip(found.clients, found.small, strict=True) if small]
-    near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
-    table = {
+    run = explained.run
+    ahead = explained.ahead
+    document = {
         "run": str(run.path),
-        "method": run.name,
-        "scenario": run.settings["scenario"]["name"],
-        "seed": run.settings["seed"],
-        "rounds": len(found.shares),
+        "method": run.names.method or None,
+        "scenario": run.names.scenario or None,
+        "seed": run.names.seed,
+        "rounds": len(explained.shares),
         "finished": run.finished,
-        "words": list(weights_in_sentences(found)),
-        "clients": list(_client_explanations(found)),
+        "not_held": run.not_held(),
+        "words": list(weights_in_sentences(explained)),
+        "clients": [_client_document(explained, place) for place in range(len(explained.clients))],
         "small": {
-            "clients": small,
-            "overtook": found.ahead[0][0] if found.ahead else None,
-            "ahead": [list(span) for span in found.ahead],
+            "clients": explained.small_names,
+            "overtook": ahead[0][0] if ahead else None,
+            "ahead": [list(span) for span in ahead],
         },
         "equal": {
             "within": NEARLY_EQUAL,
-            "rounds": [list(s) for s in near],
-            "exactly": [list(s) for s in exact],
+            "rounds": [list(span) for span in explained.equal(NEARLY_EQUAL)],
+            "exactly": [list(span) for span in explained.equal(EXACTLY_EQUAL)],
         },
-        "split": None if found.from_size is None else HOW_WEIGHTS_SPLIT,
-        "by_round": [_round_explanation(found, t) for t in range(len(found.shares))],
-        "not_counted": [
-            {"round": t, "client": client, "status": status} for t, client, status in found.events
+        "split": None if explained.from_size is None else HOW_WEIGHTS_SPLIT,
+        "by_round": [_round_document(explained, t) for t in range(len(explained.shares))],
+        "not_weighted": [
+            {"round": t, "client": client, "status": status}
+            for t, client, status in explained.events
         ],
     }
-    return dict(json_values(table))
+    return dict(json_values(document))
 
 
-def _client_explanations(found: WeightExplanation) -> Iterator[dict[str, Any]]:
-    for i, client in enumerate(found.clients):
-        column = found.shares[:, i]
-        yield {
-            "client": client,
-            "size": int(found.run.ledger.sizes[i]),
-            "image_share": float(found.image_shares[i]),
-            "first": float(column[0]),
-            "mean": float(column.mean()),
-            "last": float(column[-1]),
-            "most": float(column.max()),
-            "most_round": int(column.argmax()),
-            "influence": float(np.nan_to_num(found.run.ledger["influence"][:, i]).mean()),
-            **{
-                name: None if part is None else float(part[:, i].mean())
-                for name, part in found.parts.items()
-            },
-        }
+def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]:
+    ledger = explained.run.ledger
+    shares = explained.shares[:, place]
+    parts = {
+        name: None if part is None else float(part[:, place].mean())
+        for name, part in explained.parts.items()
+    }
+    return {
+        "client": explained.clients[place],
+        "size": int(ledger.sizes[place]),
+        "image_share": float(explained.image_shares[place]),
+        "first": float(shares[0]),
+        "mean": float(shares.mean()),
+        "last": float(shares[-1]),
+        "most": float(shares.max()),
+        "most_round": int(shares.argmax()),
+        "influence": float(np.nan_to_num(ledger["influence"][:, place]).mean()),
+        **parts,
+    }
 
 
-def _round_explanation(found: WeightExplanation, round: int) -> dict[str, Any]:
-    parts = {"share": found.shares, **found.parts}
-    clients = [
-        {"client": client}
-        | {name: None if part is None else float(part[round, i]) for name, part in parts.items()}
-        for i, client in enumerate(found.clients)
-    ]
-    shared = {
-        name: found.run.ledger.common(name)[round]
+def _round_document(explained: WeightExplanation, round: int) -> dict[str, Any]:
+    ledger = explained.run.ledger
+    common = {
+        name: number_or_none(ledger.common(name)[round])
         for name in ("gamma", "beta", "q", "q_expected", "rho")
     }
-    schedules = {name: number_or_none(value) for name, value in shared.items()}
-    return {"round": round, **schedules, "clients": clients}
+    columns = {"share": explained.shares, **explained.parts}
+    clients = []
+    for place, client in enumerate(explained.clients):
+        numbers = {
+            name: None if column is None else float(column[round, place])
+            for name, column in columns.items()
+        }
+        clients.append({"client": client, **numbers})
+    return {"round": round, **common, "clients": clients}

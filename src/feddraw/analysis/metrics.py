@@ -9,11 +9,13 @@ diverged model gives. A label below zero is unknown: the image is left out for t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from feddraw.results.metrics import MacroMetric, SplitMetrics
 
 Scores = NDArray[np.floating[Any]]  # (images,) or (images, findings)
 Truth = NDArray[np.integer[Any]]  # 1, 0, and below zero where a label is not known
@@ -48,9 +50,8 @@ def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]
     scores, truth = of_known(scores, truth)
     if math.isnan(threshold) or not np.isfinite(scores).all():
         return math.nan, math.nan
-    called = (
-        scores.astype(np.float64) >= threshold
-    )  # in float32 a midpoint of neighbours is one of them
+    # in float32 a midpoint of neighbours is one of them
+    called = scores.astype(np.float64) >= threshold
     positive = truth == 1
     sensitivity = float(called[positive].mean()) if positive.any() else math.nan
     specificity = float((~called[~positive]).mean()) if (~positive).any() else math.nan
@@ -82,37 +83,48 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
 
 def evaluate(
     scores: Scores, truth: Truth, findings: Sequence[str], thresholds: Sequence[float]
-) -> dict[str, Any]:
-    """All metrics of one split, as `metrics.json` holds them."""
-    columns = range(len(findings))
-    areas = {
-        name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, findings, strict=True)
-    }
-    pairs = {
-        name: rates(scores[:, c], truth[:, c], thresholds[c])
-        for c, name in zip(columns, findings, strict=True)
-    }
-    chosen = dict(zip(findings, map(float, thresholds), strict=True))
-    return metrics_table(areas, pairs, chosen, [findings[c] for c in not_finite(scores)])
+) -> SplitMetrics:
+    """All metrics of one model on one split.
+
+    `scores` are probabilities and `truth` labels, (images, findings); `thresholds` one per finding.
+    """
+    areas = {}
+    rates_of_finding = {}
+    for column, finding in enumerate(findings):
+        areas[finding] = auc(scores[:, column], truth[:, column])
+        rates_of_finding[finding] = rates(scores[:, column], truth[:, column], thresholds[column])
+    return split_metrics(
+        areas=areas,
+        rates=rates_of_finding,
+        thresholds=dict(zip(findings, map(float, thresholds), strict=True)),
+        broken=[findings[column] for column in not_finite(scores)],
+    )
 
 
-def metrics_table(
-    areas: dict[str, float],
-    pairs: Mapping[str, tuple[float, float]],
-    thresholds: dict[str, float],
+def split_metrics(
+    areas: Mapping[str, float],
+    rates: Mapping[str, tuple[float, float]],
+    thresholds: Mapping[str, float],
     broken: Sequence[str],
-) -> dict[str, Any]:
-    """AUC, sensitivity with specificity, and threshold by finding, as `metrics.json` holds them."""
-    means = {name: math.sqrt(se * sp) for name, (se, sp) in pairs.items()}
-    return {
-        "auc": {"macro": macro(areas.values()), "per_class": areas},
-        "gm": {"macro": macro(means.values()), "per_class": means},
-        "sensitivity": {name: pair[0] for name, pair in pairs.items()},
-        "specificity": {name: pair[1] for name, pair in pairs.items()},
-        "thresholds": thresholds,
-        "undefined": [name for name in areas if math.isnan(areas[name]) or math.isnan(means[name])],
-        "not_finite": list(broken),
+) -> SplitMetrics:
+    """From AUC, sensitivity with specificity, and threshold by finding; `broken` are the findings
+    with scores that are not finite.
+    """
+    means = {
+        finding: math.sqrt(sensitivity * specificity)
+        for finding, (sensitivity, specificity) in rates.items()
     }
+    return SplitMetrics(
+        auc=MacroMetric(macro(areas.values()), areas),
+        gm=MacroMetric(macro(means.values()), means),
+        sensitivity={finding: sensitivity for finding, (sensitivity, _) in rates.items()},
+        specificity={finding: specificity for finding, (_, specificity) in rates.items()},
+        thresholds=thresholds,
+        undefined=tuple(
+            finding for finding in areas if math.isnan(areas[finding]) or math.isnan(means[finding])
+        ),
+        not_finite=tuple(broken),
+    )
 
 
 def not_finite(scores: Scores) -> list[int]:
@@ -120,24 +132,35 @@ def not_finite(scores: Scores) -> list[int]:
     return np.flatnonzero(~np.isfinite(scores).all(axis=0)).tolist()
 
 
-def mean_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of several tables of metrics, number by number; what is undefined in one is left out
+def mean_of(splits: Sequence[SplitMetrics]) -> SplitMetrics:
+    """The mean of several models' metrics, number by number; what is undefined in one is left out
     of its mean.
 
     A mean threshold would mean nothing, so there is none.
     """
-    found: dict[str, Any] = {}
-    for name, first in tables[0].items():
-        column = [table[name] for table in tables]
-        if name == "thresholds":
-            found[name] = {}
-        elif isinstance(first, Mapping):
-            found[name] = mean_of(column)
-        elif isinstance(first, list):
-            found[name] = [item for item in first if all(item in other for other in column)]
-        else:
-            found[name] = macro(column)
-    return found
+    return SplitMetrics(
+        auc=_mean_metric([split.auc for split in splits]),
+        gm=_mean_metric([split.gm for split in splits]),
+        sensitivity=_mean_by_finding([split.sensitivity for split in splits]),
+        specificity=_mean_by_finding([split.specificity for split in splits]),
+        undefined=_in_all([split.undefined for split in splits]),
+        not_finite=_in_all([split.not_finite for split in splits]),
+    )
+
+
+def _mean_metric(metrics: Sequence[MacroMetric]) -> MacroMetric:
+    return MacroMetric(
+        macro=macro(metric.macro for metric in metrics),
+        per_class=_mean_by_finding([metric.per_class for metric in metrics]),
+    )
+
+
+def _mean_by_finding(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {finding: macro(table[finding] for table in tables) for finding in tables[0]}
+
+
+def _in_all(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(finding for finding in lists[0] if all(finding in names for names in lists))
 
 
 def choose_thresholds(scores: Scores, truth: Truth) -> list[float]:
@@ -145,7 +168,7 @@ def choose_thresholds(scores: Scores, truth: Truth) -> list[float]:
     return [best_threshold(scores[:, c], truth[:, c]) for c in range(truth.shape[1])]
 
 
-def macro(values: Any) -> float:
+def macro(values: Iterable[float]) -> float:
     """The mean over the findings for which there is a value."""
     defined = [value for value in values if not math.isnan(value)]
     return float(np.mean(defined)) if defined else math.nan
@@ -160,9 +183,8 @@ def roc_curve(scores: Scores, truth: Truth) -> NDArray[np.float64] | None:
     if positive.all() or not positive.any():
         return None
     order = np.argsort(-scores, kind="stable")
-    ends = np.append(
-        np.flatnonzero(np.diff(-scores[order])), len(order) - 1
-    )  # equal scores are called together
+    # equal scores are called together
+    ends = np.append(np.flatnonzero(np.diff(-scores[order])), len(order) - 1)
     sensitivity = np.concatenate([[0], np.cumsum(positive[order])[ends] / positive.sum()])
     alarms = np.concatenate([[0], np.cumsum(~positive[order])[ends] / (~positive).sum()])
     return np.asarray(np.interp(ROC_GRID, alarms, sensitivity))

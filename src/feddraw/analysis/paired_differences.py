@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,69 +70,92 @@ def against(
     statistics.at_least_two("method", methods)
     if reference not in methods:
         raise unknown("methods", reference, methods)
-    found = []
-    for method in (name for name in methods if name != reference):
-        both = {s: (cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
-        by_scenario = {s: _differences_by_repeat(*pair, steps) for s, pair in both.items()}
-        shared = (
-            set.intersection(*(set(pairs) for pairs in by_scenario.values()))
-            if len(scenarios) > 1
-            else ()
-        )
-        means = {
-            r: statistics.mean_of_repeats([by_scenario[s][r] for s in scenarios], steps)
-            for r in shared
-        }
-        for scenario, pairs in {**by_scenario, "": means}.items():
-            if pairs:
-                values = np.array(list(pairs.values()))
-                found.append(
-                    _mean_difference(
-                        scenario, method, values, alpha, 1 / (folds - 1) if folds else 0.0
-                    )
+    overlap = 1 / (folds - 1) if folds else 0.0
+    differences = []
+    for method in methods:
+        if method == reference:
+            continue
+        by_scenario = {}
+        for scenario in scenarios:
+            values = cells.get((scenario, method), {})
+            reference_values = cells.get((scenario, reference), {})
+            by_scenario[scenario] = _paired_by_repeat(values, reference_values, steps)
+        if len(scenarios) > 1:
+            by_scenario[""] = _means_over_scenarios(list(by_scenario.values()), steps)
+        for scenario, by_repeat in by_scenario.items():
+            if by_repeat:
+                values_by_repeat = np.array(list(by_repeat.values()))
+                differences.append(
+                    _mean_difference(scenario, method, values_by_repeat, alpha, overlap)
                 )
-    overall, single = (
-        [one for one in found if bool(one.scenario) == kind] for kind in (False, True)
-    )
-    corrected = {
-        (one.scenario, one.method): one
-        for family in (single, overall)
-        for one in _holm_corrected(family)
-    }
-    return [corrected[one.scenario, one.method] for one in found]
+    return _holm_corrected(differences)
 
 
-def _holm_corrected(family: Sequence[Difference]) -> Iterator[Difference]:
-    tested = [one for one in family if one.repeats > 1]
-    for one, p in zip(tested, statistics.holm([one.p for one in tested]).tolist(), strict=True):
-        yield replace(one, holm_p=p)
-    yield from (one for one in family if one.repeats == 1)
-
-
-def _differences_by_repeat(
+def _paired_by_repeat(
     first: Mapping[str, float], second: Mapping[str, float], steps: float
 ) -> dict[str, float]:
+    """The first minus the second, in the repeats that both have."""
     shared = [repeat for repeat in first if repeat in second]
-    differences = statistics.rounded(
-        np.array([first[repeat] - second[repeat] for repeat in shared]), steps
-    )
-    return dict(zip(shared, differences.tolist(), strict=True))
+    differences = np.array([first[repeat] - second[repeat] for repeat in shared])
+    return dict(zip(shared, statistics.rounded(differences, steps).tolist(), strict=True))
+
+
+def _means_over_scenarios(
+    by_scenario: Sequence[Mapping[str, float]], steps: float
+) -> dict[str, float]:
+    """By repeat that all scenarios have."""
+    means = {}
+    for repeat in by_scenario[0]:
+        if all(repeat in values for values in by_scenario):
+            in_each = [values[repeat] for values in by_scenario]
+            means[repeat] = statistics.mean_of_repeats(in_each, steps)
+    return means
+
+
+def _holm_corrected(differences: Sequence[Difference]) -> list[Difference]:
+    """Those by scenario are corrected for their number, and apart from them those over all."""
+    corrected = list(differences)
+    for by_scenario in (True, False):
+        places = [
+            place
+            for place, difference in enumerate(differences)
+            if bool(difference.scenario) == by_scenario and difference.repeats > 1
+        ]
+        holm_p = statistics.holm([differences[place].p for place in places]).tolist()
+        for place, p in zip(places, holm_p, strict=True):
+            corrected[place] = replace(differences[place], holm_p=p)
+    return corrected
 
 
 def _mean_difference(
     scenario: str, method: str, values: Floats, alpha: float, overlap: float
 ) -> Difference:
-    mean, repeats, wins = float(values.mean()), len(values), int((values > 0).sum())
+    """From paired differences by repeat; `overlap` is what shared training images add to 1/n."""
+    repeats = len(values)
+    single = Difference(
+        scenario=scenario,
+        method=method,
+        mean=float(values.mean()),
+        low=-math.inf,
+        high=math.inf,
+        wins=int((values > 0).sum()),
+        repeats=repeats,
+        p=math.nan,
+        more_repeats=math.nan,
+    )
     if repeats == 1:
-        return Difference(scenario, method, mean, -math.inf, math.inf, wins, 1, math.nan, math.nan)
+        return single
+    mean = single.mean
     spread = float(values.std(ddof=1))
     error = spread * math.sqrt(1 / repeats + overlap)
     reach = float(stats.t.ppf(1 - alpha / 2, repeats - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, repeats - 1)) if error else float(mean == 0)
-    more = 0.0 if p < alpha else math.nan
-    if p >= alpha and repeats >= FEWEST_FOR_SPREAD:
-        more = repeats_needed(mean, spread, alpha=alpha, overlap=overlap) - repeats
-    return Difference(scenario, method, mean, mean - reach, mean + reach, wins, repeats, p, more)
+    more_repeats = math.nan
+    if p < alpha:
+        more_repeats = 0.0
+    elif repeats >= FEWEST_FOR_SPREAD:
+        more_repeats = repeats_needed(mean, spread, alpha=alpha, overlap=overlap) - repeats
+    return replace(single, low=mean - reach, high=mean + reach, p=p, more_repeats=more_repeats)
 
 
 def repeats_needed(
@@ -144,28 +167,31 @@ def repeats_needed(
     Infinite where a thousand are not enough, as for a difference of zero. The difference and its
     standard deviation are those seen so far, so the answer is as uncertain as they are.
     """
+
+    def power(repeats: int) -> float:
+        return _power(abs(difference), spread, repeats, alpha, overlap)
+
     counts = range(2, MOST_REPEATS + 1)
-    place = bisect_left(
-        counts, POWER, key=lambda n: _power(abs(difference), spread, n, alpha, overlap)
-    )
+    place = bisect_left(counts, POWER, key=power)
     return float(counts[place]) if place < len(counts) else math.inf
 
 
 def _power(difference: float, spread: float, repeats: int, alpha: float, overlap: float) -> float:
+    """The chance that the test finds this difference."""
     error = spread * math.sqrt(1 / repeats + overlap)
     if difference >= 30 * error:  # scipy's distribution has no value so far out
         return float(difference > 0)
-    degrees, shift = (
-        repeats - 1,
-        difference / error,
-    )  # of the noncentral t distribution; much faster than scipy.stats
-    limit = special.stdtrit(degrees, 1 - alpha / 2)
-    return float(1 - special.nctdtr(degrees, shift, limit) + special.nctdtr(degrees, shift, -limit))
+    degrees = repeats - 1
+    shift = difference / error  # of the noncentral t distribution
+    limit = special.stdtrit(degrees, 1 - alpha / 2)  # much faster than scipy.stats
+    above = 1 - special.nctdtr(degrees, shift, limit)
+    below = special.nctdtr(degrees, shift, -limit)
+    return float(above + below)
 
 
 def mean_of_last(values: Iterable[float]) -> float:
     """The mean over the last five rounds; NaN where there are no more than that, or one has no
     value.
     """
-    every = list(values)
-    return float(np.mean(every[-LAST_ROUNDS:])) if len(every) > LAST_ROUNDS else math.nan
+    by_round = list(values)
+    return float(np.mean(by_round[-LAST_ROUNDS:])) if len(by_round) > LAST_ROUNDS else math.nan

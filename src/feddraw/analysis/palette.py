@@ -29,18 +29,15 @@ COLOURS = {  # in the light, in the dark
     "c5": ("#2b86b5", "#a5def7"),
     "c6": ("#3c3c3c", "#d8d8d8"),
 }
-LIGHT, DARK = ({name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1))
-INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-SERIES = tuple(
-    colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit()
-)
-MATPLOTLIB_GREYS = {
-    "#000000": "ink",
-    "#595959": "muted",
-    "#999999": "muted",
-}  # matplotlib's own, in figures
-DRAWN_COLOURS = ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")
-COLOUR_NAMES = {LIGHT[name]: name for name in DRAWN_COLOURS} | MATPLOTLIB_GREYS
+LIGHT = {name: light for name, (light, _) in COLOURS.items()}
+DARK = {name: dark for name, (_, dark) in COLOURS.items()}
+INK = LIGHT["ink"]
+MUTED = LIGHT["muted"]
+SERIES_NAMES = ("c0", "c1", "c2", "c3", "c4", "c5", "c6")
+SERIES = tuple(LIGHT[name] for name in SERIES_NAMES)
+# Matplotlib's own, which are in figures as well.
+MATPLOTLIB_GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}
+COLOUR_NAMES = {LIGHT[name]: name for name in ("ink", "muted", *SERIES_NAMES)} | MATPLOTLIB_GREYS
 FONTS = {
     "sans": (
         'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
@@ -70,15 +67,14 @@ def dark_drawing() -> str:
         for colour, name in COLOUR_NAMES.items()
         for kind in ("fill", "stroke")
     ]
-    ground = (
-        f'[style*="fill: {LIGHT["card"]}"] {{ fill: {DARK["card"]} !important; }} text {{ fill:'
-        f" {DARK['ink']}; }}"
-    )
-    return f"<style>@media (prefers-color-scheme: dark) {{ {ground} {' '.join(rules)} }}</style>"
+    ground = f'[style*="fill: {LIGHT["card"]}"] {{ fill: {DARK["card"]} !important; }}'
+    text = f"text {{ fill: {DARK['ink']}; }}"
+    rules = [ground, text, *rules]
+    return f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
 
 
 def luminance(colour: Any) -> float:
-    """How bright a colour is, from 0 to 1, as contrast is reckoned (WCAG 2)."""
+    """How bright a colour is, from 0 to 1, as WCAG 2 computes contrast."""
     from matplotlib.colors import to_rgb  # slow, and pages need the names of colours only
 
     parts = np.array(to_rgb(colour))

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison
 
+# Metadata of each format without a time in it.
+UNDATED: dict[str, dict[str, Any]] = {
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+HATCHES = ("", "///", "", "...", "", "\\\\\\")
 LINE_STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -59,14 +66,13 @@ FIGURE_STYLE: dict[Any, Any] = {
 
 Floats = NDArray[np.float64]
 Series = Mapping[str, Sequence[float]]  # name to one value per round
-Spread = Mapping[
-    str, tuple[Sequence[float], Sequence[float]]
-]  # name to the lowest and highest of its repeats
-MOST_LINES_IN_PANEL = (
-    5  # more lines than this, with their shades, cannot be distinguished in one panel
-)
+# Name to the lowest and the highest of its repeats, by round.
+Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+MOST_LINES_IN_PANEL = 5  # more, with their shades, cannot be distinguished
+MOST_NAMES_IN_LEGEND = 12
 MOST_NAMED_ROWS = 30  # rows from which on names and numbers cannot be read
-PANEL_INCHES = (4.2, 3.1)  # inches: one panel, wide enough for a phone
+PANEL_WIDTH, PANEL_HEIGHT = 4.2, 3.1  # inches: one panel, wide enough for a phone
+LINE_GREY = "0.6"  # of lines that are there for orientation
 
 
 def figure_style() -> AbstractContextManager[None]:
@@ -76,19 +82,18 @@ def figure_style() -> AbstractContextManager[None]:
     return mpl.rc_context(FIGURE_STYLE)
 
 
-def panel_figure(
-    width: float = PANEL_INCHES[0], height: float = PANEL_INCHES[1]
-) -> tuple[Figure, Axes]:
-    """A figure of one panel."""
+def panel_figure(width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT) -> tuple[Figure, Axes]:
+    """A figure of one panel, in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def lay_out_figure(figure: Figure) -> None:
-    """Put the parts in their places for good: saving does not reckon them again, nor draw once more
-    for that.
+    """Put the parts in their places for good: saving does not compute them again, nor draw once
+    more for that.
     """
-    if (engine := figure.get_layout_engine()) is not None:
+    engine = figure.get_layout_engine()
+    if engine is not None:
         engine.execute(figure)
     with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
         figure.set_layout_engine(None)
@@ -120,22 +125,20 @@ def draw_lines(
     """
     places = list(order) or list(series)
     for name, values in series.items():
-        looks = line_look(places.index(name))
-        axes.plot(
-            range(len(values)),
-            values,
-            label=short_label(name),
-            linewidth=1.4,
-            markersize=3.5,
-            **looks,
-        )
+        look = line_look(places.index(name))
+        _draw_line(axes, values, name, look)
         if spread and name in spread:
-            axes.fill_between(
-                range(len(values)), *spread[name], color=looks["color"], alpha=0.15, linewidth=0
-            )
+            lowest, highest = spread[name]
+            rounds = range(len(values))
+            axes.fill_between(rounds, lowest, highest, color=look["color"], alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)
+
+
+def _draw_line(axes: Axes, values: Sequence[float], name: str, look: Mapping[str, Any]) -> None:
+    rounds = range(len(values))
+    axes.plot(rounds, values, label=short_label(name), linewidth=1.4, markersize=3.5, **look)
 
 
 def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
@@ -143,29 +146,30 @@ def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
     distinguished.
     """
     shown = lines or [line for line in axes.lines if line.get_marker() not in ("None", "")]
-    if 1 < len(shown) <= 12:
-        labels = [str(line.get_label()) for line in shown]
-        columns = max(1, min(len(shown), 56 // (max(map(len, labels)) + 6)))
-        below = axes.transAxes + ScaledTranslation(
-            0, -0.42, axes.figure.dpi_scale_trans
-        )  # of ticks and their label
-        axes.legend(
-            shown,
-            labels,
-            ncols=columns,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0),
-            bbox_transform=below,
-        )
+    if not 1 < len(shown) <= MOST_NAMES_IN_LEGEND:
+        return
+    labels = [str(line.get_label()) for line in shown]
+    longest = max(map(len, labels))
+    columns = max(1, min(len(shown), 56 // (longest + 6)))
+    # below the ticks and their label
+    below = axes.transAxes + ScaledTranslation(0, -0.42, axes.figure.dpi_scale_trans)
+    axes.legend(
+        shown,
+        labels,
+        ncols=columns,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=below,
+    )
 
 
 def draw_weights(
     axes: Axes, weights: Series, *, title: str = "", spread: Spread | None = None
 ) -> None:
-    """Weights of each client over the rounds, with the level at which all count the same."""
+    """Weights of each client over the rounds, with the level at which all are equal."""
     draw_lines(axes, weights, spread=spread)
     equal = 1 / len(weights)
-    axes.axhline(equal, color="0.6", linewidth=0.8, zorder=0)
+    axes.axhline(equal, color=LINE_GREY, linewidth=0.8, zorder=0)
     axes.text(
         1.01,
         equal,
@@ -187,17 +191,15 @@ def draw_deviation(
     """How far clients of the same size are from the mean weight of their size; False where no two
     are alike.
     """
-    groups = grouped((sizes[name], name) for name in weights)
-    alike = {name: names for names in groups.values() if len(names) > 1 for name in names}
-    if not alike:
+    deviations: dict[str, list[float]] = {}
+    for clients in grouped((sizes[name], name) for name in weights).values():
+        if len(clients) > 1:
+            mean = np.mean([weights[client] for client in clients], axis=0)
+            deviations |= {client: (weights[client] - mean).tolist() for client in clients}
+    if not deviations:
         return False
-    means = {
-        name: np.mean([weights[other] for other in names], axis=0) for name, names in alike.items()
-    }
-    draw_lines(
-        axes, {name: np.asarray(weights[name]) - means[name] for name in alike}, order=list(weights)
-    )
-    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    draw_lines(axes, deviations, order=list(weights))
+    axes.axhline(0, color=LINE_GREY, linewidth=0.8, zorder=0)
     reach = max(1e-9, *(abs(value) for value in axes.get_ylim()))
     axes.set_ylim(-reach, reach)
     axes.ticklabel_format(axis="y", scilimits=(-2, 2), useMathText=False)
@@ -236,17 +238,16 @@ def curve_figure(
         axes.label_outer()
     for axes in grid[len(series) :]:
         axes.set_visible(False)
-    for axes in grid[
-        len(series) - 3 : len(series)
-    ]:  # the lowest of each column, where the last row is short
+    lowest_of_columns = grid[len(series) - 3 : len(series)]  # the last row may be short
+    for axes in lowest_of_columns:
         axes.xaxis.set_tick_params(labelbottom=True)
         axes.set_xlabel("round")
-    grid[0].set_ylim(*_axis_range_of_late_rounds(series, spread))
+    grid[0].set_ylim(*_range_of_late_rounds(series, spread))
     figure.supylabel(label, fontsize="medium")
     return figure
 
 
-def _axis_range_of_late_rounds(series: Series, spread: Spread) -> tuple[float, float]:
+def _range_of_late_rounds(series: Series, spread: Spread) -> tuple[float, float]:
     """The range of all but the first fifth of the rounds, which rise from chance and would press
     the rest together.
     """
@@ -254,9 +255,10 @@ def _axis_range_of_late_rounds(series: Series, spread: Spread) -> tuple[float, f
     late = np.concatenate([np.asarray(line)[len(line) // 5 :] for line in lines])
     if not np.isfinite(late).any():
         return 0.0, 1.0
-    low, high = float(np.nanmin(late)), float(np.nanmax(late))
-    room = 0.05 * (high - low) or 0.01
-    return low - room, high + room
+    low = float(np.nanmin(late))
+    high = float(np.nanmax(late))
+    margin = 0.05 * (high - low) or 0.01
+    return low - margin, high + margin
 
 
 def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) -> None:
@@ -266,14 +268,7 @@ def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) ->
     axes.set_ylabel("gamma")
     right = axes.twinx()
     right.spines["right"].set_visible(True)
-    right.plot(
-        range(len(beta)),
-        beta,
-        label="beta: sharpness",
-        linewidth=1.4,
-        markersize=3.5,
-        **line_look(1),
-    )
+    _draw_line(right, beta, "beta: sharpness", line_look(1))
     right.set_ylim(bottom=0)
     right.set_ylabel("beta")
     draw_legend(axes, [*axes.lines, *right.lines])
@@ -309,7 +304,7 @@ def draw_sizes(axes: Axes, sizes: Mapping[str, float]) -> None:
         axes.bar_label(
             bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7
         )
-        axes.set_yticks(range(len(names)), [short_label(name) for name in names], fontsize=8)
+        name_rows(axes, names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlabel("images")
@@ -325,14 +320,13 @@ def draw_heat_map(
 ) -> None:
     """A number in every cell, darker where it is larger; a dash where it is undefined."""
     finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    margin = high - low or 1.0
+    low = float(finite.min()) if finite.size else 0.0
+    high = float(finite.max()) if finite.size else 1.0
+    reach = high - low or 1.0
     shades = np.ma.masked_invalid(values)
-    mesh = axes.pcolormesh(
-        shades, cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin
-    )
+    mesh = axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * reach, vmax=high + 0.25 * reach)
     if len(rows) <= MOST_NAMED_ROWS:
-        _draw_heat_map_numbers(axes, mesh, values, percent)
+        _write_numbers(axes, mesh, values, percent)
         axes.set_yticks(
             np.arange(len(rows)) + 0.5, [short_label(name) for name in rows], fontsize=8
         )
@@ -344,22 +338,18 @@ def draw_heat_map(
         axes.spines[side].set_visible(False)
 
 
-def _draw_heat_map_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: bool) -> None:
+def _write_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: bool) -> None:
+    # near black or near white, whichever is seen better; both stay as they are where a page turns
+    # ink light
+    black, white = "#010101", "#fefefe"
     for (row, column), value in np.ndenumerate(values):
-        text = (
-            "–"
-            if not np.isfinite(value)
-            else f"{value:.0%}"
-            if percent
-            else f"{value:.3f}".lstrip("0")
-        )
-        # near black or near white, whichever is seen better; both stay as they are where a page
-        # turns ink light
-        ink = (
-            "#010101"
-            if not np.isfinite(value) or luminance(mesh.to_rgba(np.array(value))) > 0.18
-            else "#fefefe"
-        )
+        ink = black
+        if not np.isfinite(value):
+            text = "–"
+        else:
+            text = f"{value:.0%}" if percent else f"{value:.3f}".lstrip("0")
+            if luminance(mesh.to_rgba(np.array(value))) <= 0.18:
+                ink = white
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
 
 
@@ -373,12 +363,12 @@ def draw_roc(
     lands.
     """
     for name, (alarms, sensitivity) in curves.items():
-        looks = line_look(order.index(name))
-        marker = looks.pop("marker")
-        axes.plot(alarms, sensitivity, linewidth=1.2, **looks)
-        at_threshold = {"marker": marker, "color": looks["color"], "linestyle": "none"}
-        axes.plot(*points[name], markersize=7, label=short_label(name), **at_threshold)
-    axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
+        look = line_look(order.index(name))
+        curve_look = look | {"marker": "None"}
+        point_look = look | {"linestyle": "none"}
+        axes.plot(alarms, sensitivity, linewidth=1.2, **curve_look)
+        axes.plot(*points[name], markersize=7, label=short_label(name), **point_look)
+    axes.plot([0, 1], [0, 1], color=LINE_GREY, linewidth=0.8, zorder=0)
     axes.set(
         xlabel="false alarms (1 - specificity)",
         ylabel="sensitivity",
@@ -390,48 +380,59 @@ def draw_roc(
 
 
 def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], label: str) -> None:
-    """What each client gains, with an interval; to the right of the line it gains."""
+    """What each client gains: estimate and ends of an interval; to the right of the line it
+    gains.
+    """
     for row, (estimate, low, high) in enumerate(gains.values()):
         axes.plot([low, high], [row, row], color=SERIES[0], linewidth=1.6)
         axes.plot(estimate, row, marker="o", color=SERIES[0], markersize=5)
-    axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-    axes.set_yticks(range(len(gains)), [short_label(name) for name in gains], fontsize=8)
-    axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.axvline(0, color=LINE_GREY, linewidth=0.8, zorder=0)
+    name_rows(axes, list(gains))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel(label)
 
 
-def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str) -> Figure:
-    """Methods minus the reference: one row of panels per value, one panel per scenario and one for
-    all.
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """A name at every row, the first on top."""
+    axes.set_yticks(range(len(names)), [short_label(name) for name in names], fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def differences_figure(by_column: Mapping[str, Sequence[Difference]], reference: str) -> Figure:
+    """Methods minus the reference: one row of panels per column of values, one panel per scenario
+    and one for all.
     """
-    everything = [one for of in found.values() for one in of]
-    scenarios = sorted(
-        dict.fromkeys(one.scenario for one in everything), key=lambda name: not name
-    )  # "" comes last
-    methods = list(dict.fromkeys(one.method for one in everything))
-    size = 1.4 + 1.8 * len(scenarios), (0.7 + 0.22 * len(methods)) * len(found)
+    differences = [difference for of_column in by_column.values() for difference in of_column]
+    scenarios = list(dict.fromkeys(difference.scenario for difference in differences))
+    scenarios.sort(key=lambda name: not name)  # "", which is all together, comes last
+    methods = list(dict.fromkeys(difference.method for difference in differences))
+    width = 1.4 + 1.8 * len(scenarios)
+    height = (0.7 + 0.22 * len(methods)) * len(by_column)
     with figure_style():
-        figure = Figure(figsize=size, layout="constrained")
-        grid = figure.subplots(len(found), len(scenarios), squeeze=False, sharex="row", sharey=True)
-        for row, of in zip(grid, found.values(), strict=True):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        grid = figure.subplots(
+            len(by_column), len(scenarios), squeeze=False, sharex="row", sharey=True
+        )
+        for row, of_column in zip(grid, by_column.values(), strict=True):
             for axes, scenario in zip(row, scenarios, strict=True):
-                by_method = {one.method: one for one in of if one.scenario == scenario}
-                draw_gains(axes, {m: _difference_with_ends(by_method.get(m)) for m in methods}, "")
+                here = [diff for diff in of_column if diff.scenario == scenario]
+                draw_gains(axes, _gains_by_method(here, methods), "")
                 axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
                 axes.tick_params(axis="x", labelsize=7)
                 axes.set_title(scenario.replace(",", "\n") or "all", fontsize=8)
-        figure.supxlabel(f"{', '.join(found)} minus that of {reference}", fontsize=9)
+        figure.supxlabel(f"{', '.join(by_column)} minus that of {reference}", fontsize=9)
     return figure
 
 
-def _difference_with_ends(one: Difference | None) -> tuple[float, float, float]:
-    """Estimate and interval; nothing is drawn of what is not there."""
-    return (
-        (one.mean, one.low, one.high)
-        if one is not None and math.isfinite(one.low)
-        else (math.nan,) * 3
-    )
+def _gains_by_method(
+    differences: Sequence[Difference], methods: Sequence[str]
+) -> dict[str, tuple[float, float, float]]:
+    """Estimate and interval of every method; nothing is drawn of what is not there."""
+    gains = dict.fromkeys(methods, (math.nan, math.nan, math.nan))
+    for difference in differences:
+        if math.isfinite(difference.low):
+            gains[difference.method] = (difference.mean, difference.low, difference.high)
+    return gains
 
 
 def draw_critical_difference(
@@ -448,32 +449,29 @@ def draw_critical_difference(
     _draw_rank_axis(axes, len(methods), right, cd)
     bars = _bar_levels([(average_ranks[group[0]], average_ranks[group[-1]]) for group in groups])
     for low, high, level in bars:
-        axes.plot(
-            [low - 0.04, high + 0.04],
-            [0.7 + 0.5 * level] * 2,
-            color="black",
-            linewidth=4,
-            solid_capstyle="butt",
-        )
-    top = 1.6 + 0.5 * max((level for *_, level in bars), default=-1)
+        depth = 0.7 + 0.5 * level
+        ends = [low - 0.04, high + 0.04]
+        axes.plot(ends, [depth, depth], color="black", linewidth=4, solid_capstyle="butt")
+    top = 1.6 + 0.5 * max((level for _, _, level in bars), default=-1)
     better = (len(methods) + 1) // 2
-    for line, name in enumerate([*methods[:better], *reversed(methods[better:])]):
-        left = line < better
-        edge, depth = (0.9, top + line) if left else (right + 0.1, top + line - better)
-        axes.plot(
-            [average_ranks[name]] * 2 + [edge],
-            [0, depth, depth],
-            color="0.35",
-            linewidth=0.9,
-            clip_on=False,
-        )
-        label = (
-            f"{name}  {average_ranks[name]:.2f}" if left else f"{average_ranks[name]:.2f}  {name}"
-        )
-        start, side = (edge - 0.08, "right") if left else (edge + 0.08, "left")
-        axes.text(start, depth, label, ha=side, va="center", fontsize=9)
-    axes.set(xlim=(0.9, right + 0.1), ylim=(top + better - 0.5, -2.4))
+    for line, name in enumerate(methods[:better]):
+        rank = average_ranks[name]
+        depth = top + line
+        _draw_rank_line(axes, rank, 0.9, depth)
+        axes.text(0.9 - 0.08, depth, f"{name}  {rank:.2f}", ha="right", va="center", fontsize=9)
+    edge = right + 0.1
+    for line, name in enumerate(reversed(methods[better:])):
+        rank = average_ranks[name]
+        depth = top + line
+        _draw_rank_line(axes, rank, edge, depth)
+        axes.text(edge + 0.08, depth, f"{rank:.2f}  {name}", ha="left", va="center", fontsize=9)
+    axes.set(xlim=(0.9, edge), ylim=(top + better - 0.5, -2.4))
     axes.axis("off")
+
+
+def _draw_rank_line(axes: Axes, rank: float, edge: float, depth: float) -> None:
+    """From a rank on the axis down, and then to the edge where its method is named."""
+    axes.plot([rank, rank, edge], [0, depth, depth], color="0.35", linewidth=0.9, clip_on=False)
 
 
 def _draw_rank_axis(axes: Axes, methods: int, right: float, cd: float) -> None:
@@ -504,19 +502,25 @@ def _bar_levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return placed
 
 
-def critical_difference_figure(found: Mapping[str, Comparison]) -> Figure:
+def critical_difference_figure(comparisons: Mapping[str, Comparison]) -> Figure:
     """One diagram below another: average ranks, groups and critical difference of each comparison,
     by its name.
     """
-    lines = max(len(one.average_ranks) / 2 + 0.5 * len(one.groups) for one in found.values())
+    lines = [
+        len(comparison.average_ranks) / 2 + 0.5 * len(comparison.groups)
+        for comparison in comparisons.values()
+    ]
+    height = (1.5 + 0.27 * max(lines)) * len(comparisons)
     with figure_style():
-        figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(found)), layout="constrained")
-        rows = figure.subplots(len(found), squeeze=False)[:, 0]
-        for axes, (name, one) in zip(rows, found.items(), strict=True):
-            draw_critical_difference(axes, one.average_ranks, one.groups, one.difference)
+        figure = Figure(figsize=(7, height), layout="constrained")
+        rows = figure.subplots(len(comparisons), squeeze=False)[:, 0]
+        for axes, (name, comparison) in zip(rows, comparisons.items(), strict=True):
+            draw_critical_difference(
+                axes, comparison.average_ranks, comparison.groups, comparison.difference
+            )
             title = (
                 f"{name}; a bar joins methods that do not differ significantly at alpha"
-                f" {one.alpha:g}"
+                f" {comparison.alpha:g}"
             )
             axes.set_title(title, loc="left", fontsize=10)
     return figure
@@ -526,28 +530,19 @@ def save_figure(figure: Figure, path: Path) -> None:
     """To a file, in the format of its ending; no time in it, so that equal figures are
     equal files.
     """
-    undated: dict[str, dict[str, Any]] = {
-        ".png": {},
-        ".svg": {"Date": None},
-        ".pdf": {"CreationDate": None},
-    }
-    kind = path.suffix.lower()
-    if kind not in undated:
-        raise UserError(f"cannot draw to {path}: the name must end in {', '.join(undated)}")
+    ending = path.suffix.lower()
+    if ending not in UNDATED:
+        raise UserError(f"cannot draw to {path}: the name must end in {', '.join(UNDATED)}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"cannot write {path}: {path.parent} is not a folder that you may write to")
     drawn = io.BytesIO()
     with figure_style():
-        figure.savefig(drawn, format=kind[1:], dpi=150, metadata=undated[kind])
+        figure.savefig(drawn, format=ending[1:], dpi=150, metadata=UNDATED[ending])
     content = drawn.getvalue()
-    if kind == ".svg":  # one with a control character in it is no SVG
-        content = (
-            safe_text(content.decode()).replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
-        )
+    if ending == ".svg":
+        svg = safe_text(content.decode())  # one with a control character in it is no SVG
+        content = svg.replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
     write_whole(path, content)
-
-
-HATCHES = ("", "///", "", "...", "", "\\\\\\")
 
 
 def partition_figure(partition: Partition, labels: Labels) -> Figure:
@@ -575,9 +570,9 @@ def _draw_label_mixes(partition: Partition, labels: Labels, axes: Axes) -> None:
     for column, (part, shade) in enumerate(zip(parts, shades, strict=True)):
         edge = "white" if column < len(parts) / 2 else "0.2"  # hatches are drawn in it
         hatch = HATCHES[column % len(HATCHES)] if part != "none" else ""
-        rows, share = range(len(mixes)), 100 * mixes[:, column]
+        share = 100 * mixes[:, column]
         axes.barh(
-            rows,
+            range(len(mixes)),
             share,
             left=start,
             height=0.7,

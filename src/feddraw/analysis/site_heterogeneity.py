@@ -9,8 +9,9 @@ sites. Intervals come from a bootstrap of each site's batches. The formulas are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -21,9 +22,8 @@ from feddraw.methods import random_effects as effects
 from feddraw.results.ledger_table import LedgerTable
 
 Floats = NDArray[np.float64]
-SiteNumbers = tuple[
-    Floats, Floats, Floats
-]  # by site: images measured, scalar products of mean gradients, variances
+# By site: images measured, scalar products of mean gradients, variances.
+SiteNumbers = tuple[Floats, Floats, Floats]
 
 RULES = ("fedavg", "random_effects", "feddraw", "uniform")
 
@@ -39,13 +39,13 @@ class BatchProducts:
     def numbers(self, group: str, order: NDArray[np.intp] | None = None) -> SiteNumbers:
         """What the sites would send, with the batches in another order if one is given."""
         products = self.products[group]
-        chosen = products if order is None else products[np.ix_(order, order)]
+        if order is not None:
+            products = products[np.ix_(order, order)]
         counts = np.array(self.counts, np.float64)
         starts = np.cumsum([0, *self.counts[:-1]])
-        within = np.add.reduceat(np.diag(chosen), starts)
-        means = np.add.reduceat(np.add.reduceat(chosen, starts, axis=0), starts, axis=1) / np.outer(
-            counts, counts
-        )
+        within = np.add.reduceat(np.diag(products), starts)
+        sums = np.add.reduceat(np.add.reduceat(products, starts, axis=0), starts, axis=1)
+        means = sums / np.outer(counts, counts)
         variances = self.batch_size * (within - counts * np.diag(means)) / (counts - 1)
         return self.batch_size * counts, means, np.maximum(variances, 0.0)
 
@@ -59,9 +59,7 @@ class GroupHeterogeneity:
     expected: float  # of Q, if all sites have one mean
     i_squared: float
     rho: float
-    p: float | None = (
-        None  # share of random deals of the batches with so large a Q; None where it is not known
-    )
+    p: float | None = None  # share of random permutations with so large a Q; None: not known
 
 
 @dataclass(frozen=True)
@@ -94,18 +92,27 @@ def compare_sites(
     batches: BatchProducts, group: str, permutations: int, seed: int
 ) -> GroupHeterogeneity:
     """Q over all sites for one group of parameters, with its p."""
-    found = _effects_of(batches.numbers(group))
-    if found is None:
-        return GroupHeterogeneity(group, 0.0, 0.0, 0.0, 0.0)
-    whole = GroupHeterogeneity(group, found.q, found.expected, found.i_squared, found.rho)
-    if not permutations:
-        return whole
-    rng, places = np.random.default_rng([seed, permutations]), np.arange(sum(batches.counts))
-    dealt = (
-        _effects_of(batches.numbers(group, rng.permutation(places))) for _ in range(permutations)
+    observed = _effects_of(batches.numbers(group))
+    if observed is None:
+        return GroupHeterogeneity(group, q=0.0, expected=0.0, i_squared=0.0, rho=0.0)
+    p = None
+    if permutations:
+        rng = np.random.default_rng([seed, permutations])
+        places = np.arange(sum(batches.counts))
+        limit = observed.q * (1 - 1e-12)  # equal but for rounding is as large
+        as_large = 0
+        for _ in range(permutations):
+            permuted = _effects_of(batches.numbers(group, rng.permutation(places)))
+            as_large += permuted is not None and permuted.q >= limit
+        p = (1 + as_large) / (1 + permutations)
+    return GroupHeterogeneity(
+        name=group,
+        q=observed.q,
+        expected=observed.expected,
+        i_squared=observed.i_squared,
+        rho=observed.rho,
+        p=p,
     )
-    larger = sum(one is not None and one.q >= found.q * (1 - 1e-12) for one in dealt)
-    return replace(whole, p=(1 + larger) / (1 + permutations))
 
 
 def _effects_of(numbers: SiteNumbers) -> effects.EffectsEstimate | None:
@@ -120,24 +127,27 @@ def distance_intervals(batches: BatchProducts, group: str, replicates: int, seed
     themselves would count sampling noise twice.
     """
     images, products, variances = batches.numbers(group)
-    found = effects.distances_by_variance(images, products, variances)
-    whole = _effects_of((images, products, variances))
-    if not replicates or whole is None or not whole.variance:
-        return np.stack([found, np.full_like(found, np.nan), np.full_like(found, np.nan)], axis=1)
-    between = effects.squared_distances(images, products) / whole.variance
-    rng, ends = np.random.default_rng([seed, replicates]), np.cumsum([0, *batches.counts])
-    few = np.array(batches.counts) / (
-        np.array(batches.counts) - 1
-    )  # resamples of few batches vary too little
-    drawn = np.empty((replicates, len(images)))
-    for row in drawn:
-        order = np.concatenate([rng.integers(a, b, b - a) for a, b in pairwise(ends.tolist())])
-        _, moved, spreads = batches.numbers(group, order)
-        variance = images @ (few * spreads) / images.sum() or whole.variance
-        row[:] = effects.corrected_distances(images, moved, spreads) / variance - between
-    drawn *= np.sqrt(few)
-    high, low = (found - np.quantile(drawn, share, axis=0) for share in (0.025, 0.975))
-    return np.stack([found, low, high], axis=1)
+    distances = effects.distances_by_variance(images, products, variances)
+    overall = _effects_of((images, products, variances))
+    if not replicates or overall is None or not overall.variance:
+        unknown = np.full_like(distances, np.nan)
+        return np.stack([distances, unknown, unknown], axis=1)
+    between_means = effects.squared_distances(images, products) / overall.variance
+    counts = np.array(batches.counts)
+    correction = counts / (counts - 1)  # resamples of few batches vary too little
+    rng = np.random.default_rng([seed, replicates])
+    bounds = list(pairwise(np.cumsum([0, *batches.counts]).tolist()))
+    deviations = np.empty((replicates, len(images)))
+    for deviation in deviations:
+        order = np.concatenate([rng.integers(start, end, end - start) for start, end in bounds])
+        _, resampled, spreads = batches.numbers(group, order)
+        variance = images @ (correction * spreads) / images.sum() or overall.variance
+        corrected = effects.corrected_distances(images, resampled, spreads)
+        deviation[:] = corrected / variance - between_means
+    deviations *= np.sqrt(correction)
+    low = distances - np.quantile(deviations, 0.975, axis=0)
+    high = distances - np.quantile(deviations, 0.025, axis=0)
+    return np.stack([distances, low, high], axis=1)
 
 
 def site_weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str, list[float]]:
@@ -145,44 +155,53 @@ def site_weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dic
     similar.
     """
     counts = np.asarray(sizes, np.float64)
-    drawn = [
+    feddraw = [
         [client["weight"] for client in row["clients"]]
         for row in schedule(rounds=rounds, sizes=list(sizes))
     ]
-    fedavg, random_effects, uniform = (
-        effects.weights_by_rho(counts, one) for one in (0.0, rho, float("inf"))
-    )
-    columns = (fedavg, random_effects, np.mean(drawn, axis=0), uniform)
-    return {rule: column.tolist() for rule, column in zip(RULES, columns, strict=True)}
+    weights = {
+        "fedavg": effects.weights_by_rho(counts, 0.0),
+        "random_effects": effects.weights_by_rho(counts, rho),
+        "feddraw": np.mean(feddraw, axis=0),
+        "uniform": effects.weights_by_rho(counts, math.inf),
+    }
+    return {rule: weights[rule].tolist() for rule in RULES}
 
 
 def site_distances_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogeneity]:
     """Of a run whose method has measured: one for each round with a measurement, without intervals
     and p.
     """
-    found = []
+    by_round = []
     for t in range(len(ledger.status)):
-        there = np.isfinite(ledger["q"][t])
-        if not there.any():
+        measured = np.flatnonzero(np.isfinite(ledger["q"][t])).tolist()
+        if not measured:
             continue
-        q, expected, rho = (float(ledger[name][t, there][0]) for name in ("q", "q_expected", "rho"))
-        sizes = np.where(there, ledger["size"][t], 0.0)
-        weights = site_weights_by_rule(sizes[there].tolist(), rho, rounds)
-        sites = tuple(
-            SiteDistance(
-                ledger.clients[place],
-                int(sizes[place]),
-                int(ledger["measured"][t, place]),
-                number_or_none(ledger["distance"][t, place]),
-                weights={rule: column[number] for rule, column in weights.items()},
+        first = measured[0]  # what all sites have in common stands in each one's row
+        q = float(ledger["q"][t, first])
+        expected = float(ledger["q_expected"][t, first])
+        rho = float(ledger["rho"][t, first])
+        weights = site_weights_by_rule(ledger["size"][t, measured].tolist(), rho, rounds)
+        sites = []
+        for number, place in enumerate(measured):
+            sites.append(
+                SiteDistance(
+                    site=ledger.clients[place],
+                    images=int(ledger["size"][t, place]),
+                    measured=int(ledger["measured"][t, place]),
+                    distance=number_or_none(ledger["distance"][t, place]),
+                    weights={rule: by_site[number] for rule, by_site in weights.items()},
+                )
             )
-            for number, place in enumerate(np.flatnonzero(there).tolist())
-        )
         overall = GroupHeterogeneity(
-            "measured", q, expected, max(0.0, 1 - expected / q) if q else 0.0, rho
+            name="measured",
+            q=q,
+            expected=expected,
+            i_squared=max(0.0, 1 - expected / q) if q else 0.0,
+            rho=rho,
         )
-        found.append(Heterogeneity(t, overall, sites))
-    return found
+        by_round.append(Heterogeneity(t, overall, tuple(sites)))
+    return by_round
 
 
 def number_or_none(value: float) -> float | None:
@@ -191,10 +210,10 @@ def number_or_none(value: float) -> float | None:
 
 def site_distances_in_words(group: GroupHeterogeneity) -> str:
     """Q in a sentence."""
-    said = f"Q = {group.q:.1f}; {group.expected:.1f} is expected if the sites are alike"
-    p = "" if group.p is None else f", p = {group.p:.3g} by permutation"
-    share = f"I² = {100 * group.i_squared:.0f} %"
-    rho = f"rho = {group.rho:.3g}" + (
-        f", 1/rho = {1 / group.rho:,.0f} images" if group.rho > 0 else ""
-    )
-    return f"{said}{p}; {share}, {rho}"
+    words = f"Q = {group.q:.1f}; {group.expected:.1f} is expected if the sites are alike"
+    if group.p is not None:
+        words += f", p = {group.p:.3g} by permutation"
+    words += f"; I² = {100 * group.i_squared:.0f} %, rho = {group.rho:.3g}"
+    if group.rho > 0:
+        words += f", 1/rho = {1 / group.rho:,.0f} images"
+    return words

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from feddraw.errors import UserError, positive
 Floats = NDArray[np.float64]
 RepeatRow = tuple[str, str, str, float]  # scenario, method, repeat (seed, fold) and value
 
-_PRINTED_DIGITS = 12  # digits: a number with more was computed, not printed
+_PRINTED_DIGITS = 12  # a number with more was computed, not printed
+_MOST_EXACT_PAIRS = 13  # up to which scipy's signed-rank test is exact
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -72,7 +73,8 @@ def steps_in_one(values: ArrayLike) -> float:
 
 def to_digits(table: Table, digits: int) -> Table:
     """Values with so many decimals: those that are printed alike are ties."""
-    return Table(table.scenarios, table.methods, rounded(table.values, 10.0**digits), 10.0**digits)
+    steps = 10.0**digits
+    return replace(table, values=rounded(table.values, steps), given_steps=steps)
 
 
 def rounded(values: Floats, steps: float) -> Floats:
@@ -88,18 +90,17 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     cells = {(scenario, method): value for scenario, method, value in rows}
     scenarios = tuple(dict.fromkeys(scenario for scenario, _ in cells))
     methods = tuple(dict.fromkeys(method for _, method in cells))
-    twice = [cell for cell, times in Counter(row[:2] for row in rows).items() if times > 1]
-    _refuse_statistics_cells(
-        "more than one row for", twice, "give one, such as the mean over seeds"
-    )
-    missing = [(s, m) for s in scenarios for m in methods if (s, m) not in cells]
-    _refuse_statistics_cells("no row for", missing, "complete the table")
+    counts = Counter((scenario, method) for scenario, method, _ in rows)
+    twice = [cell for cell, count in counts.items() if count > 1]
+    _refuse("more than one row for", twice, "give one, such as the mean over seeds")
+    missing = [cell for cell in product(scenarios, methods) if cell not in cells]
+    _refuse("no row for", missing, "complete the table")
     broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
-    _refuse_statistics_cells("no finite number for", broken, "correct these")
+    _refuse("no finite number for", broken, "correct these")
     at_least_two("method", methods)
     at_least_two("scenario", scenarios)
-    values = np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64)
-    return Table(scenarios, methods, values, steps)
+    values = [[cells[scenario, method] for method in methods] for scenario in scenarios]
+    return Table(scenarios, methods, np.array(values, dtype=np.float64), steps)
 
 
 def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
@@ -109,22 +110,28 @@ def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
     cells = by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
     missing = [
-        (*names, repeat)
-        for names, cell in cells.items()
+        (scenario, method, repeat)
+        for (scenario, method), cell in cells.items()
         for repeat in repeats
         if repeat not in cell
     ]
-    _refuse_statistics_cells("no row for", missing, "complete the table")
+    _refuse("no row for", missing, "complete the table")
     steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
-    means = [(*names, mean_of_repeats(list(cell.values()), steps)) for names, cell in cells.items()]
+    means = []
+    for (scenario, method), cell in cells.items():
+        means.append((scenario, method, mean_of_repeats(list(cell.values()), steps)))
     return tabulate(means, steps=steps * len(repeats))
 
 
 def mean_of_repeats(values: Sequence[float], steps: float) -> float:
-    return float(np.rint(sum(values) * steps) / (steps * len(values)) if steps else np.mean(values))
+    """The mean of multiples of 1/steps, the same float for the same number."""
+    if not steps:
+        return float(np.mean(values))
+    return float(np.rint(sum(values) * steps) / (steps * len(values)))
 
 
 def by_repeat(rows: Iterable[RepeatRow]) -> dict[tuple[str, str], dict[str, float]]:
+    """Values by scenario and method, each by repeat."""
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for scenario, method, repeat, value in rows:
         cell = cells.setdefault((scenario, method), {})
@@ -134,7 +141,8 @@ def by_repeat(rows: Iterable[RepeatRow]) -> dict[tuple[str, str], dict[str, floa
     return cells
 
 
-def _refuse_statistics_cells(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
+def _refuse(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
+    """Unless there are none of these cells."""
     if cells:
         some = ", ".join(" ".join(cell) for cell in cells[:5])
         more = f" and {len(cells) - 5} more" if len(cells) > 5 else ""
@@ -180,11 +188,20 @@ def friedman(ranks: Floats) -> Friedman:
     scatter = float(((ranks - (methods + 1) / 2) ** 2).sum())
     between = float(((ranks.sum(axis=0) - scenarios * (methods + 1) / 2) ** 2).sum())
     statistic = (methods - 1) * between / scatter if scatter else 0.0
-    degrees = (methods - 1, (methods - 1) * (scenarios - 1))
-    left = scenarios * (methods - 1) - statistic
-    f_statistic = (scenarios - 1) * statistic / left if left > 1e-9 else math.inf
-    p, f_p = float(stats.chi2.sf(statistic, degrees[0])), float(stats.f.sf(f_statistic, *degrees))
-    return Friedman(statistic, degrees[0], p, f_statistic, degrees, f_p)
+    degrees = methods - 1
+    f_degrees = (degrees, degrees * (scenarios - 1))
+    unexplained = scenarios * degrees - statistic
+    f_statistic = math.inf
+    if unexplained > 1e-9:
+        f_statistic = (scenarios - 1) * statistic / unexplained
+    return Friedman(
+        statistic=statistic,
+        degrees=degrees,
+        p=float(stats.chi2.sf(statistic, degrees)),
+        f_statistic=f_statistic,
+        f_degrees=f_degrees,
+        f_p=float(stats.f.sf(f_statistic, *f_degrees)),
+    )
 
 
 def nemenyi(ranks: Floats) -> Floats:
@@ -192,11 +209,10 @@ def nemenyi(ranks: Floats) -> Floats:
     scenarios, methods = ranks.shape
     average = ranks.mean(axis=0)
     gaps = np.abs(average[:, None] - average) / _rank_gap_unit(methods, scenarios)
-    p = np.ones_like(gaps)
     upper = np.triu_indices(methods, 1)
-    p[upper] = np.clip(
-        stats.studentized_range.sf(gaps[upper] * math.sqrt(2), methods, np.inf), 0.0, 1.0
-    )
+    tails = stats.studentized_range.sf(gaps[upper] * math.sqrt(2), methods, np.inf)
+    p = np.ones_like(gaps)
+    p[upper] = np.clip(tails, 0.0, 1.0)
     return np.asarray(np.minimum(p, p.T))
 
 
@@ -211,6 +227,7 @@ def critical_value(methods: int, alpha: float) -> float:
 
 
 def _rank_gap_unit(methods: int, scenarios: int) -> float:
+    """The standard error of a difference of average ranks."""
     return math.sqrt(methods * (methods + 1) / (6 * scenarios))
 
 
@@ -219,18 +236,17 @@ def groups(average_ranks: Sequence[float], difference: float) -> list[tuple[int,
     the diagram.
     """
     order = sorted(range(len(average_ranks)), key=lambda method: average_ranks[method])
-    found: list[tuple[int, ...]] = []
-    end = 0
+    bars: list[tuple[int, ...]] = []
+    last_end = 0
     for start, best in enumerate(order):
-        reach = sum(
-            average_ranks[method] <= average_ranks[best] + difference + 1e-12 for method in order
-        )
-        if reach > max(
-            end, start + 1
-        ):  # a bar joins two or more, and is not part of the one before
-            found.append(tuple(order[start:reach]))
-            end = reach
-    return found
+        limit = average_ranks[best] + difference + 1e-12
+        end = sum(average_ranks[method] <= limit for method in order)
+        joins_several = end > start + 1
+        part_of_last = end <= last_end
+        if joins_several and not part_of_last:
+            bars.append(tuple(order[start:end]))
+            last_end = end
+    return bars
 
 
 # -------------------------------------------------------------------------------------- two methods
@@ -260,21 +276,20 @@ def wilcoxon(first: Floats, second: Floats, steps: float = 0.0) -> float:
     Values may be multiples of 1/steps.
     """
     differences = rounded(first - second, steps)
-    if len(differences) <= 13:
+    if len(differences) <= _MOST_EXACT_PAIRS:
         return _exact_signed_rank(differences[differences != 0])
     return float(stats.wilcoxon(differences).pvalue) if differences.any() else 1.0
 
 
 def _exact_signed_rank(differences: Floats) -> float:
-    """As scipy has it up to 13 pairs, but with ties hundreds of times faster: all signs, counted by
-    their rank sum.
+    """As scipy has it, but with ties hundreds of times faster: all signs, counted by their rank
+    sum.
     """
-    doubled = np.rint(2 * stats.rankdata(np.abs(differences))).astype(
-        np.int64
-    )  # tied ranks can be halves
-    ways = np.ones(1)
-    for step in doubled:
-        ways = np.pad(ways, (0, step)) + np.pad(ways, (step, 0))
+    ranks = stats.rankdata(np.abs(differences))
+    doubled = np.rint(2 * ranks).astype(np.int64)  # tied ranks can be halves
+    ways = np.ones(1)  # by doubled rank sum of the positive differences: in how many ways it arises
+    for rank in doubled:
+        ways = np.pad(ways, (0, rank)) + np.pad(ways, (rank, 0))
     observed = int(doubled[differences > 0].sum())
     tail = min(ways[: observed + 1].sum(), ways[observed:].sum())
     return min(1.0, 2 * float(tail) / 2.0 ** len(doubled))
@@ -284,10 +299,9 @@ def holm(p: ArrayLike) -> Floats:
     """p-values corrected for their number, step by step from the smallest."""
     raw = np.asarray(p, dtype=np.float64)
     order = np.argsort(raw, kind="stable")
+    factors = np.arange(len(raw), 0, -1)
     adjusted = np.empty_like(raw)
-    adjusted[order] = np.minimum(
-        np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)), 1.0
-    )
+    adjusted[order] = np.minimum(np.maximum.accumulate(raw[order] * factors), 1.0)
     return adjusted
 
 
@@ -297,8 +311,10 @@ def rank_biserial(first: Floats, second: Floats, steps: float = 0.0) -> float:
     """
     differences = rounded(first - second, steps)
     differences = differences[differences != 0]
+    if not len(differences):
+        return 0.0
     ranks = stats.rankdata(np.abs(differences))
-    return float((ranks * np.sign(differences)).sum() / ranks.sum()) if len(differences) else 0.0
+    return float((ranks * np.sign(differences)).sum() / ranks.sum())
 
 
 # ------------------------------------------------------------------------------------- all together
@@ -320,8 +336,9 @@ class Comparison:
     @property
     def average_ranks(self) -> dict[str, float]:
         """By method, the best first."""
-        average = zip(self.table.methods, self.ranks.mean(axis=0).tolist(), strict=True)
-        return dict(sorted(average, key=lambda one: one[1]))
+        average = self.ranks.mean(axis=0).tolist()
+        by_method = dict(zip(self.table.methods, average, strict=True))
+        return dict(sorted(by_method.items(), key=lambda entry: entry[1]))
 
     @property
     def first_places(self) -> dict[str, int]:
@@ -329,8 +346,9 @@ class Comparison:
         best = self.ranks == self.ranks.min(axis=1, keepdims=True)
         return dict(zip(self.table.methods, best.sum(axis=0).tolist(), strict=True))
 
-    def pair(self, one: str, other: str) -> Pair:
-        return next(pair for pair in self.pairs if {pair.first, pair.second} == {one, other})
+    def pair(self, method: str, other: str) -> Pair:
+        """Whichever of the two is better."""
+        return next(pair for pair in self.pairs if {pair.first, pair.second} == {method, other})
 
     def beaten_by(self, method: str) -> list[str]:
         """Which methods this one is significantly better than."""
@@ -344,46 +362,56 @@ def compare(table: Table, *, alpha: float = 0.05, lower_is_better: bool = False)
     scenarios, methods = ranks.shape
     overall = friedman(ranks)
     difference = critical_difference(methods, scenarios, alpha)
-    reach = difference if overall.p < alpha else math.inf  # after Friedman alone has spoken
+    reach = difference if overall.p < alpha else math.inf  # no pair differs unless Friedman rejects
     joined = groups(ranks.mean(axis=0).tolist(), reach)
-    names = tuple(tuple(table.methods[method] for method in group) for group in joined)
-    pairs = tuple(_pairs(table, ranks, reach, lower_is_better))
-    return Comparison(table, alpha, lower_is_better, ranks, overall, difference, names, pairs)
+    return Comparison(
+        table=table,
+        alpha=alpha,
+        lower_is_better=lower_is_better,
+        ranks=ranks,
+        friedman=overall,
+        difference=difference,
+        groups=tuple(tuple(table.methods[method] for method in group) for group in joined),
+        pairs=tuple(_pairs(table, ranks, reach, lower_is_better)),
+    )
 
 
 def check_level(alpha: float) -> None:
+    """Refuse what is no level of significance."""
     if positive("alpha", alpha) >= 1:
         raise UserError(f"alpha must be below 1, not {alpha}")
 
 
 def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> Iterator[Pair]:
+    """Every pair of methods, from the best down; they differ where their average ranks are further
+    apart than the reach.
+    """
     average = ranks.mean(axis=0)
-    together = list(combinations(np.argsort(average, kind="stable").tolist(), 2))
-    p = nemenyi(ranks)
-    signed = [wilcoxon(table.values[:, a], table.values[:, b], table.steps) for a, b in together]
-    for (a, b), raw, corrected in zip(together, signed, holm(signed).tolist(), strict=True):
-        first, second = table.values[:, a], table.values[:, b]
-        effect = rank_biserial(
-            *((second, first) if lower_is_better else (first, second)), table.steps
-        )
-        gap = float(average[b] - average[a])
-        better, worse = (
-            int((ranks[:, a] < ranks[:, b]).sum()),
-            int((ranks[:, a] > ranks[:, b]).sum()),
-        )
+    best_first = np.argsort(average, kind="stable").tolist()
+    pairs = list(combinations(best_first, 2))
+    nemenyi_p = nemenyi(ranks)
+    wilcoxon_p = [wilcoxon(table.values[:, a], table.values[:, b], table.steps) for a, b in pairs]
+    holm_p = holm(wilcoxon_p).tolist()
+    for (a, b), p, corrected_p in zip(pairs, wilcoxon_p, holm_p, strict=True):
+        first = table.values[:, a]
+        second = table.values[:, b]
+        better, worse = (second, first) if lower_is_better else (first, second)
+        rank_gap = float(average[b] - average[a])
+        wins = int((ranks[:, a] < ranks[:, b]).sum())
+        losses = int((ranks[:, a] > ranks[:, b]).sum())
         yield Pair(
             first=table.methods[a],
             second=table.methods[b],
-            rank_gap=gap,
-            nemenyi_p=float(p[a, b]),
-            significant=gap > reach,
-            wilcoxon_p=raw,
-            holm_p=corrected,
+            rank_gap=rank_gap,
+            nemenyi_p=float(nemenyi_p[a, b]),
+            significant=rank_gap > reach,
+            wilcoxon_p=p,
+            holm_p=corrected_p,
             mean_difference=float((first - second).mean()),
-            rank_biserial=effect,
-            wins=better,
-            ties=len(ranks) - better - worse,
-            losses=worse,
+            rank_biserial=rank_biserial(better, worse, table.steps),
+            wins=wins,
+            ties=len(ranks) - wins - losses,
+            losses=losses,
         )
 
 
@@ -391,7 +419,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios
     agree.
     """
-    table, test = comparison.table, comparison.friedman
+    table = comparison.table
+    test = comparison.friedman
     f_statistic = test.f_statistic if math.isfinite(test.f_statistic) else None
     return {
         "scenarios": list(table.scenarios),

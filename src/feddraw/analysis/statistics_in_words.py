@@ -10,6 +10,17 @@ from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Comparison, Table, to_digits
 
+# Of a table of pairs of methods; each table adds how it shows wins, ties and losses.
+PAIR_COLUMNS = (
+    "first",
+    "second",
+    "rank gap",
+    "Nemenyi p",
+    "Holm p",
+    "difference",
+    "effect",
+)
+
 
 def comparison_in_words(comparison: Comparison) -> str:
     """What a reader should take home, in one or two sentences."""
@@ -20,49 +31,46 @@ def comparison_in_words(comparison: Comparison) -> str:
             " methods."
         )
     beaten = comparison.beaten_by(best)
-    open_ = [method for method in others if method not in beaten]
-    said = f"{best} has the best average rank."
-    said += (
-        f" Significantly better than {', '.join(beaten)}."
-        if beaten
-        else " No other is significantly worse."
-    )
-    return said + (f" No significant difference from {', '.join(open_)}." if open_ else "")
+    undecided = [method for method in others if method not in beaten]
+    sentences = [f"{best} has the best average rank."]
+    if beaten:
+        sentences.append(f"Significantly better than {', '.join(beaten)}.")
+    else:
+        sentences.append("No other is significantly worse.")
+    if undecided:
+        sentences.append(f"No significant difference from {', '.join(undecided)}.")
+    return " ".join(sentences)
 
 
 def rank_tests_in_words(comparison: Comparison) -> list[str]:
     """Friedman, Iman and Davenport, the critical difference and the groups, one line each."""
     test = comparison.friedman
-    finite = math.isfinite(test.f_statistic)
-    ratio = (
-        f"= {test.f_statistic:.2f}, p {p_equals(test.f_p)}"
-        if finite
-        else "is infinite: all scenarios agree"
-    )
-    lines = [
+    ratio = "is infinite: all scenarios agree"
+    if math.isfinite(test.f_statistic):
+        ratio = f"= {test.f_statistic:.2f}, p {p_equals(test.f_p)}"
+    first_degrees, second_degrees = test.f_degrees
+    groups = [f"Not significantly different: {', '.join(group)}" for group in comparison.groups]
+    return [
         f"Friedman: chi-square({test.degrees}) = {test.statistic:.2f}, p {p_equals(test.p)}",
-        f"Iman-Davenport: F({test.f_degrees[0]}, {test.f_degrees[1]}) {ratio}",
+        f"Iman-Davenport: F({first_degrees}, {second_degrees}) {ratio}",
         (
             f"Critical difference of average ranks (Nemenyi, alpha {comparison.alpha:g}):"
             f" {comparison.difference:.2f}"
         ),
-    ]
-    return lines + [
-        f"Not significantly different: {', '.join(group)}" for group in comparison.groups
+        *groups,
     ]
 
 
 def near_ties_in_words(table: Table, digits: int = 4) -> Iterator[str]:
     """That values which would be printed alike have different ranks."""
-    shown = to_digits(table, digits).values
-    apart = sum(
-        bool(rows[a] == rows[b] and values[a] != values[b])
-        for values, rows in zip(table.values, shown, strict=True)
-        for a, b in combinations(range(len(rows)), 2)
-    )
-    if apart:
+    printed = to_digits(table, digits).values
+    pairs = 0
+    for exact, rounded in zip(table.values, printed, strict=True):
+        for a, b in combinations(range(len(exact)), 2):
+            pairs += bool(rounded[a] == rounded[b] and exact[a] != exact[b])
+    if pairs:
         yield (
-            f"Near ties: {apart} pair{'s' * (apart > 1)} of values in one scenario differ only"
+            f"Near ties: {pairs} pair{'s' * (pairs > 1)} of values in one scenario differ only"
             f" beyond {digits} decimals and are ranked as different; --digits {digits} makes them"
             " ties."
         )
@@ -71,85 +79,92 @@ def near_ties_in_words(table: Table, digits: int = 4) -> Iterator[str]:
 def what_tests_can_show(comparison: Comparison) -> list[str]:
     """What so few scenarios can show at all."""
     scenarios, methods = comparison.ranks.shape
-    hopeless = (
-        " So no difference can be significant here." if comparison.difference >= methods - 1 else ""
-    )
-    lines = [
+    ranks = (
         f"{scenarios} scenarios: average ranks of {methods} methods can differ by {methods - 1} at"
-        f" most, and a difference must exceed {comparison.difference:.2f} to be called"
-        f" significant.{hopeless}"
-    ]
-    smallest = 2.0 ** (1 - scenarios)
+        f" most, and a difference must exceed {comparison.difference:.2f} to be called significant."
+    )
+    if comparison.difference >= methods - 1:
+        ranks += " So no difference can be significant here."
+    lines = [ranks]
+    smallest_p = 2.0 ** (1 - scenarios)
     pairs = len(comparison.pairs)
-    if min(1.0, smallest * pairs) >= comparison.alpha:
+    smallest_holm_p = min(1.0, smallest_p * pairs)
+    if smallest_holm_p >= comparison.alpha:
         lines.append(
-            f"Wilcoxon's signed-rank test cannot give a p below {smallest:.3g} with {scenarios}"
+            f"Wilcoxon's signed-rank test cannot give a p below {smallest_p:.3g} with {scenarios}"
             f" scenarios, and after Holm's correction for {pairs} pairs none below"
-            f" {min(1.0, smallest * pairs):.3g}: none can be significant."
+            f" {smallest_holm_p:.3g}: none can be significant."
         )
-    shared = (
+    lines.append(
         "Scenarios that share images are not independent: p values describe the table and prove"
         " nothing beyond it."
     )
-    return [*lines, shared]
+    return lines
 
 
-def more_repeats_in_words(one: Difference) -> str:
+def more_repeats_in_words(difference: Difference) -> str:
     """How many more repeats a difference would need; a dash where it needs none."""
-    if math.isnan(one.more_repeats):
+    if math.isnan(difference.more_repeats):
         return "unknown"
-    if math.isinf(one.more_repeats):
+    if math.isinf(difference.more_repeats):
         return ">1000"
-    return f"{one.more_repeats:.0f}" if one.more_repeats else "–"
+    return f"{difference.more_repeats:.0f}" if difference.more_repeats else "–"
 
 
 def differences_in_words(
-    found: Sequence[Difference], alpha: float, folds: int, *, last: bool
+    differences: Sequence[Difference], alpha: float, folds: int, *, last: bool
 ) -> str:
-    """What the columns of a table of differences over trainings mean."""
-    if all(one.repeats == 1 for one in found):
-        said = (
-            "One repeat per method: it cannot show whether a difference is more than noise between"
-            " trainings."
-        )
-    else:
-        said = f"Intervals: {100 * (1 - alpha):g} % CI over repeats (Student's t"
-        said += (
-            f", widened for {folds} folds that share training images: Nadeau and Bengio). "
-            if folds
-            else "). "
-        )
-        tested = [one for one in found if one.repeats > 1]
-        overall = sum(not one.scenario for one in tested)
-        said += (
+    """What the columns of a table of differences over trainings mean; with `last`, also that of the
+    last rounds.
+    """
+    sentences = []
+    tested = [difference for difference in differences if difference.repeats > 1]
+    if tested:
+        intervals = f"Intervals: {100 * (1 - alpha):g} % CI over repeats (Student's t"
+        if folds:
+            intervals += (
+                f", widened for {folds} folds that share training images: Nadeau and Bengio"
+            )
+        overall = sum(not difference.scenario for difference in tested)
+        correction = (
             f"* Holm p < {alpha:g}, corrected for the {len(tested) - overall} differences by"
             " scenario"
         )
-        said += f" and, separately, the {overall} over all. " if overall else ". "
-        said += "ahead: repeats with a difference above 0. "
-        said += (
+        if overall:
+            correction += f" and, separately, the {overall} over all"
+        sentences += [
+            f"{intervals}).",
+            f"{correction}.",
+            "ahead: repeats with a difference above 0.",
             "more: additional repeats needed to detect this difference with 80 % power, if its size"
-            " and spread "
+            " and spread stay the same (–: none, the CI excludes 0; unknown: fewer than three"
+            " repeats).",
+        ]
+    else:
+        sentences.append(
+            "One repeat per method: it cannot show whether a difference is more than noise between"
+            " trainings."
         )
-        said += "stay the same (–: none, the CI excludes 0; unknown: fewer than three repeats)."
-    return said + (
-        " last 5: the same difference for the mean of the last five rounds." if last else ""
-    )
+    if last:
+        sentences.append("last 5: the same difference for the mean of the last five rounds.")
+    return " ".join(sentences)
 
 
 def p_text(p: float) -> str:
+    """For a table."""
     if math.isnan(p):
         return "—"
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
 def p_equals(p: float) -> str:
+    """Behind the letter p in a sentence."""
     return f"= {p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def interval_in_brackets(found: Interval | Difference) -> str:
-    return f"[{found.low:+.4f}, {found.high:+.4f}]"
+def interval_in_brackets(interval: Interval | Difference) -> str:
+    return f"[{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
-def interval_from_to(found: Interval | Difference) -> str:
-    return f"{found.low:+.4f} to {found.high:+.4f}"
+def interval_from_to(interval: Interval | Difference) -> str:
+    return f"{interval.low:+.4f} to {interval.high:+.4f}"

@@ -6,99 +6,101 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from feddraw.analysis.paired_differences import against, mean_of_last
 from feddraw.analysis.statistics import RepeatRow, Table, tabulate, tabulate_repeats
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
 
-DESCRIBING_COLUMNS = (
-    "_std",
-    "_sd",
-    "_sem",
-    "_var",
-    "_by_round",
-    "_by_client",
-)  # endings of columns about another
+# Endings of columns that describe another column and are not compared themselves.
+DESCRIBING_COLUMNS = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")
 
 
-def tidy_value_columns(sheet: CsvSheet, names: set[str]) -> list[str]:
-    columns = [
-        name for name in sheet.header if name not in names and not name.endswith(DESCRIBING_COLUMNS)
-    ]
-    if not columns:
-        raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
-    return columns
+@dataclass(frozen=True)
+class TidyTable:
+    """A sheet, and which of its columns say what a row is about."""
+
+    sheet: CsvSheet
+    scenario: str  # names of columns
+    method: str
+    repeat: str  # empty: one row for each scenario and method
+
+    def value_columns(self) -> list[str]:
+        """All others but those that describe another."""
+        names = (self.scenario, self.method, self.repeat)
+        columns = [
+            column
+            for column in self.sheet.header
+            if column not in names and not column.endswith(DESCRIBING_COLUMNS)
+        ]
+        if not columns:
+            raise UserError(
+                f"{self.sheet.path} has no column of values; it has {', '.join(self.sheet.header)}"
+            )
+        return columns
+
+    def table(self, column: str) -> Table:
+        """One column of values by scenario and method, as the mean over repeats."""
+        rows = self.rows(column)
+        try:
+            if self.repeat:
+                return tabulate_repeats(rows)
+            return tabulate((scenario, method, value) for scenario, method, _, value in rows)
+        except UserError as mistake:
+            hint = ""
+            if str(mistake).startswith("more than one"):
+                hint = " (for repeats such as seeds: --over COLUMN)"
+            raise UserError(f"{self.sheet.path}, {column}: {mistake}{hint}") from None
+
+    def rows(self, column: str) -> list[RepeatRow]:
+        """Scenario, method, repeat and value of every line."""
+        return self._rows(column, _number)
+
+    def last_round_differences(self, column: str, reference: str) -> dict[tuple[str, str], float]:
+        """Each method minus the reference in the mean of the last five rounds, by scenario and
+        method; empty unless the table has values by round for every row.
+        """
+        by_round = f"{column}_by_round"
+        if by_round not in self.sheet.header:
+            return {}
+        rows = self._rows(by_round, _mean_of_last_rounds)
+        if any(math.isnan(value) for _, _, _, value in rows):
+            return {}
+        return {
+            (difference.scenario, difference.method): difference.mean
+            for difference in against(rows, reference)
+        }
+
+    def _rows(self, column: str, read: Callable[[str, str], float]) -> list[RepeatRow]:
+        """`read` makes the value of a field's text and of its name, for a message."""
+        names = (self.scenario, self.method, self.repeat or self.scenario, column)
+        places = [self.sheet.column(name) for name in names]
+        rows: list[RepeatRow] = []
+        for line, fields in self.sheet.rows():
+            scenario, method, repeat, text = (fields[place].strip() for place in places)
+            where = f"{self.sheet.path}, line {line}"
+            if not scenario or not method:
+                raise UserError(f"{where}: no {self.method if scenario else self.scenario}")
+            value = read(text, f"{where}: {column} of {scenario} {method}")
+            rows.append((scenario, method, repeat, value))
+        return rows
 
 
-def read_tidy_table(sheet: CsvSheet, scenario: str, method: str, value: str, over: str) -> Table:
-    """One column of values as a table; a field that is no number is named with its line."""
-    rows = read_tidy_rows(sheet, scenario, method, value, over)
-    try:
-        if over:
-            return tabulate_repeats(rows)
-        return tabulate((where, who, number) for where, who, _, number in rows)
-    except UserError as mistake:
-        hint = (
-            " (for repeats such as seeds: --over COLUMN)"
-            if str(mistake).startswith("more than one")
-            else ""
-        )
-        raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
-
-
-def _tidy_value(text: str, what: str) -> float:
+def _number(text: str, name: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        have = f"{text[:40]!r}, not a number" if text else "blank"
+        content = f"{text[:40]!r}, not a number" if text else "blank"
         raise UserError(
-            f"{' '.join(what.split())[:200]} is {have}: correct it, or choose other columns with"
+            f"{' '.join(name.split())[:200]} is {content}: correct it, or choose other columns with"
             " --value"
         )
     return number
 
 
-def read_tidy_rows(
-    sheet: CsvSheet,
-    scenario: str,
-    method: str,
-    value: str,
-    over: str,
-    read: Callable[[str, str], float] = _tidy_value,
-) -> list[RepeatRow]:
-    """Scenario, method, repeat and value of every line; `read` makes the value of a field's text
-    and its name.
-    """
-    places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
-    rows: list[RepeatRow] = []
-    for line, fields in sheet.rows():
-        where, who, repeat, text = (fields[place].strip() for place in places)
-        if not where or not who:
-            raise UserError(f"{sheet.path}, line {line}: no {method if where else scenario}")
-        rows.append(
-            (where, who, repeat, read(text, f"{sheet.path}, line {line}: {value} of {where} {who}"))
-        )
-    return rows
-
-
-def tidy_last_round_differences(
-    sheet: CsvSheet, names: tuple[str, str, str], column: str, reference: str
-) -> dict[tuple[str, str], float]:
-    """The same differences of the means of the last five rounds, where the table has values by
-    round for every row.
-    """
-    by_round = f"{column}_by_round"
-    if by_round not in sheet.header:
-        return {}
-
-    def read(text: str, what: str) -> float:
-        return mean_of_last(_tidy_value(word, what) for word in text.split())
-
-    scenario, method, over = names
-    rows = read_tidy_rows(sheet, scenario, method, by_round, over, read)
-    if any(math.isnan(value) for *_, value in rows):
-        return {}
-    return {(one.scenario, one.method): one.mean for one in against(rows, reference)}
+def _mean_of_last_rounds(text: str, name: str) -> float:
+    """Of numbers by round, separated by spaces."""
+    return mean_of_last(_number(word, name) for word in text.split())

@@ -120,9 +120,8 @@ def main() -> None:
     warnings.showwarning = _one_line_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
-    os.environ.setdefault(
-        "PYTHONSAFEPATH", "1"
-    )  # workers do not look for Python's own modules in the current folder
+    # Workers do not look for Python's own modules in the current folder.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         code = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_wanted:
@@ -140,7 +139,8 @@ def main() -> None:
         code = _drop_standard_output()  # whoever was reading has left
     except OSError as trouble:
         full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        file, reason = _file_behind_error(trouble), trouble.strerror or trouble
+        file = _file_behind_error(trouble)
+        reason = trouble.strerror or trouble
         code = _print_error(f"cannot use {file}: {reason}", 1 if full else 2)
     except UnicodeEncodeError as trouble:
         code = _print_error(

@@ -41,23 +41,23 @@ def export(
     """
     from feddraw.export import export_run
 
-    say = console()
-    wanted = [word.strip() for word in formats.split(",") if word.strip()]
-    folder = run / "export" if out is None else out
     with counting_bar(console(stderr=True), prefix="") as report_progress:
-        done = export_run(
+        exported = export_run(
             run,
-            folder,
-            formats=wanted,
+            run / "export" if out is None else out,
+            formats=[word.strip() for word in formats.split(",") if word.strip()],
             model=model,
             names=names,
             licence=licence,
             trust=trust,
             progress=report_progress,
         )
-    kind = "test images" if not done.note else "random images"
-    rows = [[one.format, f"{one.images:,}", f"{one.difference:.1e}"] for one in done.checks]
+    kind = "random images" if exported.note else "test images"
+    rows = [
+        [check.format, f"{check.images:,}", f"{check.difference:.1e}"] for check in exported.checks
+    ]
+    say = console()
     say.print(table(["format", kind, "largest difference of a probability"], rows))
-    if done.note:
-        say.print(f"note: {done.note}")
-    say.print(f"written to {done.folder}; read MODEL_CARD.md before you pass it on")
+    if exported.note:
+        say.print(f"note: {exported.note}")
+    say.print(f"written to {exported.folder}; read MODEL_CARD.md before you pass it on")

@@ -14,8 +14,6 @@ from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.run import starting_experiment
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
-from feddraw.results.recorded_run import damage_told
-from feddraw.system.file_reading import read_csv, read_toml
 from feddraw.text import folder_name, safe_line
 
 if TYPE_CHECKING:
@@ -69,9 +67,7 @@ def heterogeneity(
     ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that
-    follow.
-    """
+    """Measure how much the sites differ, and show the weights that follow."""
     from feddraw.experiment.settings import complete, parse_settings
 
     typed = {
@@ -145,29 +141,25 @@ def _heterogeneity_of_experiment(
 
 def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
-    from feddraw.results.ledger_table import LedgerTable
-    from feddraw.results.run_folder import RunFolder
+    from feddraw.results.recorded_run import read_run
 
-    files = RunFolder(folder)
-    if not files.ledger.is_file():
+    run = read_run(folder)
+    if not run.ledger.rounds:
         raise UserError(
             f"{folder} has no weights.csv: give an experiment file, or the folder of a run"
         )
-    with damage_told(files.ledger):
-        ledger = LedgerTable.of(read_csv(files.ledger))
-    settings = read_toml(files.settings) if files.settings.is_file() else {}
-    named = {
-        part: settings[part].get("name")
-        for part in ("data", "scenario", "model", "method")
-        if part in settings
-    }
-    rounds = int(settings.get("rounds", len(ledger.status)))
-    found = site_distances_in_ledger(ledger, rounds)
+    rounds = run.planned or run.ledger.rounds
+    found = site_distances_in_ledger(run.ledger, rounds)
     if not found:
         raise UserError(
             f"no round of {folder} has a measurement: run it with the method random_effects"
         )
-    return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
+    about: dict[str, Any] = {"run": str(folder)}
+    if not run.of_server:
+        names = run.names
+        about |= {"data": names.data, "scenario": names.scenario}
+        about |= {"model": names.model, "method": names.method}
+    return found, about | {"seed": run.names.seed, "rounds": rounds}
 
 
 def _write_heterogeneity(

@@ -17,10 +17,16 @@ from feddraw.errors import UserError
 from feddraw.text import grouped
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from feddraw.core.schedules import Reading
     from feddraw.paper.published_tables import Comparisons
     from feddraw.paper.recomputed_statistics import PrintedCheck
     from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim
+
+    Floats = NDArray[np.float64]
+    Verdicts = Mapping[Reading, Mapping[str, ClaimVerdict]]  # by reading and scenario
 
 PAPER_SOURCE = (
     "M. Moradpour and A.-C. Hauschild, FedDRAW: Federated Dual Reputation Annealing Weighting for"
@@ -37,17 +43,17 @@ def paper(
     """Recompute the paper's statistics from its published tables, and say what they show."""
     from feddraw.paper.published_tables import published_comparisons
 
-    found = published_comparisons()
-    drawn = draw_paper_diagrams(found, plot) if plot is not None else []
+    comparisons = published_comparisons()
+    drawn = _draw_diagrams(comparisons, plot) if plot is not None else []
     if json:
-        print_json(paper_document(found))
+        print_json(_document(comparisons))
     else:
-        show_paper(found)
+        _show(comparisons)
         for path in drawn:
             print_line(f"drawn: {path}")
 
 
-def draw_paper_diagrams(found: Comparisons, folder: Path) -> list[Path]:
+def _draw_diagrams(comparisons: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
     from feddraw.analysis.plots import critical_difference_figure, save_figure
     from feddraw.paper.published_tables import METRICS
@@ -56,17 +62,16 @@ def draw_paper_diagrams(found: Comparisons, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
-    paths = {
-        folder / f"critical-difference-{metric}.{ending}": metric
-        for metric in found
-        for ending in ("png", "svg")
-    }
-    for path, metric in paths.items():
-        save_figure(critical_difference_figure({METRICS[metric]: found[metric]}), path)
-    return list(paths)
+    paths = []
+    for metric, comparison in comparisons.items():
+        for ending in ("png", "svg"):
+            path = folder / f"critical-difference-{metric}.{ending}"
+            save_figure(critical_difference_figure({METRICS[metric]: comparison}), path)
+            paths.append(path)
+    return paths
 
 
-def paper_document(found: Comparisons) -> dict[str, Any]:
+def _document(comparisons: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
     from feddraw.analysis.statistics import comparison_document
     from feddraw.paper import published_tables
@@ -75,29 +80,32 @@ def paper_document(found: Comparisons) -> dict[str, Any]:
     from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
 
     judged = claims_by_reading()
+    checks = check_printed_numbers(comparisons)
     return {
         "source": PAPER_SOURCE,
         "alpha": published_tables.PAPER_ALPHA,
-        "checks": [
-            asdict(check) | {"agrees": check.agrees} for check in check_printed_numbers(found)
-        ],
+        "checks": [asdict(check) | {"agrees": check.agrees} for check in checks],
         "metrics": {
-            metric: comparison_document(comparison) for metric, comparison in found.items()
+            metric: comparison_document(comparison) for metric, comparison in comparisons.items()
         },
         "printed_ranks": {
-            metric: published_tables.printed_ranks(metric).rows() for metric in found
+            metric: published_tables.printed_ranks(metric).rows() for metric in comparisons
         },
-        "dynamics": [
-            asdict(claim)
-            | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
-            for claim, verdicts in judged
-        ],
+        "dynamics": [_claim_document(claim, verdicts) for claim, verdicts in judged],
         "readings": readings_in_words(judged),
-        "findings": [asdict(one) for one in conclusions(found)],
+        "findings": [asdict(conclusion) for conclusion in conclusions(comparisons)],
     }
 
 
-def show_paper(found: Comparisons) -> None:
+def _claim_document(claim: WeightClaim, verdicts: Verdicts) -> dict[str, Any]:
+    readings = {
+        reading: {scenario: asdict(verdict) for scenario, verdict in by_scenario.items()}
+        for reading, by_scenario in verdicts.items()
+    }
+    return asdict(claim) | {"readings": readings}
+
+
+def _show(comparisons: Comparisons) -> None:
     from feddraw.paper.conclusions import conclusions
     from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
 
@@ -106,51 +114,56 @@ def show_paper(found: Comparisons) -> None:
         f"Published numbers of {PAPER_SOURCE}.\nThe results are the authors'; here they are only"
         " recomputed.\n"
     )
-    _show_published_ranks(out, found)
-    _show_paper_checks(out, found)
-    _show_significant_pairs(out, found)
+    _show_ranks(out, comparisons)
+    _show_checks(out, comparisons)
+    _show_significant_pairs(out, comparisons)
     judged = claims_by_reading()
     _show_weight_claims(out, judged)
-    _print_paper_bullets(
-        out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()]
-    )
-    concluded = conclusions(found)
+    _print_bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
+    concluded = conclusions(comparisons)
     out.print("\nWhat the published numbers show")
-    _print_paper_bullets(out, [one.text for one in concluded if one.shows])
+    _print_bullets(out, [conclusion.text for conclusion in concluded if conclusion.shows])
     out.print("\nWhat they leave open")
-    _print_paper_bullets(out, [one.text for one in concluded if not one.shows])
+    _print_bullets(out, [conclusion.text for conclusion in concluded if not conclusion.shows])
 
 
-def _show_published_ranks(out: Console, found: Comparisons) -> None:
+def _show_ranks(out: Console, comparisons: Comparisons) -> None:
     """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in
     brackets.
     """
-    from feddraw.paper import published_tables
+    from feddraw.paper.published_tables import METRICS, printed_ranks
 
-    auc, gm = found["auc"], found["gm"]
-    printed = [published_tables.printed_ranks(metric).values for metric in found]
+    scenarios = comparisons["auc"].table.scenarios
+    methods = comparisons["auc"].table.methods
+    computed = _rank_pairs(comparisons["auc"].ranks, comparisons["gm"].ranks)
+    printed = _rank_pairs(printed_ranks("auc").values, printed_ranks("gm").values)
     rows = []
-    for i, scenario in enumerate(auc.table.scenarios):
-        pairs = ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
-        computed, given = ([f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)] for pair in pairs)
-        rows.append(
-            [
-                scenario,
-                *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True)),
-            ]
-        )
-    for name, one in (("avg AUC", auc), ("avg GM", gm)):
-        rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
+    for scenario, ours, theirs in zip(scenarios, computed, printed, strict=True):
+        row = [scenario]
+        for rank, printed_rank in zip(ours, theirs, strict=True):
+            row.append(rank if rank == printed_rank else f"{rank} ({printed_rank})")
+        rows.append(row)
+    for metric, comparison in comparisons.items():
+        average = [f"{comparison.average_ranks[method]:.2f}" for method in methods]
+        rows.append([f"avg {METRICS[metric]}", *average])
     out.print(
         "Table 6: ranks from the printed means, AUC/GM (in brackets: a printed rank that differs)"
     )
-    out.print(table(["", *auc.table.methods], rows, compact=True), "", sep="\n")
+    out.print(table(["", *methods], rows, compact=True), "", sep="\n")
 
 
-def _show_paper_checks(out: Console, found: Comparisons) -> None:
+def _rank_pairs(auc: Floats, gm: Floats) -> list[list[str]]:
+    """By scenario and method, as Table 6 prints them."""
+    return [
+        [f"{a:g}/{g:g}" for a, g in zip(auc_row, gm_row, strict=True)]
+        for auc_row, gm_row in zip(auc, gm, strict=True)
+    ]
+
+
+def _show_checks(out: Console, comparisons: Comparisons) -> None:
     from feddraw.paper.recomputed_statistics import check_printed_numbers
 
-    checks = check_printed_numbers(found)
+    checks = check_printed_numbers(comparisons)
     numbers = [
         check for check in checks if check.metric != "both" and " than" not in check.quantity
     ]
@@ -160,70 +173,66 @@ def _show_paper_checks(out: Console, found: Comparisons) -> None:
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
     rows = [[quantity, *cells] for quantity, cells in by_quantity.items()]
     out.print(table(columns, rows, compact=True), "", sep="\n")
-    _print_paper_bullets(
-        out, [_paper_check_sentence(check) for check in checks if check not in numbers]
-    )
+    _print_bullets(out, [_check_in_words(check) for check in checks if check not in numbers])
     agree = sum(check.agrees for check in checks)
     out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
 
 
-def _paper_check_sentence(check: PrintedCheck) -> str:
+def _check_in_words(check: PrintedCheck) -> str:
     from feddraw.paper.published_tables import METRICS
 
     if check.metric == "both":
         return f"{check.quantity}: {check.computed} of {check.printed} agree"
-    said = "as printed" if check.agrees else f"printed: {check.printed}"
-    return f"{METRICS[check.metric]}: {check.quantity} {check.computed} ({said})"
+    printed = "as printed" if check.agrees else f"printed: {check.printed}"
+    return f"{METRICS[check.metric]}: {check.quantity} {check.computed} ({printed})"
 
 
-def _show_significant_pairs(out: Console, found: Comparisons) -> None:
+def _show_significant_pairs(out: Console, comparisons: Comparisons) -> None:
     from feddraw.analysis.statistics_in_words import p_text
     from feddraw.paper.published_tables import METRICS
 
-    for metric, comparison in found.items():
-        pairs = [pair for pair in comparison.pairs if pair.significant]
-        gap = f"{comparison.difference:.2f}"
-        out.print(f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {gap} (Nemenyi's p)")
-        named = [
+    for metric, comparison in comparisons.items():
+        pairs = [
             f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})"
-            for pair in pairs
+            for pair in comparison.pairs
+            if pair.significant
         ]
-        _print_paper_bullets(out, [", ".join(named)])
-        _print_paper_bullets(
-            out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups]
+        out.print(
+            f"{METRICS[metric]}: {len(pairs)} pairs differ by more than"
+            f" {comparison.difference:.2f} (Nemenyi's p)"
         )
+        groups = [f"not significantly different: {', '.join(group)}" for group in comparison.groups]
+        _print_bullets(out, [", ".join(pairs)])
+        _print_bullets(out, groups)
     out.print()
 
 
-Judged = Sequence[tuple["WeightClaim", Mapping["Reading", Mapping[str, "ClaimVerdict"]]]]
+def _show_weight_claims(out: Console, judged: Sequence[tuple[WeightClaim, Verdicts]]) -> None:
+    from feddraw.core.schedules import READINGS
 
-
-def _show_weight_claims(out: Console, judged: Judged) -> None:
     rows = []
-    for claim, some in judged:
-        about = [
-            f"{claim.scenario} {claim.client}",
-            claim.round.removesuffix(" round"),
-            _printed_claim(claim),
-        ]
-        rows.append([*about, *(_verdict_cell(claim, by) for by in some.values())])
+    for claim, verdicts in judged:
+        row = [f"{claim.scenario} {claim.client}", claim.round.removesuffix(" round")]
+        row.append(_printed_claim(claim))
+        row += [_verdict_in_words(claim, verdicts[reading]) for reading in READINGS]
+        rows.append(row)
     out.print(
         "Weights over the rounds: what is printed, and whether each reading of the method can"
         " give it"
     )
-    out.print(
-        table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True),
-        "",
-        sep="\n",
-    )
-    _print_paper_bullets(out, VERDICTS_EXPLAINED)
+    columns = ["clients", "round", "printed", *READINGS]
+    out.print(table(columns, rows, left=len(columns), compact=True), "", sep="\n")
+    _print_bullets(out, VERDICTS_EXPLAINED)
     out.print()
 
 
 def _printed_claim(claim: WeightClaim) -> str:
     if claim.quantity.startswith("deviation"):
         return "below mean"
-    word = next((w for key, w in CLAIM_WORDS.items() if key in claim.quantity), "weight")
+    word = "weight"
+    for key, shorter in CLAIM_WORDS.items():
+        if key in claim.quantity:
+            word = shorter
     return f"{word} {claim.relation.replace('==', '')}{claim.value}"
 
 
@@ -239,18 +248,15 @@ VERDICTS_EXPLAINED = (
 )
 
 
-def _verdict_cell(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -> str:
+def _verdict_in_words(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -> str:
     """A verdict in a few letters; the scenarios of one claim never differ in kind."""
     verdict = next(iter(by_scenario.values()))
     if verdict.outcome == "always":
         return f"always {verdict.low:.4f}"
     if verdict.outcome == "never":
-        several = len(claim.rounds) > 1
-        return (
-            f"not in {', '.join(map(str, verdict.failing))}"
-            if several
-            else f"never: {verdict.low:.4f}"
-        )
+        if len(claim.rounds) > 1:
+            return f"not in {', '.join(map(str, verdict.failing))}"
+        return f"never: {verdict.low:.4f}"
     if float(claim.value) == 0:
         return "by chance"
     largest = max(verdict.needs.values(), key=abs)
@@ -259,7 +265,7 @@ def _verdict_cell(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -
     return f"gap {claim.relation.replace('==', '')}{largest:+.4f}"
 
 
-def _print_paper_bullets(out: Console, lines: Sequence[str]) -> None:
+def _print_bullets(out: Console, lines: Sequence[str]) -> None:
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 1))

@@ -39,9 +39,7 @@ def report(
         bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")
     ] = False,
 ) -> None:
-    """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and
-    figures.
-    """
+    """Write a report of all runs below the folders: HTML, Markdown, LaTeX tables, figures."""
     not_negative("replicates", replicates)
     alpha = report_significance_level(preset) if alpha is None else alpha
     if not 0 < alpha < 1:
@@ -57,21 +55,29 @@ def report_significance_level(preset: str) -> float:
     """The significance level that goes with a preset; the paper's is 0.10."""
     if preset not in ("", "laptop", "paper"):
         raise unknown("presets", preset, ["laptop", "paper"])
-    from feddraw.paper.published_tables import PAPER_ALPHA as OF_THE_PAPER
+    from feddraw.paper.published_tables import PAPER_ALPHA
     from feddraw.report import ALPHA
 
-    return OF_THE_PAPER if preset == "paper" else ALPHA
+    return PAPER_ALPHA if preset == "paper" else ALPHA
 
 
-def write_and_show_report(folders: Sequence[Path], out: Path | None = None, **options: Any) -> None:
+def write_and_show_report(
+    folders: Sequence[Path], out: Path | None = None, *, pdf: bool = False, **options: Any
+) -> None:
     """Write the report, with the options of `feddraw.report.write_report`, and show its main
-    results.
+    results; with `pdf`, compile its paper.tex, too.
     """
-    from feddraw.report import write_report
+    from feddraw.report import write_pdf, write_report
+    from feddraw.report.paper_tex import tex_program
 
+    if pdf:
+        tex_program()  # that there is none must not be found out when all is written
     with status_line("writing the report") as say:
         written = write_report(folders, out, say=say, **options)
+        compiled = write_pdf(written) if pdf else None
     show_report(written)
+    if compiled is not None:
+        console().print(f"the paper's tables: {compiled}")
 
 
 def show_report(written: WrittenReport) -> None:
@@ -84,11 +90,6 @@ def show_report(written: WrittenReport) -> None:
     for sentence in summary_sentences(written.report):
         out.print(f"- {safe_line(sentence)}")
     out.print(f"report: {written.page}")
-    also = [
-        written.markdown.name,
-        written.tables.name,
-        *([written.paper.name] if written.paper else []),
-    ]
-    out.print(f"also {', '.join(also)}, {written.results.name} and figures/ beside it")
-    if written.pdf is not None:
-        out.print(f"the paper's tables: {written.pdf}")
+    others = [written.markdown, written.tables, written.paper, written.results]
+    names = ", ".join(path.name for path in others if path is not None)
+    out.print(f"also {names} and figures/ beside it")

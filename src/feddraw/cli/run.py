@@ -16,14 +16,13 @@ from feddraw.cli.options import DataOption, DevicesOption, MethodOption, Scenari
 from feddraw.cli.progress_bars import progress_bars
 from feddraw.cli.terminal import console, metric_text, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.system.file_reading import read_json, read_toml
 from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.core import Update
     from feddraw.experiment.run_preparation import PreparedRun
     from feddraw.experiment.settings import Experiment
-    from feddraw.server.round import RoundResult
+    from feddraw.results.round_log import EvaluatedRound
 
 
 def run(
@@ -162,7 +161,7 @@ def run_and_show(
 @contextmanager
 def run_display(
     experiment: Experiment,
-) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
+) -> Iterator[tuple[dict[str, Any], Callable[[EvaluatedRound], None]]]:
     """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do
     with its rounds.
     """
@@ -192,10 +191,8 @@ def run_display(
         def on_update(round: int, update: Update) -> None:
             now["loss"] = f"loss {update.metrics.get('loss', math.nan):.4f}"
 
-        def on_round(result: RoundResult) -> None:
-            now["area"] = (
-                f", validation AUC {metric_text(result.metrics['validation']['auc']['macro'])}"
-            )
+        def on_round(result: EvaluatedRound) -> None:
+            now["area"] = f", validation AUC {metric_text(result.metrics.validation.auc.macro)}"
             shown.line(round_line(result))
 
         yield (
@@ -208,19 +205,19 @@ def run_display(
         )
 
 
-def round_line(result: RoundResult) -> str:
+def round_line(result: EvaluatedRound) -> str:
     """What a round gave, in one line; rounds are counted from 0, as in the ledger."""
     weights = list(result.weights.values())
     shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
     if len(weights) > 8:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
-    area = result.metrics["validation"]["auc"]["macro"]
+    area = result.metrics.validation.auc.macro
     numbers = (
         f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)} "
         f" {shares or 'no client counted'}"
     )
     trouble = [
-        f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"
+        f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "weighted"
     ]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
     return safe_line(
@@ -260,37 +257,34 @@ def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
     from feddraw.data.finding_counts import few_in_words, too_few_for_auc
-    from feddraw.system.file_reading import number_or_nan
+    from feddraw.results.recorded_run import read_run
 
-    found = read_json(folder / "metrics.json")
-    kinds = ("auc", "gm")
-    test = found["test"]
-    findings = list(test["auc"]["per_class"])
-    split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
+    run = read_run(folder)
+    auc = run.metrics.test.auc
+    gm = run.metrics.test.gm
+    findings = run.findings
+    split = run.partition.get("splits", {}).get("test")
     marked = {
         name for place, name in enumerate(findings) if split and too_few_for_auc(split, place)
     }
     rows = []
     for name in findings:
-        values = [metric_text(test[kind]["per_class"][name]) for kind in kinds]
+        values = [metric_text(metric.per_class[name]) for metric in (auc, gm)]
         rows.append([f"{name} †" if name in marked else name, *values])
-    defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
-    rows.append([f"mean of {defined}", *(metric_text(test[kind]["macro"]) for kind in kinds)])
+    defined = sum(math.isfinite(area) for area in auc.per_class.values())
+    rows.append([f"mean of {defined}", metric_text(auc.macro), metric_text(gm.macro)])
     if marked and (sound := [name for name in findings if name not in marked]):
-        means = [
-            macro(number_or_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds
-        ]
+        means = [macro(metric.per_class[name] for name in sound) for metric in (auc, gm)]
         rows.append([f"mean of {len(sound)} without †", *map(metric_text, means)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
     if marked:
         out.print(f"† {few_in_words()}")
     out.print(f"written to {folder}")
-    if found.get("diverged"):
-        said = (
-            f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a"
-            " lower training.lr"
+    if run.diverged is not None:
+        message = (
+            f"diverged in round {run.diverged.round}: {run.diverged.why}; try a lower training.lr"
         )
-        if test["auc"]["macro"] is None:
-            raise RunFailed(said)
-        out.print(said, markup=False)
+        if math.isnan(auc.macro):
+            raise RunFailed(message)
+        out.print(message, markup=False)

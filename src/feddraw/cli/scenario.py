@@ -5,6 +5,7 @@ labels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,11 +79,13 @@ def show_scenario(
 ) -> None:
     """Show counts per client and finding, and how much the clients differ."""
     if labels is None:
-        _show_scenario_sizes(name, scale, json, plot)
+        if plot:
+            raise UserError(f"--plot needs a label table: {HOW_TO_COUNT}")
+        _show_sizes(name, scale, json)
         return
     from feddraw.data.scenarios.skew_measures import measure_skew
 
-    table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
+    table, partition = _partition(name, labels, scale, seed, set_)
     measures = measure_skew(partition, table)
     if plot:
         from feddraw.analysis.plots import partition_figure, save_figure
@@ -106,22 +109,20 @@ def build_scenario(
         Path | None, Option(help="File to write (default: NAME.json in this folder).")
     ] = None,
 ) -> None:
-    """Write each client's image names and their SHA-256 to a file, which can be used as a
-    scenario.
-    """
+    """Write each client's image names and their SHA-256 to a file that can be a scenario."""
     from feddraw.data.scenarios.index_list import write_index_list
     from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
-    table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
+    table, partition = _partition(name, labels, scale, seed, set_)
     path = out or Path(f"{folder_name(partition.scenario.replace(':', '.'))}.json")
-    settings: Document = {
+    settings = {
         "dataset": paper_dataset_of(partition.scenario),
         "seed": seed,
         "scale": scale,
+        "options": scenario_options(set_),
     }
-    settings["options"] = scenario_options(set_)
     write_index_list(path, partition, table, settings)
     print_line(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
     print_line(f"sha256 {partition.sha256}")
@@ -151,52 +152,55 @@ def check_scenario(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train every client alone: is every small client better than every large one, as in
-    the paper?
-    """
+    """Train every client alone: are small clients better than large ones, as in the paper?"""
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     from feddraw.experiment import scenario_check
     from feddraw.experiment.settings import Experiment, parse_settings
 
-    typed: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "scenario": name,
         "data": data,
         "data.size": size,
         "seed": seed,
         "workers": workers,
     }
-    typed |= {} if scale is None else {"scenario.scale": scale}
-    experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
+    if scale is not None:
+        settings["scenario.scale"] = scale
+    experiment = Experiment().with_settings(settings | parse_settings(set_ or []))
     with status_line("training each client alone") as say:
-        found = scenario_check.check_scenario(
-            experiment, steps, lambda _, u: say(f"client {u.client + 1} has trained alone")
+        check = scenario_check.check_scenario(
+            experiment,
+            steps,
+            lambda _, update: say(f"client {update.client + 1} has trained alone"),
         )
     if json:
-        verdict = {
-            "accepted": found.accepted,
-            "margin": None if math.isnan(found.margin) else found.margin,
-        }
-        print_json(json_values(asdict(found) | verdict))
+        print_json(_check_document(check))
     else:
-        _print_scenario_check(found)
+        _print_check(check)
 
 
-def _print_scenario_check(found: ScenarioCheck) -> None:
-    rows = [
-        [one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"]
-        for one in found.clients
-    ]
-    rows.append(
-        [found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"]
-    )
-    print_line(f"{found.scenario}: every client alone for {found.steps} steps")
+def _check_document(check: ScenarioCheck) -> Document:
+    document = asdict(check)
+    document["accepted"] = check.accepted
+    document["margin"] = check.margin
+    return dict(json_values(document))
+
+
+def _print_check(check: ScenarioCheck) -> None:
+    rows = []
+    for client in check.clients:
+        kind = "small" if client.small else "large"
+        rows.append([client.client, f"{client.size:,}", kind, f"{client.auc:.4f}"])
+    together = check.together
+    rows.append([together.client, f"{together.size:,}", "", f"{together.auc:.4f}"])
+    print_line(f"{check.scenario}: every client alone for {check.steps} steps")
     console().print(table(["client", "images", "", "validation AUC"], rows))
-    if math.isnan(found.margin):
+    if math.isnan(check.margin):
         print_line("no small and large clients to compare")
     else:
-        outcome = "accepted" if found.accepted else "not accepted"
-        print_line(f"{outcome}: worst small client minus best large client {found.margin:+.4f} AUC")
+        outcome = "accepted" if check.accepted else "not accepted"
+        print_line(f"{outcome}: worst small client minus best large client {check.margin:+.4f} AUC")
 
 
 def partition_document(partition: Partition, labels: Labels, measures: Skew) -> Document:
@@ -204,18 +208,12 @@ def partition_document(partition: Partition, labels: Labels, measures: Skew) -> 
     from feddraw.data.scenarios.skew_measures import label_counts
 
     names = [shard.client for shard in partition.shards]
-    rows = zip(
-        names, partition.sizes.tolist(), label_counts(partition, labels).tolist(), strict=True
-    )
-    clients = [
-        {
-            "client": name,
-            "size": size,
-            "positives": dict(zip(labels.findings, row, strict=False)),
-            "none": row[-1],
-        }
-        for name, size, row in rows
-    ]
+    sizes = partition.sizes.tolist()
+    counts = label_counts(partition, labels).tolist()
+    clients = []
+    for name, size, (*positives, none) in zip(names, sizes, counts, strict=True):
+        by_finding = dict(zip(labels.findings, positives, strict=True))
+        clients.append({"client": name, "size": size, "positives": by_finding, "none": none})
     heterogeneity = {
         **asdict(measures.sizes),
         "jensen_shannon": dict(zip(names, measures.jensen_shannon, strict=True)),
@@ -230,14 +228,14 @@ def _scenario_document(
 ) -> Document:
     from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 
-    total = sum(client["size"] for client in clients)
-    about = {
+    return {
         "scenario": scenario,
         "dataset": paper_dataset_of(scenario),
-        "total": total,
+        "total": sum(client["size"] for client in clients),
         "sha256": sha256,
+        "clients": clients,
+        "heterogeneity": measures,
     }
-    return {**about, "clients": clients, "heterogeneity": measures}
 
 
 def scenario_options(settings: list[str] | None) -> dict[str, Any]:
@@ -252,24 +250,24 @@ def scenario_options(settings: list[str] | None) -> dict[str, Any]:
     }
 
 
-def _deal_scenario_labels(
+def _partition(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
-    from feddraw.data.scenarios.scenario_by_name import deal
-    from feddraw.experiment.dataset_by_name import read_training_labels
+    """The labels of a table, and how the scenario splits its images between clients."""
+    from feddraw.data.dataset_by_name import read_training_labels
+    from feddraw.data.scenarios.scenario_by_name import make_partition
 
     labels = read_training_labels(path)
-    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
+    options = scenario_options(set_)
+    return labels, make_partition(name, labels, seed=seed, scale=scale, options=options)
 
 
-def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
+def _show_sizes(name: str, scale: float, json: bool) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
     from feddraw.data.scenarios.scenario_by_name import known_client_sizes
     from feddraw.data.scenarios.skew_measures import measure_sizes
 
     scenario, sizes = known_client_sizes(name, scale)
-    if plot:
-        raise UserError(f"--plot needs a label table: {HOW_TO_COUNT}")
     clients = {f"C{number}": size for number, size in enumerate(sizes, start=1)}
     measures = measure_sizes(sizes)
     if json:
@@ -278,7 +276,7 @@ def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None)
         print_json(_scenario_document(scenario, None, listed, asdict(measures)))
         return
     rows = [[client, f"{size:,}", f"{size / sum(sizes):.1%}"] for client, size in clients.items()]
-    print_line(_scenario_heading(scenario, sizes))
+    print_line(_heading(scenario, sizes))
     console().print(table(["client", "images", "share"], rows))
     print_line(_size_measures_sentence(measures))
     print_line(f"for counts per finding and the SHA-256, {HOW_TO_COUNT}")
@@ -287,25 +285,22 @@ def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None)
 def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> None:
     from feddraw.data.scenarios.skew_measures import label_counts
 
+    names = [shard.client for shard in partition.shards]
     sizes = partition.sizes.tolist()
-    clients = list(zip([shard.client for shard in partition.shards], sizes, strict=True))
-    rows = [
-        [client, f"{size:,}", *(f"{count:,} ({count / size:.1%})" for count in row)]
-        for (client, size), row in zip(
-            clients, label_counts(partition, labels).tolist(), strict=True
-        )
-    ]
-    drawn = table(["client", "images", *labels.findings, "none"], rows)
-    for column in drawn.columns:
+    counts = label_counts(partition, labels).tolist()
+    rows = []
+    distances = []
+    for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        shares = [f"{count:,} ({count / size:.1%})" for count in counts[place]]
+        rows.append([name, f"{size:,}", *shares])
+        jensen_shannon = f"{measures.jensen_shannon[place]:.3f}"
+        earth_movers = f"{measures.earth_movers[place]:.3f}"
+        distances.append([name, f"{size / sum(sizes):.1%}", jensen_shannon, earth_movers])
+    label_table = table(["client", "images", *labels.findings, "none"], rows)
+    for column in label_table.columns:
         column.overflow = "fold"  # in a narrow terminal no finding loses its name
-    distances = [
-        [client, f"{size / sum(sizes):.1%}", f"{js:.3f}", f"{emd:.3f}"]
-        for (client, size), js, emd in zip(
-            clients, measures.jensen_shannon, measures.earth_movers, strict=True
-        )
-    ]
-    print_line(_scenario_heading(partition.scenario, sizes))
-    console().print(drawn)
+    print_line(_heading(partition.scenario, sizes))
+    console().print(label_table)
     print_line("distance of each client's label distribution from that of all clients together:")
     console().print(
         table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances)
@@ -316,11 +311,13 @@ def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> No
     print_line(f"sha256 {partition.sha256}")
 
 
-def _scenario_heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
+def _heading(scenario: str, sizes: Sequence[int]) -> str:
     from feddraw.data.scenarios.scenario_by_name import describe_scenario, scenario_names
 
-    about = f" ({describe_scenario(scenario)})" if scenario in scenario_names() else ""
-    return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"
+    description = ""
+    if scenario in scenario_names():
+        description = f" ({describe_scenario(scenario)})"
+    return f"{scenario}{description}: {sum(sizes):,} images at {len(sizes)} clients"
 
 
 def _size_measures_sentence(measures: SizeMeasures) -> str:

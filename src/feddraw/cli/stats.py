@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +15,11 @@ from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
-    from feddraw.analysis.statistics import Comparison
-    from feddraw.data.csv_sheet import CsvSheet
+    from feddraw.analysis.statistics import Comparison, Pair
+    from feddraw.analysis.tidy_results import TidyTable
 
-LastRounds = Mapping[
-    tuple[str, str], float
-]  # by scenario and method, the difference in the mean of the last rounds
+# By scenario and method: the difference in the mean of the last rounds.
+LastRounds = Mapping[tuple[str, str], float]
 
 
 def stats(
@@ -71,160 +70,103 @@ def stats(
         ),
     ] = None,
 ) -> None:
-    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect
-    sizes.
-    """
-    from feddraw.analysis.statistics import compare, comparison_document, to_digits
-    from feddraw.analysis.tidy_results import read_tidy_table, tidy_value_columns
+    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon, effect sizes."""
+    from feddraw.analysis.tidy_results import TidyTable
     from feddraw.data.csv_sheet import CsvSheet
 
-    sheet = CsvSheet.of(table)
-    columns = value or tidy_value_columns(sheet, {scenario, method, over})
+    tidy = TidyTable(CsvSheet.of(table), scenario, method, over)
+    columns = value or tidy.value_columns()
     if against:
-        stats_against(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
+        differences = _differences(tidy, columns, against, alpha, folds)
+        if plot is not None:
+            _plot_differences(differences, plot)
+        if json:
+            print_json(_differences_document(differences))
+        else:
+            _show_differences(differences)
         return
     if folds:
         raise UserError(
             "--folds widens the intervals of --against: give the method to compare with, too"
         )
-    tables = {column: read_tidy_table(sheet, scenario, method, column, over) for column in columns}
-    if digits is not None:
-        tables = {column: to_digits(one, digits) for column, one in tables.items()}
-    found = {
-        column: compare(values, alpha=alpha, lower_is_better=lower_is_better)
-        for column, values in tables.items()
-    }
+    comparisons = _comparisons(tidy, columns, alpha, digits, lower_is_better=lower_is_better)
     if plot is not None:
-        from feddraw.analysis.plots import critical_difference_figure, save_figure
-
-        save_figure(critical_difference_figure(found), plot)
+        _plot_comparisons(comparisons, plot)
     if json:
-        documents = {
-            column: comparison_document(comparison) for column, comparison in found.items()
-        }
-        print_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
-        return
-    for column, comparison in found.items():
-        show_stats(column, comparison)
+        print_json(_comparisons_document(comparisons, alpha, lower_is_better=lower_is_better))
+    else:
+        for column, comparison in comparisons.items():
+            _show_comparison(column, comparison)
 
 
-def stats_against(
-    sheet: CsvSheet,
-    names: tuple[str, str, str],
-    columns: Sequence[str],
-    reference: str,
-    alpha: float,
-    folds: int,
-    json: bool,
-    plot: Path | None,
-) -> None:
-    """Each method minus the reference, by scenario: printed, drawn, or as a document."""
-    from feddraw.analysis.paired_differences import against
-    from feddraw.analysis.tidy_results import read_tidy_rows, tidy_last_round_differences
-
-    scenario, method, over = names
-    if not over:
-        raise UserError(
-            "--against compares repeats in pairs: name their column with --over, for instance"
-            " --over seed"
-        )
-    rows = {column: read_tidy_rows(sheet, scenario, method, column, over) for column in columns}
-    found = {
-        column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()
-    }
-    late = {
-        column: tidy_last_round_differences(sheet, names, column, reference) for column in columns
-    }
-    if plot is not None:
-        from feddraw.analysis.plots import differences_figure, save_figure
-
-        save_figure(differences_figure(found, reference), plot)
-    if json:
-        documents = {
-            column: [_difference_document(one, late[column]) for one in of]
-            for column, of in found.items()
-        }
-        print_json({"alpha": alpha, "against": reference, "folds": folds, "values": documents})
-        return
-    for column, of in found.items():
-        show_stats_differences(column, of, late[column], reference, alpha, folds)
-
-
-def _difference_document(difference: Difference, late: LastRounds) -> dict[str, Any]:
-    """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a
-    thousand repeats.
-    """
-    row = asdict(difference) | {"last_five": late.get((difference.scenario, difference.method))}
-    return {
-        name: None if isinstance(one, float) and not math.isfinite(one) else one
-        for name, one in row.items()
-    }
-
-
-def show_stats_differences(
-    column: str,
-    found: Sequence[Difference],
-    late: LastRounds,
-    reference: str,
-    alpha: float,
-    folds: int,
-) -> None:
-    from feddraw.analysis import statistics_in_words as words
-
-    scenarios = dict.fromkeys(one.scenario for one in found if one.scenario)
-    ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
-    rows = [_stats_difference_row(one, late, alpha) for one in ordered]
-    columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
-    drawn = table([*columns, *(["last 5"] if late else [])], rows, left=2, compact=True)
-    note = words.differences_in_words(found, alpha, folds, last=bool(late))
-    _print_stats(f"{column} minus that of {reference}", drawn, note)
-
-
-def _print_stats(*parts: Any) -> None:
+def _print_parts(*parts: Any) -> None:
     """Each with a blank line behind it."""
     for part in parts:
         console().print(part, "", sep="\n")
 
 
-def _stats_difference_row(one: Difference, late: LastRounds, alpha: float) -> list[str]:
+# ----------------------------------------------------------------------------- ranks over scenarios
+
+
+def _comparisons(
+    tidy: TidyTable,
+    columns: Sequence[str],
+    alpha: float,
+    digits: int | None,
+    *,
+    lower_is_better: bool,
+) -> dict[str, Comparison]:
+    """By column of values."""
+    from feddraw.analysis.statistics import compare, to_digits
+
+    tables = {column: tidy.table(column) for column in columns}
+    if digits is not None:
+        tables = {column: to_digits(values, digits) for column, values in tables.items()}
+    return {
+        column: compare(values, alpha=alpha, lower_is_better=lower_is_better)
+        for column, values in tables.items()
+    }
+
+
+def _plot_comparisons(comparisons: Mapping[str, Comparison], path: Path) -> None:
+    from feddraw.analysis.plots import critical_difference_figure, save_figure
+
+    save_figure(critical_difference_figure(comparisons), path)
+
+
+def _comparisons_document(
+    comparisons: Mapping[str, Comparison], alpha: float, *, lower_is_better: bool
+) -> dict[str, Any]:
+    from feddraw.analysis.statistics import comparison_document
+
+    documents = {
+        column: comparison_document(comparison) for column, comparison in comparisons.items()
+    }
+    return {"alpha": alpha, "lower_is_better": lower_is_better, "values": documents}
+
+
+def _show_comparison(column: str, comparison: Comparison) -> None:
+    """The summary in words, the ranks, the tests, the pairs."""
     from feddraw.analysis import statistics_in_words as words
 
-    mark = "*" if one.holm_p < alpha else " "
-    ends = [f"{end:+.4f}" if math.isfinite(end) else "—" for end in (one.low, one.high)]
-    where = (one.scenario, one.method)
-    last = [f"{late[where]:+.4f}" if where in late else "—"] if late else []
-    numbers = [
-        f"{one.mean:+.4f}{mark}",
-        *ends,
-        words.p_text(one.holm_p),
-        f"{one.wins}/{one.repeats}",
+    methods = comparison.table.methods
+    means = dict(zip(methods, comparison.table.values.mean(axis=0).tolist(), strict=True))
+    first_places = comparison.first_places
+    ranks = [
+        [method, f"{rank:.2f}", str(first_places[method]), f"{means[method]:.4g}"]
+        for method, rank in comparison.average_ranks.items()
     ]
-    return [one.scenario or "all", one.method, *numbers, words.more_repeats_in_words(one), *last]
-
-
-def show_stats(name: str, comparison: Comparison) -> None:
-    """The summary in words, the ranks, the tests, the pairs."""
-    from feddraw.analysis.statistics_in_words import (
-        comparison_in_words,
-        near_ties_in_words,
-        rank_tests_in_words,
-    )
-
-    values = comparison.table.values.mean(axis=0)
-    mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
-    first = comparison.first_places
-    rows = [
-        [m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"]
-        for m, r in comparison.average_ranks.items()
+    tests = [
+        *words.rank_tests_in_words(comparison),
+        *words.near_ties_in_words(comparison.table),
     ]
-    pairs = [_stats_pair_row(pair) for pair in comparison.pairs]
-    _print_stats(
-        f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)}"
-        " scenarios",
-        comparison_in_words(comparison),
-        table(["method", "average rank", "first in", "mean"], rows, compact=True),
-        "\n".join([*rank_tests_in_words(comparison), *near_ties_in_words(comparison.table)]),
-        table(PAIR_COLUMNS, pairs, left=2, compact=True),
+    pairs = [_pair_row(pair) for pair in comparison.pairs]
+    _print_parts(
+        f"{column}: {len(methods)} methods over {len(comparison.table.scenarios)} scenarios",
+        words.comparison_in_words(comparison),
+        table(["method", "average rank", "first in", "mean"], ranks, compact=True),
+        "\n".join(tests),
+        table([*words.PAIR_COLUMNS, "record"], pairs, left=2, compact=True),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's"
         f" signed-rank test, corrected for all pairs ({len(pairs)}). Difference: first minus"
         " second, mean over scenarios. Effect: matched-pairs rank-biserial, 1 if the first is"
@@ -232,29 +174,128 @@ def show_stats(name: str, comparison: Comparison) -> None:
     )
 
 
-PAIR_COLUMNS = (
-    "first",
-    "second",
-    "rank gap",
-    "Nemenyi p",
-    "Holm p",
-    "difference",
-    "effect",
-    "record",
-)
-
-
-def _stats_pair_row(pair: Any) -> list[str]:
+def _pair_row(pair: Pair) -> list[str]:
     from feddraw.analysis.statistics_in_words import p_text
 
-    mark = "*" if pair.significant else " "
-    record = f"{pair.wins}-{pair.ties}-{pair.losses}"
-    numbers = [f"{pair.rank_gap:.2f}{mark}", p_text(pair.nemenyi_p), p_text(pair.holm_p)]
     return [
         pair.first,
         pair.second,
-        *numbers,
+        f"{pair.rank_gap:.2f}{'*' if pair.significant else ' '}",
+        p_text(pair.nemenyi_p),
+        p_text(pair.holm_p),
         f"{pair.mean_difference:.4g}",
         f"{pair.rank_biserial:.2f}",
-        record,
+        f"{pair.wins}-{pair.ties}-{pair.losses}",
     ]
+
+
+# ------------------------------------------------------------------------- differences over repeats
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """Each method minus the reference, by column of values."""
+
+    reference: str
+    alpha: float
+    folds: int
+    by_column: Mapping[str, Sequence[Difference]]
+    last_rounds: Mapping[str, LastRounds]  # empty for a column without values by round
+
+
+def _differences(
+    tidy: TidyTable, columns: Sequence[str], reference: str, alpha: float, folds: int
+) -> _Differences:
+    from feddraw.analysis.paired_differences import against
+
+    if not tidy.repeat:
+        raise UserError(
+            "--against compares repeats in pairs: name their column with --over, for instance"
+            " --over seed"
+        )
+    rows = {column: tidy.rows(column) for column in columns}
+    return _Differences(
+        reference=reference,
+        alpha=alpha,
+        folds=folds,
+        by_column={
+            column: against(of_column, reference, alpha=alpha, folds=folds)
+            for column, of_column in rows.items()
+        },
+        last_rounds={column: tidy.last_round_differences(column, reference) for column in columns},
+    )
+
+
+def _plot_differences(differences: _Differences, path: Path) -> None:
+    from feddraw.analysis.plots import differences_figure, save_figure
+
+    save_figure(differences_figure(differences.by_column, differences.reference), path)
+
+
+def _differences_document(differences: _Differences) -> dict[str, Any]:
+    """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a
+    thousand repeats.
+    """
+    documents: dict[str, list[dict[str, Any]]] = {}
+    for column, of_column in differences.by_column.items():
+        last_rounds = differences.last_rounds[column]
+        documents[column] = []
+        for difference in of_column:
+            row = asdict(difference)
+            row["last_five"] = last_rounds.get((difference.scenario, difference.method))
+            documents[column].append({name: _finite_or_none(value) for name, value in row.items()})
+    return {
+        "alpha": differences.alpha,
+        "against": differences.reference,
+        "folds": differences.folds,
+        "values": documents,
+    }
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _show_differences(differences: _Differences) -> None:
+    from feddraw.analysis.statistics_in_words import differences_in_words
+
+    for column, of_column in differences.by_column.items():
+        last_rounds = differences.last_rounds[column]
+        scenarios = dict.fromkeys(difference.scenario for difference in of_column)
+        rows = []
+        for scenario in sorted(scenarios, key=lambda name: not name):  # all together comes last
+            for difference in of_column:
+                if difference.scenario == scenario:
+                    rows.append(_difference_row(difference, last_rounds, differences.alpha))
+        columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
+        if last_rounds:
+            columns.append("last 5")
+        _print_parts(
+            f"{column} minus that of {differences.reference}",
+            table(columns, rows, left=2, compact=True),
+            differences_in_words(
+                of_column, differences.alpha, differences.folds, last=bool(last_rounds)
+            ),
+        )
+
+
+def _difference_row(difference: Difference, last_rounds: LastRounds, alpha: float) -> list[str]:
+    from feddraw.analysis import statistics_in_words as words
+
+    row = [
+        difference.scenario or "all",
+        difference.method,
+        f"{difference.mean:+.4f}{'*' if difference.holm_p < alpha else ' '}",
+        _end(difference.low),
+        _end(difference.high),
+        words.p_text(difference.holm_p),
+        f"{difference.wins}/{difference.repeats}",
+        words.more_repeats_in_words(difference),
+    ]
+    if last_rounds:
+        row.append(_end(last_rounds.get((difference.scenario, difference.method), math.nan)))
+    return row
+
+
+def _end(value: float) -> str:
+    return f"{value:+.4f}" if math.isfinite(value) else "—"

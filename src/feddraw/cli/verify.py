@@ -12,7 +12,7 @@ from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed
 
 if TYPE_CHECKING:
-    from feddraw.server.round import RoundResult
+    from feddraw.results.round_log import EvaluatedRound
 
 
 def verify(
@@ -35,28 +35,29 @@ def verify(
     from feddraw.cli.run import round_line
     from feddraw.experiment.verify import verify as compare
 
-    say = console()
-    how: dict[str, Any] = {"engine": engine, "workers": workers, "devices": devices}
-    changes = {name: value for name, value in how.items() if value is not None}
+    out = console()
+    execution: dict[str, Any] = {"engine": engine, "workers": workers, "devices": devices}
+    changes = {name: value for name, value in execution.items() if value is not None}
 
-    def told(result: RoundResult) -> None:
-        say.print(round_line(result))
+    def show_round(result: EvaluatedRound) -> None:
+        out.print(round_line(result))
 
-    found = compare(run, rounds, trust=trust, changes=changes, on_round=told)
+    verification = compare(run, rounds, trust=trust, changes=changes, on_round=show_round)
     files = [
-        [what, value]
-        for what, value in found.equal
+        [what, digest]
+        for what, digest in verification.equal
         if not what.startswith(("rounds.jsonl", "weights.csv"))
     ]
-    say.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))
-    if found.same:
-        extent = "all" if found.finished else "the first"
-        say.print(f"verified: {extent} {found.rounds} rounds of {run} are the same, bit for bit")
+    out.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))
+    if verification.same:
+        extent = "all" if verification.finished else "the first"
+        out.print(
+            f"verified: {extent} {verification.rounds} rounds of {run} are the same, bit for bit"
+        )
         return
-    reasons = (
-        f" (other environment: {'; '.join(found.other_environment)})"
-        if found.other_environment
-        else ""
-    )
-    listed = ", ".join(found.different[:4]) + (", …" if len(found.different) > 4 else "")
+    different = verification.different
+    listed = ", ".join(different[:4]) + (", …" if len(different) > 4 else "")
+    reasons = ""
+    if verification.other_environment:
+        reasons = f" (other environment: {'; '.join(verification.other_environment)})"
     raise RunFailed(f"{run} is not reproduced; different: {listed}{reasons}")

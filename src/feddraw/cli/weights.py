@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
 from feddraw.cli.terminal import console, print_json, table
-from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
+from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading, schedule
 from feddraw.errors import UserError
 from feddraw.system.file_reading import read_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MOST_BYTES = 1 << 24  # of a table of similarities
 
 
 def weights(
@@ -51,15 +56,16 @@ def weights(
             f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name per"
             " size"
         )
-    how: dict[str, Any] = {
-        "eta": eta,
-        "lam": lam,
-        "beta_max": beta_max,
-        "reading": reading,
-        "clients": names,
-    }
-    images = [int(n) if n.is_integer() else n for n in numbers]
-    rows = schedule(rounds=rounds, sizes=images, similarities=parse_similarity(similarity), **how)
+    rows = schedule(
+        rounds=rounds,
+        sizes=[int(size) if size.is_integer() else size for size in numbers],
+        similarities=parse_similarity(similarity),
+        eta=eta,
+        lam=lam,
+        beta_max=beta_max,
+        reading=cast(Reading, reading),
+        clients=names,
+    )
     if plot is not None:
         from feddraw.analysis.plots import save_figure, schedule_figure
 
@@ -72,42 +78,51 @@ def weights(
 
 def show_weights(rows: list[dict[str, Any]]) -> None:
     """The clients, then a table for each part that moves: weights, reputations, similarities."""
-    first = rows[0]["clients"]
+    clients = rows[0]["clients"]
     similarities = [[client["similarity"] for client in row["clients"]] for row in rows]
-    steady = all(row == similarities[0] for row in similarities)
-    clients = [
-        [c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", f"{c['similarity']:.4f}"]
-        for c in first
+    steady = all(by_client == similarities[0] for by_client in similarities)
+    header = ["client", "size", "prior p"]
+    lines = [
+        [client["client"], f"{client['size']:,}", f"{client['prior']:.4f}"] for client in clients
     ]
-    out = console()
-    shown = 4 if steady else 3
-    out.print(
-        table(
-            ["client", "size", "prior p", "similarity s"][:shown], [row[:shown] for row in clients]
-        )
-    )
-    titles = {
+    parts = {
         "weight": "weight = softmax(beta xi)",
         "reputation": "reputation xi = gamma p + (1 - gamma) s",
     }
-    for part, title in (titles if steady else titles | {"similarity": "similarity s"}).items():
-        lines = []
-        for row in rows:
-            beta = "prior" if row["beta"] is None else f"{row['beta']:.4f}"
-            numbers = [f"{client[part]:.4f}" for client in row["clients"]]
-            lines.append([str(row["round"]), f"{row['gamma']:.4f}", beta, *numbers])
+    if steady:
+        header.append("similarity s")
+        for line, client in zip(lines, clients, strict=True):
+            line.append(f"{client['similarity']:.4f}")
+    else:
+        parts["similarity"] = "similarity s"
+    out = console()
+    out.print(table(header, lines))
+    for part, title in parts.items():
         out.print(title)
-        out.print(table(["round", "gamma", "beta", *(c["client"] for c in first)], lines))
+        out.print(_table_by_round(rows, part))
 
 
-def parse_numbers(text: str, what: str) -> list[float]:
+def _table_by_round(rows: list[dict[str, Any]], part: str) -> Table:
+    """One part of the weights of every client, a line for each round."""
+    lines = []
+    for row in rows:
+        beta = "prior" if row["beta"] is None else f"{row['beta']:.4f}"
+        numbers = [f"{client[part]:.4f}" for client in row["clients"]]
+        lines.append([str(row["round"]), f"{row['gamma']:.4f}", beta, *numbers])
+    names = [client["client"] for client in rows[0]["clients"]]
+    return table(["round", "gamma", "beta", *names], lines)
+
+
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Numbers separated by commas."""
     try:
         return [float(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{what} takes numbers separated by commas, not '{text}'") from None
+        raise UserError(f"{option} takes numbers separated by commas, not '{text}'") from None
 
 
-def parse_similarity(text: str) -> Any:
+def parse_similarity(text: str) -> list[float] | list[list[float]] | None:
+    """One number per client, or from a CSV file one row per round; None where nothing is given."""
     if not text:
         return None
     path = Path(text)
@@ -115,20 +130,19 @@ def parse_similarity(text: str) -> Any:
         if path.suffix.lower() == ".csv":
             raise UserError(f"no file {path}")
         return parse_numbers(text, "--similarity")
+    file = StringIO(read_text(path, MOST_BYTES), newline="")
     try:
-        lines = [
-            line for line in csv.reader(StringIO(read_text(path, 1 << 24), newline="")) if line
-        ]
+        lines = [line for line in csv.reader(file) if line]
     except csv.Error as error:
         raise UserError(f"{path} is not a table of similarities: {error}") from None
-    if lines and not _weights_similarity_line(lines[0]):
+    if lines and not _holds_numbers(lines[0]):
         lines = lines[1:]  # a header
-    if not lines or not all(map(_weights_similarity_line, lines)):
+    if not lines or not all(map(_holds_numbers, lines)):
         raise UserError(f"{path} must hold numbers: one row per round, one column per client")
     return [[float(cell) for cell in line] for line in lines]
 
 
-def _weights_similarity_line(line: list[str]) -> bool:
+def _holds_numbers(line: list[str]) -> bool:
     try:
         return bool([float(cell) for cell in line])
     except ValueError:

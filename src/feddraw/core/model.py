@@ -239,7 +239,7 @@ class Model:
         for mean, variance in self.layout.means_and_variances:
             deviation = np.sqrt(before[variance] + SMALLEST_VARIANCE)
             moved[mean] = (now[mean] - before[mean]) / deviation
-        return moved
+        return np.asarray(moved)
 
     def with_joined(self, vector: Vector) -> Model:
         """The same network with what `joined` gave."""

@@ -17,25 +17,23 @@ def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
     """What each split holds: images, patients and sites where they are known, and each finding's
     images by label.
     """
-    found: dict[str, dict[str, Any]] = {}
+    splits: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
         rows = dataset.rows[split]
         labels = dataset.labels.take(rows)
-        positives, known = (
-            labels.values.sum(axis=0, dtype=np.int64),
-            dataset.labels.known_counts(rows),
-        )
-        found[split] = {
+        positives = labels.values.sum(axis=0, dtype=np.int64)
+        known = dataset.labels.known_counts(rows)
+        splits[split] = {
             "images": len(rows),
             "positives": positives.tolist(),
             "negatives": (known - positives).tolist(),
         }
         if labels.patients is not None:
-            found[split]["patients"] = len(np.unique(labels.patients))
+            splits[split]["patients"] = len(np.unique(labels.patients))
         if labels.sites is not None:
             sites, images = np.unique(labels.sites, return_counts=True)
-            found[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
-    return found
+            splits[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
+    return splits
 
 
 def too_few_for_auc(split: Mapping[str, Any], place: int) -> bool:
@@ -50,7 +48,8 @@ def rarer_label_in_split(split: Mapping[str, Any], place: int) -> int:
 
 def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     """Positive / negative images of a finding, and those whose label is not known."""
-    positives, negatives = split["positives"][place], split["negatives"][place]
+    positives = split["positives"][place]
+    negatives = split["negatives"][place]
     unknown = split["images"] - positives - negatives
     return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
 

@@ -16,7 +16,9 @@ from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, not_negative
 from feddraw.system.workers import limited_workers
 
-PAPER_MEAN, PAPER_STD = 0.5146, 0.2548  # the paper's, of pixel / 255
+# the paper's, of pixel / 255
+PAPER_MEAN = 0.5146
+PAPER_STD = 0.2548
 
 
 @dataclass
@@ -25,9 +27,8 @@ class PreparationEstimate:
     written.
     """
 
-    bytes: dict[Path, int] = field(
-        default_factory=dict
-    )  # by entry of the cache that is not there yet
+    # By entry of the cache that is not there yet.
+    bytes: dict[Path, int] = field(default_factory=dict)
     images: int = 0  # that have to be decoded or resized
     seconds: float = 0.0  # for that, in one process
 
@@ -38,15 +39,13 @@ class ImagePreparation:
 
     size: int = 224
     clahe: bool = False
-    normalize: str | Sequence[float] = (
-        "paper"  # "paper", "measured", or mean and standard deviation
-    )
+    # "paper", "measured", or mean and standard deviation.
+    normalize: str | Sequence[float] = "paper"
     skip_bad: bool = False
     workers: int = 0  # processes that prepare images; 0: one per core
     progress: Progress | None = None
-    estimate: PreparationEstimate | None = (
-        None  # given: check everything, decode a few images, prepare nothing
-    )
+    # Given: check everything, decode a few images, prepare nothing.
+    estimate: PreparationEstimate | None = None
 
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 2048:

@@ -50,9 +50,8 @@ def decode(path: Path) -> Grey:
         with path.open("rb") as file:
             dicom = file.read(132)[128:] == b"DICM"
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # decoders' own remarks; what cannot be read is told by us
+            # Decoders' own remarks; what cannot be read is told by us.
+            warnings.simplefilter("ignore")
             return decode_dicom(path) if dicom else decode_picture(path)
     except BadImage:
         raise
@@ -107,7 +106,8 @@ def check_pixel_count(width: int, height: int) -> None:
 
 def stretch_grey(values: NDArray[np.float64]) -> Grey:
     """The darkest becomes 0 and the brightest 255; nothing to stretch in a flat image."""
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     return np.asarray(
         np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
     )

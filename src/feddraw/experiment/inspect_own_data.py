@@ -140,7 +140,7 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
             made = inspected_class_table(inspect_class_folders(listed[0]))
             return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
         listed = own_tables.csv_tables_in(listed[0])
-    sheets = [own_tables.find_own_table(path) for path in listed]
+    sheets = [own_tables.find_table(path) for path in listed]
     for sheet in sheets:
         header = CsvSheet.of(sheet).header
         for known, (name, *beside) in KNOWN_ARCHIVES.items():
@@ -173,9 +173,10 @@ def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> Inspecte
     `named` is for words.
     """
     images = images or image_folder(sheets)
-    root = own_tables.own_image_root(sheets, images)
-    sources = own_tables.open_own_tables(sheets, root, images, {}, "all", False)
-    table = own_tables.read_own_tables(sheets, root=root, images=images)
+    root = own_tables.image_root(sheets, images)
+    settings = own_tables.TableSettings(images=images)
+    sources = own_tables.open_tables(sheets, settings, root)
+    table = own_tables.read_own_tables(sheets, settings, root=root)
     columns = {}
     for kind in ("path", "split", "site", "patient"):
         found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
@@ -187,7 +188,7 @@ def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> Inspecte
     )
     if len(missing) == len(table.paths):
         raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(own_tables.own_table_guesses_in_words(sources))
+    guesses = tuple(own_tables.guesses_in_words(sources))
     table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
     pixels = first_image_side(root, (path for path in table.paths if (root / path).is_file()))
@@ -202,7 +203,7 @@ def image_folder(sheets: Sequence[Path]) -> str:
     """
     if len(sheets) > 1:
         return ""
-    source = own_tables.open_own_tables(sheets, sheets[0].parent, "", {}, "all", False)[0]
+    source = own_tables.open_tables(sheets, own_tables.TableSettings(), sheets[0].parent)[0]
     some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
     for folder in image_folder_candidates(sheets[0].parent, some):
         names = [own_tables.path_inside_folder(path, folder) for path in some]

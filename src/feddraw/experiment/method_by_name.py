@@ -204,9 +204,8 @@ def without_required(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 def place_in_mixture(method: Method) -> str:
     """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
-    if not why_not_first(method):
-        return "A"
-    return "neither" if why_not_second(method) else "B"
+    reasons = {"A": why_not_first(method), "B": why_not_second(method)}
+    return " or ".join(half for half, reason in reasons.items() if not reason) or "neither"
 
 
 LAYERS_IN_WORDS = {"none": "", "classifier": "classifier", "all": "all parameters"}

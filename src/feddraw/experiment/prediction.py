@@ -124,7 +124,8 @@ def predict_images(
     """Score images as the run's evaluation does; one that cannot be read is told, and the others
     are done.
     """
-    trained, say = _loaded_model(run, model, trust), progress or no_progress
+    trained = _loaded_model(run, model, trust)
+    say = progress or no_progress
     job = ImageScoring(run, model, trust, tuple(image.path for image in images))
     scores = np.full((len(images), len(trained.findings)), np.nan, np.float32)
     problems: dict[int, str] = {}
@@ -169,7 +170,8 @@ class ImageScoring:
         """
         begun = time.perf_counter()
         yield starts[0], self(starts[0])
-        rest, left = starts[1:], (time.perf_counter() - begun) * (len(starts) - 1)
+        rest = starts[1:]
+        left = (time.perf_counter() - begun) * (len(starts) - 1)
         if (
             workers > 1
             and len(rest) > 1

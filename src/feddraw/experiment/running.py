@@ -22,38 +22,35 @@ from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_record
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.run_progress import RunProgress
-from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
+from feddraw.experiment.settings import Experiment, complete
 from feddraw.federation import Federation, OnUpdate, federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.metrics import ModelMetrics, RunMetrics
+from feddraw.results.round_log import EvaluatedRound
+from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
+from feddraw.results.run_reader import read_metrics
 from feddraw.results.tensorboard import check_tensorboard, tensorboard_log
 from feddraw.server.collectors import Streaming, Together
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy
-from feddraw.server.round import Collector, RoundResult
-from feddraw.system.file_reading import read_json
+from feddraw.server.round import Collector
 from feddraw.training.device_memory import memory_shortage_told
 
-Evaluated = tuple[
-    dict[str, Any], dict[str, NDArray[Any]]
-]  # as in metrics.json, and the scores of every image
+# The metrics of a model, and the scores of every image that they come from, by name.
+Evaluated = tuple[RunMetrics, dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
     """A run that has been carried out: its rounds in order, and what came of it."""
 
-    rounds: tuple[
-        RoundResult, ...
-    ]  # that were carried out now; a resumed run did the others before
-    metrics: Mapping[
-        str, Any
-    ]  # of the model after the last round: validation, test, each client's own
+    rounds: tuple[EvaluatedRound, ...]  # carried out now; a resumed run did the others before
+    metrics: RunMetrics  # of the model after the last round: validation, test, each client's own
     folder: Path | None  # where everything was written, if anywhere
 
     @property
-    def last(self) -> RoundResult:
+    def last(self) -> EvaluatedRound:
         """The last round, with the model."""
         if not self.rounds:
             raise UserError(
@@ -61,7 +58,7 @@ class RunResult:
             )
         return self.rounds[-1]
 
-    def __iter__(self) -> Iterator[RoundResult]:
+    def __iter__(self) -> Iterator[EvaluatedRound]:
         return iter(self.rounds)
 
     def __len__(self) -> int:
@@ -89,10 +86,9 @@ def run(
         )
     )
     folder = None if out is None else Path(out)
-    metrics = (
-        rounds[-1].metrics if rounds or folder is None else read_json(RunFolder(folder).metrics)
-    )
-    return RunResult(rounds, metrics, folder)
+    if folder is not None and not rounds:  # it was finished before
+        return RunResult(rounds, read_metrics(folder), folder)
+    return RunResult(rounds, rounds[-1].metrics, folder)
 
 
 def iterate(
@@ -104,7 +100,7 @@ def iterate(
     progress: Progress | None = None,
     on_update: OnUpdate | None = None,
     on_setup: Callable[[PreparedRun], None] | None = None,
-) -> Iterator[RoundResult]:
+) -> Iterator[EvaluatedRound]:
     """Carry out an experiment round by round: each is trained when it is asked for, and nothing
     happens before.
 
@@ -113,15 +109,13 @@ def iterate(
     """
     folder = None if out is None else RunFolder(Path(out))
     experiment = complete(experiment)
-    wanted = experiment.table()
+    table = experiment.table()
     if experiment.tensorboard:
         check_tensorboard()
 
     def finished() -> bool:
         """Whether there is nothing left to do; refuses a folder that is not free for this run."""
-        return folder is not None and not folder.begin(
-            wanted, resume=resume, defaults=unnamed_defaults()
-        )
+        return folder is not None and not folder.begin(table, resume=resume)
 
     if finished():  # before the data are opened, which may take long
         return
@@ -131,28 +125,16 @@ def iterate(
             return
         checkpoint = None
         if folder is not None:
-            folder.write_settings(
-                wanted,
-                partition=setup.partition,
-                parameters=setup.summed_parameters,
-                layout=setup.initial.layout,
-                dataset=setup.dataset,
-                devices=devices_record(experiment, setup.places),
-            )
-            checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
-            if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
-                raise UserError(
-                    f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another"
-                    " folder"
-                )
+            folder.write_settings(table, _run_facts(setup))
+            checkpoint = _checkpoint_to_resume(folder, setup) if resume else None
         if on_setup is not None:
             on_setup(setup)
         start = 0 if checkpoint is None else checkpoint.next_round
-        shown = folder.path if folder is not None and experiment.tensorboard else None
+        logged_to = folder.path if folder is not None and experiment.tensorboard else None
         with (
             memory_shortage_told(setup.trainer),
             opened_engine(setup) as engine,
-            tensorboard_log(shown, start) as show,
+            tensorboard_log(logged_to, start) as show,
         ):
             meter = RunProgress(setup, engine, start, progress)
             meter.tell()
@@ -162,12 +144,30 @@ def iterate(
                 if on_update is not None:
                     on_update(round, update)
 
-            for result in meter.over(
-                _carry_out_rounds(setup, engine, folder, checkpoint, count_update)
-            ):
+            results = _carry_out_rounds(setup, engine, folder, checkpoint, count_update)
+            for result in meter.over(results):
                 meter.finished(result.round)
                 show(result)
                 yield result
+
+
+def _run_facts(setup: PreparedRun) -> RunFacts:
+    return RunFacts(
+        partition=setup.partition,
+        parameters=setup.summed_parameters,
+        layout=setup.initial.layout,
+        dataset=setup.dataset,
+        devices=devices_record(setup.experiment, setup.places),
+    )
+
+
+def _checkpoint_to_resume(folder: RunFolder, setup: PreparedRun) -> Checkpoint | None:
+    checkpoint = folder.load_checkpoint(setup.initial.layout)
+    if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
+        raise UserError(
+            f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another folder"
+        )
+    return checkpoint
 
 
 def _carry_out_rounds(
@@ -176,17 +176,18 @@ def _carry_out_rounds(
     folder: RunFolder | None,
     checkpoint: Checkpoint | None,
     on_update: OnUpdate,
-) -> Iterator[RoundResult]:
-    experiment, method = setup.experiment, setup.method
-    model, state, start = setup.initial, None, 0
+) -> Iterator[EvaluatedRound]:
+    experiment = setup.experiment
+    method = setup.method
+    model = setup.initial
+    state = None
+    start = 0
     if checkpoint is not None:
-        model, state, start = checkpoint.model, checkpoint.state, checkpoint.next_round
+        model = checkpoint.model
+        state = checkpoint.state
+        start = checkpoint.next_round
         engine.memory = checkpoint.memory
     keeper = _model_keeper(setup, folder)
-
-    def evaluate_common(model: Model) -> Evaluated:
-        return setup.evaluator.at_the_end(engine, [model], personal=False)
-
     if folder is not None:
         folder.forget_from(start)
         if checkpoint is not None:
@@ -202,36 +203,56 @@ def _carry_out_rounds(
         efforts=setup.efforts,
         on_update=on_update,
     )
-    for plain in federate(federation, model, start=start, state=state):
-        last = plain.round == experiment.rounds - 1
+    for aggregated in federate(federation, model, start=start, state=state):
+        last = aggregated.round == experiment.rounds - 1
         began = time.perf_counter()
-        scored, predictions = evaluate_round(setup, engine, plain.model, final=last)
-        keeper.add(plain.round, plain.model, scored)
-        kept = (
-            evaluate_kept_models(evaluate_common, keeper.models(plain.model), scored, predictions)
-            if last
-            else {}
+        if last:
+            scores = _final_scores(setup, engine, keeper, aggregated.round, aggregated.model)
+            metrics = scores.metrics
+        else:
+            evaluated, _ = evaluate_round(setup, engine, aggregated.model, final=False)
+            metrics = evaluated.after(aggregated.round)
+            keeper.add(aggregated.round, aggregated.model, metrics)
+        evaluation_seconds = time.perf_counter() - began
+        result = EvaluatedRound.of(
+            aggregated,
+            metrics=metrics,
+            seconds={**aggregated.seconds, "evaluation": evaluation_seconds},
+            pieces=pieces_by_finding(aggregated.pieces, setup.dataset.findings),
+            kept=scores.kept if last else {},
         )
-        seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
-        pieces = pieces_by_finding(plain.pieces, setup.dataset.findings)
-        result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(
                 Checkpoint(result.next_model, result.state, result.round + 1, engine.memory)
             )
             if last:
-                folder.finish(
-                    result.model, {"round": result.round} | scored, predictions, setup.dataset, kept
-                )
+                folder.finish(result.model, scores, setup.dataset)
         yield result
-    if (
-        folder is not None and start == experiment.rounds
-    ):  # killed after its last round, before its last file
+    if folder is not None and start == experiment.rounds:
+        # killed after its last round, before its last file
         shown = method.shown(model, state or {})
-        scored, predictions = evaluate_round(setup, engine, shown, final=True)
-        kept = evaluate_kept_models(evaluate_common, keeper.models(shown), scored, predictions)
-        folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, kept)
+        scores = _final_scores(setup, engine, keeper, start - 1, shown)
+        folder.finish(shown, scores, setup.dataset)
+
+
+def _final_scores(
+    setup: PreparedRun, engine: Engine, keeper: ModelKeeper, round: int, model: Model
+) -> FinalScores:
+    """The model after the last round, and the others that were kept, evaluated."""
+    evaluated, predictions = evaluate_round(setup, engine, model, final=True)
+    metrics = evaluated.after(round)
+    keeper.add(round, model, metrics)
+    kept = keeper.models(model)
+
+    def evaluate_common(model: Model) -> Evaluated:
+        return setup.evaluator.at_the_end(engine, [model], personal=False)
+
+    return FinalScores(
+        metrics=evaluate_kept_models(evaluate_common, kept, metrics, predictions),
+        kept={name: model.model for name, model in kept.items()},
+        predictions=predictions,
+    )
 
 
 def _collector(setup: PreparedRun, sizes: list[int]) -> Collector:
@@ -268,20 +289,28 @@ def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:
 
 
 def evaluate_kept_models(
-    evaluate_one: Callable[[Model], Evaluated],
+    evaluate_model: Callable[[Model], Evaluated],
     kept: Mapping[str, KeptModel],
-    scored: dict[str, Any],
+    metrics: RunMetrics,
     predictions: dict[str, NDArray[Any]],
-) -> dict[str, Model]:
-    """Add the metrics and scores of the kept models to those of the last, each with thresholds of
-    its own.
+) -> RunMetrics:
+    """The metrics of the last model, with those of the kept ones, each with thresholds of its own;
+    their scores are added to `predictions`.
     """
-    for name, one in kept.items():
-        found, scores = evaluate_one(one.model)
-        scored.setdefault("models", {})[name] = one.described() | found
-        wanted = {key: array for key, array in scores.items() if key.endswith(".scores")}
-        predictions.update({f"{name}.{key}": array for key, array in wanted.items()})
-    return {name: one.model for name, one in kept.items()}
+    models = {}
+    for name, model in kept.items():
+        evaluated, scores = evaluate_model(model.model)
+        models[name] = ModelMetrics(
+            rounds=model.rounds,
+            chosen_by=model.chosen_by,
+            validation=evaluated.validation,
+            test=evaluated.test,
+            clients=evaluated.clients,
+        )
+        for key, array in scores.items():
+            if key.endswith(".scores"):
+                predictions[f"{name}.{key}"] = array
+    return replace(metrics, models=models)
 
 
 def evaluate_round(setup: PreparedRun, engine: Engine, model: Model, *, final: bool) -> Evaluated:

@@ -13,10 +13,10 @@ from feddraw.core import Method, secure_sums, why_not_secure, why_not_streaming
 from feddraw.core.participation import Participation
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
+from feddraw.data.dataset_by_name import dataset_defaults
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
 from feddraw.errors import UserError, at_least, not_negative, unknown
-from feddraw.experiment.dataset_by_name import dataset_defaults
 from feddraw.experiment.method_by_name import (
     Section,
     combined_method,
@@ -358,11 +358,6 @@ def _scenario_defaults(experiment: Experiment) -> Section:
     name, settings = experiment.section("scenario")
     scale = settings.pop("scale", 1.0)
     return {"name": name, "scale": scale} | complete_scenario_options(name, settings)
-
-
-def unnamed_defaults() -> dict[str, Any]:
-    """The defaults of all settings that do not depend on a name."""
-    return {key: value for key, value in Experiment().table().items() if key not in NAMED_SECTIONS}
 
 
 def parse_settings(assignments: list[str]) -> dict[str, Any]:

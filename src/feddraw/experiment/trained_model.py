@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +24,10 @@ from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, one_of
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.results.kept_models import KEPT_MODELS
-from feddraw.results.recorded_run import RecordedRun, damage_told, finished_run
+from feddraw.results.metrics import KEPT_MODELS, ModelMetrics
+from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import number_or_nan
+from feddraw.results.run_reader import damage_told
 from feddraw.training.loop import Examples, predict
 from feddraw.training.network import Network
 from feddraw.training.reproducibility import one_thread
@@ -80,15 +78,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     run = finished_run(path)
     one_of("--model", model, TRAINED_MODELS)
     if model != "last":
-        if model not in run.models:
-            command = f"feddraw run --set keep.{'best=true' if model == 'best' else 'tail=5'}"
-            raise UserError(
-                f"{path} kept no model '{model}': train with `{command}`, or use --model last"
-            )
-        run = run.models[model]
-        if "validation" not in run.metrics:  # a Flower server without images of its own
-            why = "was not evaluated, so it has no thresholds"
-            raise UserError(f"the model '{model}' of {path} {why}: use --model last")
+        run = _with_kept_model(run, model)
     experiment = Experiment.read(RunFolder(path).settings, trust=trust)
     name = experiment.section("method")[0]
     if has_personal_models(make_method(experiment)):
@@ -100,21 +90,44 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
         findings, thresholds = _findings_and_thresholds(run.metrics)
     module, classifier = network_builder(experiment, len(findings))()
     _load_model_file(module, RunFolder(path).model_file(model))
-    recipe, normalization = _preparation_of_trained(run, experiment)
+    mean, std = _normalisation(run, experiment)
     return TrainedModel(
-        run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization
+        run=run,
+        experiment=experiment,
+        module=module.eval(),
+        classifier=classifier,
+        findings=findings,
+        thresholds=thresholds,
+        recipe=_recipe(experiment),
+        mean=mean,
+        std=std,
     )
 
 
+def _with_kept_model(run: RecordedRun, model: str) -> RecordedRun:
+    """The run with the metrics of a model that it kept beside that of the last round."""
+    if model not in run.models:
+        command = f"feddraw run --set keep.{'best=true' if model == 'best' else 'tail=5'}"
+        raise UserError(
+            f"{run.path} kept no model '{model}': train with `{command}`, or use --model last"
+        )
+    kept = run.models[model]
+    if not kept.metrics.validation.evaluated:  # a Flower server without images of its own
+        raise UserError(
+            f"the model '{model}' of {run.path} was not evaluated, so it has no thresholds: use"
+            " --model last"
+        )
+    return kept
+
+
 def _findings_and_thresholds(
-    metrics: Mapping[str, Any],
+    metrics: ModelMetrics,
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    tested = metrics["test"] if metrics["test"]["auc"]["per_class"] else metrics["validation"]
-    findings = tuple(map(str, tested["auc"]["per_class"]))
-    if not findings:
+    tested = metrics.test if metrics.test.evaluated else metrics.validation
+    if not tested.evaluated:
         raise ValueError("no findings")
-    thresholds = tested.get("thresholds", {})
-    return findings, tuple(number_or_nan(thresholds.get(name)) for name in findings)
+    limits = tested.thresholds
+    return tested.findings, tuple(limits.get(name, math.nan) for name in tested.findings)
 
 
 def _load_model_file(module: nn.Module, path: Path) -> None:
@@ -123,9 +136,11 @@ def _load_model_file(module: nn.Module, path: Path) -> None:
         if path.stat().st_size > MAX_MODEL_BYTES:
             raise UserError(f"{path} is larger than {MAX_MODEL_BYTES >> 30} GB: not a model")
         state = load_file(path)
-        own = module.state_dict()
+        expected = module.state_dict()
         shaped = {
-            name: tensor.reshape(own[name].shape) for name, tensor in state.items() if name in own
+            name: tensor.reshape(expected[name].shape)
+            for name, tensor in state.items()
+            if name in expected
         }
         module.load_state_dict(shaped if len(shaped) == len(state) else state)
     except (SafetensorError, OSError) as error:
@@ -140,9 +155,7 @@ def _load_model_file(module: nn.Module, path: Path) -> None:
         )
 
 
-def _preparation_of_trained(
-    run: RecordedRun, experiment: Experiment
-) -> tuple[Recipe, tuple[float, float]]:
+def _recipe(experiment: Experiment) -> Recipe:
     """What the run did to its images."""
     name, settings = experiment.section("data")
     if ":" in name:
@@ -150,16 +163,21 @@ def _preparation_of_trained(
             f"the images of this run come from code ({name}), which alone knows how they were"
             " prepared"
         )
-    recipe = Recipe(int(settings["size"]), bool(settings.get("clahe", False)))
+    return Recipe(int(settings["size"]), bool(settings.get("clahe", False)))
+
+
+def _normalisation(run: RecordedRun, experiment: Experiment) -> tuple[float, float]:
+    """Mean and standard deviation of pixel / 255 in training."""
     recorded = run.partition.get("normalization")
-    if recorded is None:  # a run of an earlier version, which did not write it down
-        recorded = settings.get("normalize", "paper")
+    if recorded is None:  # a Flower server, whose sites have the images
+        recorded = experiment.section("data")[1].get("normalize", "paper")
         if recorded == "measured":
             dataset = open_experiment_data(experiment)
-            return recipe, (dataset.mean, dataset.std)
-        recorded = (PAPER_MEAN, PAPER_STD) if recorded == "paper" else recorded
+            return dataset.mean, dataset.std
+        if recorded == "paper":
+            return PAPER_MEAN, PAPER_STD
     if not is_list_of_numbers(recorded, 2) or float(recorded[1]) <= 0:
         raise UserError(
             "experiment.toml has a [partition] normalization that is no mean and standard deviation"
         )
-    return recipe, (float(recorded[0]), float(recorded[1]))
+    return float(recorded[0]), float(recorded[1])

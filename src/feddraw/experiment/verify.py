@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,18 +16,16 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
-from feddraw.results.kept_models import KEPT_MODELS
-from feddraw.results.recorded_run import damage_told
-from feddraw.results.run_folder import CLOCK_FIELDS, RunFolder
-from feddraw.server.round import RoundResult
-from feddraw.system.file_reading import read_csv, read_json, read_jsonl, read_toml, sha256_of
+from feddraw.results.metrics import KEPT_MODELS
+from feddraw.results.recorded_run import RecordedRun, read_run
+from feddraw.results.round_log import CLOCK_FIELDS, EvaluatedRound
+from feddraw.results.run_folder import RunFolder, require_run
+from feddraw.system.file_reading import sha256_of
+from feddraw.system.file_writing import json_values
 from feddraw.text import grouped
 
-COMPARED_FILES = (
-    "model",
-    "metrics",
-    "predictions",
-)  # files of a finished run that must have the same bytes
+# Files of a finished run that must have the same bytes.
+COMPARED_FILES = ("model", "metrics", "predictions")
 
 
 @dataclass(frozen=True)
@@ -44,116 +43,144 @@ class Verification:
         return not self.different
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Something that both runs have, with its hash in the one and in the other."""
+
+    what: str
+    before: str
+    again: str
+
+
 def verify(
     path: Path,
     rounds: int = 0,
     *,
     trust: bool = False,
     changes: Mapping[str, Any] | None = None,
-    on_round: Callable[[RoundResult], None] | None = None,
+    on_round: Callable[[EvaluatedRound], None] | None = None,
 ) -> Verification:
     """Repeat a run, or its first rounds, in a temporary folder, and compare."""
-    there = RunFolder(path)
-    experiment = Experiment.read(there.settings, trust=trust)
-    done = len(read_jsonl(there.rounds))
+    require_run(path)
+    before = read_run(path)
+    if before.of_server:
+        raise UserError(
+            f"{path} is the folder of a server, without settings: it cannot be run again from it"
+        )
+    experiment = Experiment.read(RunFolder(path).settings, trust=trust)
+    done = len(before.rounds)
     wanted = rounds or experiment.rounds
+    to_the_end = wanted == experiment.rounds
     if not 0 < wanted <= experiment.rounds:
         raise UserError(f"--rounds must be from 1 to {experiment.rounds}, not {rounds}")
-    if wanted > done or (wanted == experiment.rounds and not there.metrics.is_file()):
+    if wanted > done or (to_the_end and not before.finished):
         raise UserError(
             f"{path} is not finished: verify its first {done} rounds with --rounds, or finish it"
             " first"
         )
     with tempfile.TemporaryDirectory(prefix="feddraw-verify-") as folder:
-        here = RunFolder(Path(folder) / "again")
-        for result in islice(iterate(experiment.with_settings(changes or {}), here.path), wanted):
+        place = Path(folder) / "again"
+        for result in islice(iterate(experiment.with_settings(changes or {}), place), wanted):
             if on_round is not None:
                 on_round(result)
-        found = list(_compared_hashes(there, here, wanted, wanted == experiment.rounds))
-        moved = tuple(_differing_environment(there, read_json(here.environment)))
-    equal = tuple((what, one) for what, one, other in found if one == other)
-    different = tuple(what for what, one, other in found if one != other)
-    return Verification(wanted, wanted == experiment.rounds, equal, different, moved)
-
-
-def _compared_hashes(
-    there: RunFolder, here: RunFolder, rounds: int, finished: bool
-) -> Iterator[tuple[str, str, str]]:
-    """What is compared, with its hash in the one folder and in the other; the earliest
-    round first.
-    """
-    parts = [read_toml(folder.settings).get("partition") for folder in (there, here)]
-    first, second = (part if isinstance(part, dict) else {} for part in parts)
-    both = sorted(first.keys() & second.keys())  # runs of earlier versions say less
-    yield (
-        "the clients' images",
-        _value_hash([first[key] for key in both]),
-        _value_hash([second[key] for key in both]),
+        again = read_run(place)
+        compared = [*compare_records(before, again, wanted)]
+        if to_the_end:
+            compared += compare_files(RunFolder(path), RunFolder(place))
+        moved = tuple(differing_environment(before.environment, again.environment))
+    return Verification(
+        rounds=wanted,
+        finished=to_the_end,
+        equal=tuple((one.what, one.before) for one in compared if one.before == one.again),
+        different=tuple(one.what for one in compared if one.before != one.again),
+        other_environment=moved,
     )
-    for name in ("rounds.jsonl", "weights.csv"):
-        lines = [_lines_to_verify(folder, name) for folder in (there, here)]
+
+
+def compare_records(before: RecordedRun, again: RecordedRun, rounds: int) -> Iterator[Compared]:
+    """Who was dealt what, and what was written down of every round; the earliest round first."""
+    yield Compared("the clients' images", value_hash(before.partition), value_hash(again.partition))
+    for name, lines_of in (("rounds.jsonl", _log_by_round), ("weights.csv", _ledger_by_round)):
+        lines_before = lines_of(before)
+        lines_again = lines_of(again)
         for round in range(rounds):
-            yield (
-                f"{name} of round {round}",
-                _value_hash(lines[0].get(round)),
-                _value_hash(lines[1].get(round)),
+            yield Compared(
+                what=f"{name} of round {round}",
+                before=value_hash(lines_before.get(round)),
+                again=value_hash(lines_again.get(round)),
             )
-    for name in (*COMPARED_FILES, *KEPT_MODELS) if finished else ():
-        files = [getattr(folder, name) for folder in (there, here)]
-        if name in KEPT_MODELS and not any(file.is_file() for file in files):
+
+
+def compare_files(before: RunFolder, again: RunFolder) -> Iterator[Compared]:
+    """The last files of two finished runs."""
+    for name in (*COMPARED_FILES, *KEPT_MODELS):
+        file_before: Path = getattr(before, name)
+        file_again: Path = getattr(again, name)
+        if name in KEPT_MODELS and not (file_before.is_file() or file_again.is_file()):
             continue
-        yield (
-            files[0].name,
-            *(sha256_of(file)[:16] if file.is_file() else "missing" for file in files),
-        )
+        yield Compared(file_before.name, file_hash(file_before), file_hash(file_again))
 
 
-def _lines_to_verify(folder: RunFolder, name: str) -> dict[int, list[Any]]:
-    """By round, all that does not depend on the clock; a blank cell is as good as a column that was
-    not there yet.
-    """
-    entries: list[dict[str, Any]] = (
-        read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
-    )
-    said = [
-        {key: one for key, one in entry.items() if key not in CLOCK_FIELDS and one != ""}
-        for entry in entries
-    ]
-    with damage_told(folder.path / name):
-        return grouped((int(entry["round"]), entry) for entry in said)
+def _log_by_round(run: RecordedRun) -> dict[int, Any]:
+    """Of each round's line, all that does not depend on the clock."""
+    documents = {line.round: json_values(line.document()) for line in run.rounds}
+    return {
+        round: {name: value for name, value in document.items() if name not in CLOCK_FIELDS}
+        for round, document in documents.items()
+    }
 
 
-def _value_hash(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+def _ledger_by_round(run: RecordedRun) -> dict[int, list[str]]:
+    """What each round's entries say, as text: there, an undefined number equals another."""
+    return grouped((entry.round, repr(entry)) for entry in run.entries)
 
 
-def _differing_environment(there: RunFolder, now: Mapping[str, Any]) -> Iterator[str]:
+def value_hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    return sha256_of(path)[:16] if path.is_file() else "missing"
+
+
+def differing_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Why bits may differ: other versions, another processor, another GPU or what computes
     on it.
     """
-    before = read_json(there.environment) if there.environment.is_file() else {}
-    packages = before.get("packages")
-    for name, version in (packages if isinstance(packages, dict) else {}).items():
-        if now["packages"].get(name, "none") != version:
-            yield f"{name} {version}, now {now['packages'].get(name, 'none')}"
+    packages_now = _table(now, "packages")
+    for name, version in _table(before, "packages").items():
+        if packages_now.get(name, "none") != version:
+            yield f"{name} {version}, now {packages_now.get(name, 'none')}"
     for key in ("python", "processor"):
         if before.get(key) != now[key]:
             yield f"{key} {before.get(key, 'unknown')}, now {now[key]}"
-    devices = [_device_kinds_to_verify(about) for about in (before, now)]
-    if "devices" in before and devices[0] != devices[1]:
-        yield f"trained on {devices[0]}, now {devices[1]}"
-    old, new = (
-        about["cuda"] if isinstance(about.get("cuda"), dict) else {} for about in (before, now)
-    )
-    for key in sorted(old.keys() & new.keys()):
-        if old[key] != new[key]:
-            yield f"{key} {old[key]}, now {new[key]}"
+    devices_before = _device_kinds(before)
+    devices_now = _device_kinds(now)
+    if "devices" in before and devices_before != devices_now:
+        yield f"trained on {devices_before}, now {devices_now}"
+    cuda_before = _table(before, "cuda")
+    cuda_now = _table(now, "cuda")
+    for key in sorted(cuda_before.keys() & cuda_now.keys()):
+        if cuda_before[key] != cuda_now[key]:
+            yield f"{key} {cuda_before[key]}, now {cuda_now[key]}"
 
 
-def _device_kinds_to_verify(about: Mapping[str, Any]) -> str:
+def _table(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a file that may have been changed by hand; empty where it is none."""
+    table = environment.get(name)
+    return table if isinstance(table, dict) else {}
+
+
+def _device_kinds(environment: Mapping[str, Any]) -> str:
     """The kinds of device that a run was trained on; of GPUs their names, for one is not like
     another.
     """
-    written = about.get("devices")
-    devices = [one for one in written if isinstance(one, dict)] if isinstance(written, list) else []
-    return ", ".join(sorted({str(one.get("name") or one.get("type")) for one in devices}))
+    written = environment.get("devices")
+    devices = written if isinstance(written, list) else []
+    kinds = {
+        str(device.get("name") or device.get("type"))
+        for device in devices
+        if isinstance(device, dict)
+    }
+    return ", ".join(sorted(kinds))

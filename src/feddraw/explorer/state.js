@@ -141,7 +141,7 @@ function ledgerLine(names, row, line) {
     client: cell.client.slice(0, LONGEST_NAME),
     size: absent ? null : inLine("size", cell.size),
     similarity: inLine("similarity", cell.similarity, null),
-    counted: !cell.status || cell.status.startsWith("counted"), // "counted: …" has a note behind it
+    weighted: !cell.status || cell.status.startsWith("weighted"), // "weighted: …" has a note behind it
   };
 }
 
@@ -173,9 +173,9 @@ function clientsOfLedger(lines, names) {
 function notesOf(lines) {
   const notes = [];
   const without = lines.filter((line) => line.similarity === null).length;
-  const uncounted = lines.filter((line) => !line.counted).length;
+  const unweighted = lines.filter((line) => !line.weighted).length;
   if (without === lines.length) notes.push("It holds no similarities (only FedDRAW measures them): all are taken as 1.");
   else if (without) notes.push(`${without} missing similarities are taken as 1.`);
-  if (uncounted) notes.push(`${uncounted} updates were missing or refused in the run; here every client counts in every round.`);
+  if (unweighted) notes.push(`${unweighted} updates were missing or refused in the run; here every client counts in every round.`);
   return notes;
 }

@@ -21,7 +21,9 @@ class FromPixels(nn.Module):
 
     def __init__(self, network: nn.Module, mean: float, std: float) -> None:
         super().__init__()
-        self.network, self.mean, self.std = network, mean, std
+        self.network = network
+        self.mean = mean
+        self.std = std
 
     def forward(self, pixels: Tensor) -> Tensor:
         return torch.sigmoid(self.network((pixels - self.mean) / self.std))
@@ -33,7 +35,7 @@ def from_pixels(network: nn.Module, trained: TrainedModel) -> nn.Module:
 
 
 def scorer_of_graph(graph: Callable[[Tensor], Tensor]) -> Scorer:
-    """What such a graph gives for prepared images."""
+    """A function that gives the probabilities of prepared images by such a graph."""
 
     def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         with torch.no_grad():
@@ -43,31 +45,32 @@ def scorer_of_graph(graph: Callable[[Tensor], Tensor]) -> Scorer:
 
 
 def example_input(trained: TrainedModel) -> Tensor:
-    return torch.zeros(2, 1, trained.recipe.size, trained.recipe.size)
+    """Two black images, to trace a graph with."""
+    size = trained.recipe.size
+    return torch.zeros(2, 1, size, size)
 
 
 def graph_input(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(n, 1, height, width), as the graph takes them."""
+    """Images (n, height, width) as a graph takes them: (n, 1, height, width)."""
     return images[:, None].astype(np.float32)
 
 
-def about_exported_model(trained: TrainedModel) -> dict[str, Any]:
+def model_description(trained: TrainedModel) -> dict[str, Any]:
     """What a user of the file must know, as JSON."""
-    limits = json_values(dict(zip(trained.findings, trained.thresholds, strict=True)))
+    recipe = trained.recipe
+    thresholds = dict(zip(trained.findings, trained.thresholds, strict=True))
     return {
         "findings": list(trained.findings),
-        "thresholds": limits,
-        "input": (
-            f"(n, 1, {trained.recipe.size}, {trained.recipe.size}) float32, grey levels 0 to 255"
-        ),
+        "thresholds": json_values(thresholds),
+        "input": f"(n, 1, {recipe.size}, {recipe.size}) float32, grey levels 0 to 255",
         "output": (
             "(n, findings) probabilities; a finding is called if its probability is at least the"
             " threshold"
         ),
-        "size": trained.recipe.size,
-        "clahe": trained.recipe.clahe,
-        "clahe_kernel": trained.recipe.kernel,
-        "clahe_clip": trained.recipe.clip,
+        "size": recipe.size,
+        "clahe": recipe.clahe,
+        "clahe_kernel": recipe.kernel,
+        "clahe_clip": recipe.clip,
         "mean": trained.mean,
         "std": trained.std,
         "use": "research, not a medical device",

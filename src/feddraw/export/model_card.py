@@ -1,30 +1,31 @@
-"""The model card: what the model was trained on, how good it is, for whom, and who counted how
-much.
+"""The model card: what the model was trained on, how good it is, for whom, and how much each site
+contributed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import __version__
 from feddraw.analysis import metrics
+from feddraw.analysis.bootstrap import PlainMeasure, bootstrap_by_copies, interval
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.results.predictions import Predictions
-from feddraw.system.file_reading import number_or_nan
-from feddraw.text import safe_line
+from feddraw.system.markdown import escape_markdown, markdown_table
 
-CARD_REPLICATES = 500
+REPLICATES = 500  # of the bootstrap
+IMAGES_AT_A_TIME = 256
 KEPT_MODELS = {
     "last": "the model after the last round",
     "best": "the model of the round with the highest validation AUC",
     "tail": "the mean of the last rounds' models",
 }
-Floats = NDArray[np.float64]
+Sites = Mapping[str, str]  # client to the name that the card calls it by
 
 
 def model_card(
@@ -35,303 +36,232 @@ def model_card(
     names: bool,
     licence: str,
 ) -> str:
-    """The card as Markdown. Sites have numbers unless their names are asked for."""
-    ledger = trained.run.ledger
+    """The card as Markdown.
+
+    `data` are the run's images, where they are here; `checks` says how the exported files were
+    checked, a sentence each. Sites have numbers unless their names are asked for.
+    """
     sites = {
-        client: client if names else f"site {place + 1}"
-        for place, client in enumerate(ledger.clients)
+        client: client if names else f"site {number}"
+        for number, client in enumerate(trained.run.ledger.clients, start=1)
     }
-    sections = [
-        _card_head(trained),
-        _intended_use(),
-        _data_section(trained, data, sites),
-        _findings_section(trained),
-        _by_site_section(trained, data, sites),
-        _weights_section(trained, sites),
-        _input_section(trained),
-        _checks_section(checks),
-        ["## Licence", "", licence or "Not stated. State one before you pass the model on.", ""],
-    ]
-    return "\n".join(text for section in sections for text in section)
+    sections = {
+        "# Model card": _introduction(trained),
+        "## Intended use": _intended_use(),
+        "## Data": _data(trained, data, sites),
+        "## Findings, thresholds and test results": _findings(trained),
+        "## Results per site": _results_by_site(trained, data, sites),
+        "## Aggregation weights": _weights(trained, sites),
+        "## Input": _input(trained),
+        "## Check of the exported files": ["\n".join(f"- {sentence}" for sentence in checks)],
+        "## Licence": [licence or "Not stated. State one before you pass the model on."],
+    }
+    blocks = [block for title, contents in sections.items() for block in (title, *contents)]
+    return "\n\n".join(blocks) + "\n"
 
 
-def _card_head(trained: TrainedModel) -> Iterator[str]:
-    method, scenario = (trained.experiment.section(name)[0] for name in ("method", "scenario"))
-    network = trained.experiment.section("model")[0]
-    yield from [
-        "# Model card",
-        "",
-        "> **Research, not a medical device.** Not for diagnosis or treatment.",
-        "",
-    ]
-    sites, rounds = len(trained.run.ledger.clients), trained.experiment.rounds
+# Each section gives its paragraphs and tables.
+
+
+def _introduction(trained: TrainedModel) -> Iterator[str]:
+    experiment = trained.experiment
+    method, _ = experiment.section("method")
+    scenario, _ = experiment.section("scenario")
+    network, _ = experiment.section("model")
+    yield "> **Research, not a medical device.** Not for diagnosis or treatment."
     yield (
         f"A `{network}` network that scores chest radiographs for {len(trained.findings)} findings."
-        " It was trained"
+        f" It was trained by {len(trained.run.ledger.clients)} sites together: federated learning"
+        f" with `{method}`, scenario `{scenario}`, {experiment.rounds} rounds, seed"
+        f" {experiment.seed}, feddraw {__version__}. This is {KEPT_MODELS[trained.run.model]}."
     )
-    yield (
-        f"by {sites} sites together: federated learning with `{method}`, scenario `{scenario}`,"
-        f" {rounds} rounds, seed"
-    )
-    yield from [
-        (
-            f"{trained.experiment.seed}, feddraw {__version__}. This is"
-            f" {KEPT_MODELS[trained.run.model]}."
-        ),
-        "",
-    ]
 
 
 def _intended_use() -> Iterator[str]:
-    yield from ["## Intended use", ""]
     yield (
         "Research on federated learning and on the classification of chest radiographs. The model"
-        " has not been"
+        " has not been validated for clinical use. Scores are not calibrated for other patients,"
+        " and thresholds depend on how common a finding is. Validate the model on your own images"
+        " before you draw conclusions from it."
     )
-    yield (
-        "validated for clinical use. Scores are not calibrated for other patients, and thresholds"
-        " depend on how"
-    )
-    yield from [
-        (
-            "common a finding is. Validate the model on your own images before you draw conclusions"
-            " from it."
-        ),
-        "",
-    ]
 
 
-def _data_section(
-    trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]
-) -> Iterator[str]:
-    yield from ["## Data", ""]
-    name = trained.experiment.section("data")[0]
-    said = "own images" if "/" in name or "." in name else f"`{name}`"
-    kind = (
-        "synthetic images, no patients" if data and data.dataset.synthetic else "chest radiographs"
-    )
-    yield f"Data set: {said} ({kind})."
-    if data:
-        counts = ", ".join(
-            f"{len(rows):,} for {split}" for split, rows in data.dataset.rows.items()
-        )
-        yield f"Images: {counts}. Training images are split between the sites:"
-    sizes, positives = (trained.run.partition.get(key, {}) for key in ("sizes", "positives"))
+def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Iterator[str]:
+    name, _ = trained.experiment.section("data")
+    source = "own images" if "/" in name or "." in name else f"`{name}`"
+    synthetic = data is not None and data.dataset.synthetic
+    kind = "synthetic images, no patients" if synthetic else "chest radiographs"
+    sentences = [f"Data set: {source} ({kind})."]
+    if data is not None:
+        splits = data.dataset.rows.items()
+        counts = ", ".join(f"{len(rows):,} for {split}" for split, rows in splits)
+        sentences.append(f"Images: {counts}. Training images are split between the sites:")
+    sizes = trained.run.partition.get("sizes", {})
+    positives = trained.run.partition.get("positives", {})
     if not sizes:
-        yield from ["The sites did not report their numbers of images and findings.", ""]
+        sentences.append("The sites did not report their numbers of images and findings.")
+    yield "\n".join(sentences)
+    if not sizes:
         return
-    yield ""
-    rows = [
-        [sites.get(c, "site"), f"{n:,}", *(f"{k:,}" for k in positives.get(c, []))]
-        for c, n in sizes.items()
-    ]
-    yield from _card_table(["site", "images", *trained.findings], rows)
-    yield ""
+    rows = []
+    for client, images in sizes.items():
+        with_finding = [f"{count:,}" for count in positives.get(client, [])]
+        rows.append([sites.get(client, "site"), f"{images:,}", *with_finding])
+    yield _table(["site", "images", *trained.findings], rows)
     yield (
         "Columns of findings: images in which the finding is present. Images that a site kept back"
         " are included."
     )
-    yield ""
 
 
-def _findings_section(trained: TrainedModel) -> Iterator[str]:
-    yield from ["## Findings, thresholds and test results", ""]
-    validation, test = (_kept_predictions(trained, split) for split in ("validation", "test"))
-    tested = trained.run.metrics["test"]
+def _findings(trained: TrainedModel) -> Iterator[str]:
+    validation = _predictions(trained, "validation")
+    test = _predictions(trained, "test")
+    tested = trained.run.metrics.test
     rows = []
-    for place, name in enumerate(trained.findings):
-        limit = trained.thresholds[place]
-        cells = [_card_interval(limit, _card_replicates(validation, place, metrics.best_threshold))]
-        measures = {
-            "auc": metrics.auc,
-            "sensitivity": _card_rate(limit, 0),
-            "specificity": _card_rate(limit, 1),
-        }
-        for kind, measure in measures.items():
-            found = tested.get(kind, {})
-            value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            cells.append(
-                _card_interval(number_or_nan(value), _card_replicates(test, place, measure))
-            )
-        rows.append([name, *cells])
-    yield from _card_table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    auc, gm = (
-        _card_number(number_or_nan(tested.get(kind, {}).get("macro"))) for kind in ("auc", "gm")
-    )
-    yield ""
-    yield f"Mean over findings: AUC {auc}, GM {gm}. A finding is called if its score is"
-    yield (
-        "at least the threshold, which was chosen on validation images for the largest geometric"
-        " mean (GM) of"
-    )
-    yield (
-        "sensitivity and specificity. The test images chose nothing. In brackets: 95 % bootstrap CI"
-        " over validation"
-    )
-    yield from [
-        (
-            "images (threshold) or test images (the others), resampled by patient where patients"
-            " are known."
-        ),
-        "",
-    ]
-
-
-def _by_site_section(
-    trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]
-) -> Iterator[str]:
-    yield from ["## Results per site", ""]
-    rows = []
-    for site, images in _card_images_by_site(trained, data, sites):
-        assert data is not None
-        scored = _card_site_scores(trained, data, images)
-        areas = []
-        for place in range(len(trained.findings)):
-            value = metrics.auc(scored.scores[:, place], scored.truth[:, place])
-            areas.append(_card_interval(value, _card_replicates(scored, place, metrics.auc)))
-        rows.append([site, f"{len(images):,}", *areas])
-    if rows:
-        yield from _card_table(
-            ["site", "images", *(f"AUC {name}" for name in trained.findings)], rows
+    for place, finding in enumerate(trained.findings):
+        threshold = trained.thresholds[place]
+        area = tested.auc.per_class.get(finding, math.nan)
+        true_positives = tested.sensitivity.get(finding, math.nan)
+        true_negatives = tested.specificity.get(finding, math.nan)
+        rows.append(
+            [
+                finding,
+                _with_interval(threshold, validation, place, metrics.best_threshold),
+                _with_interval(area, test, place, metrics.auc),
+                _with_interval(true_positives, test, place, _sensitivity_at(threshold)),
+                _with_interval(true_negatives, test, place, _specificity_at(threshold)),
+            ]
         )
-        yield from [
-            "",
-            (
-                "In brackets: 95 % bootstrap CI over the site's own images, on which nothing was"
-                " trained."
-            ),
-            "",
-        ]
+    yield _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
+    area = tested.auc.macro
+    gm = tested.gm.macro
+    yield (
+        f"Mean over findings: AUC {_number(area)}, GM {_number(gm)}. A finding is called if its"
+        " score is at least the threshold, which was chosen on validation images for the largest"
+        " geometric mean (GM) of sensitivity and specificity. The test images chose nothing. In"
+        " brackets: 95 % bootstrap CI over validation images (threshold) or test images (the"
+        " others), resampled by patient where patients are known."
+    )
+
+
+def _sensitivity_at(threshold: float) -> PlainMeasure:
+    return lambda scores, truth: metrics.rates(scores, truth, threshold)[0]
+
+
+def _specificity_at(threshold: float) -> PlainMeasure:
+    return lambda scores, truth: metrics.rates(scores, truth, threshold)[1]
+
+
+def _results_by_site(
+    trained: TrainedModel, data: PreparedData | None, sites: Sites
+) -> Iterator[str]:
+    rows = []
+    if data is not None:
+        for site, images in _untrained_images(data, sites):
+            scored = _scored(trained, data, images)
+            areas = []
+            for place in range(len(trained.findings)):
+                area = metrics.auc(scored.scores[:, place], scored.truth[:, place])
+                areas.append(_with_interval(area, scored, place, metrics.auc))
+            rows.append([site, f"{len(images):,}", *areas])
+    if rows:
+        yield _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
+        yield (
+            "In brackets: 95 % bootstrap CI over the site's own images, on which nothing was"
+            " trained."
+        )
     else:
         yield (
             "Not available: no images were kept back per site (`holdout = 0.2`), and test images"
             " have no site."
         )
-        yield ""
 
 
-def _card_images_by_site(
-    trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]
-) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """Each site with images of its own that were not trained on: those it kept back, or its test
-    images.
-    """
-    if data is None:
-        return
-    held = dict(
-        zip((shard.client for shard in data.partition.shards), data.holdout_rows, strict=True)
-    )
-    test = data.dataset.rows["test"]
-    where = data.dataset.labels.sites
-    for client, site in sites.items():
-        rows = held.get(client, np.zeros(0, np.intp))
-        if not len(rows) and where is not None:
-            rows = test[where[test] == client]
-        if len(rows):
-            yield site, rows
-
-
-def _weights_section(trained: TrainedModel, sites: dict[str, str]) -> Iterator[str]:
-    yield from ["## Aggregation weights", ""]
+def _weights(trained: TrainedModel, sites: Sites) -> Iterator[str]:
     if not sites:
-        yield from ["The run has no ledger of weights.", ""]
+        yield "The run has no ledger of weights."
         return
-    columns = np.nan_to_num(trained.run.ledger["weight"]).T
-    shown = [
-        [f"{value:.3f}" for value in (column[0], column.mean(), column[-1])] for column in columns
-    ]
-    rows = [[site, *cells] for site, cells in zip(sites.values(), shown, strict=True)]
-    yield from _card_table(["site", "first round", "mean", "last round"], rows)
-    yield from ["", "How much each site's update counted; 0 where it did not take part.", ""]
+    rows = []
+    weights = np.nan_to_num(trained.run.ledger["weight"])  # rounds × clients
+    for site, by_round in zip(sites.values(), weights.T, strict=True):
+        shown = (by_round[0], by_round.mean(), by_round[-1])
+        rows.append([site, *(f"{weight:.3f}" for weight in shown)])
+    yield _table(["site", "first round", "mean", "last round"], rows)
+    yield "How much each site's update counted; 0 where it did not take part."
 
 
-def _input_section(trained: TrainedModel) -> Iterator[str]:
+def _input(trained: TrainedModel) -> Iterator[str]:
     recipe = trained.recipe
-    yield from ["## Input", ""]
     steps = [f"resized to {recipe.size} × {recipe.size} pixels (Pillow, antialiased bilinear)"]
     if recipe.clahe:
         steps.append(f"CLAHE (scikit-image, kernel {recipe.kernel}, clip {recipe.clip:g})")
     steps.append(f"grey level / 255 less {trained.mean:.6g}, divided by {trained.std:.6g}")
     yield f"One grey image: {'; then '.join(steps)}."
-    yield ""
 
 
-def _checks_section(checks: Sequence[str]) -> Iterator[str]:
-    yield from ["## Check of the exported files", ""]
-    yield from (f"- {words}" for words in checks)
-    yield ""
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    escaped_rows = [list(map(escape_markdown, row)) for row in rows]
+    return "\n".join(markdown_table(list(map(escape_markdown, header)), escaped_rows))
 
 
-def _card_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for cells in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(_card_cell(cell) for cell in cells)} |"
-
-
-def _card_cell(text: str) -> str:
-    """A name is only text: it cannot end a cell or begin markup."""
-    return "".join(
-        f"\\{letter}" if letter in "|\\`*_<>[]" and text != "---" else letter
-        for letter in safe_line(text)
-    )
-
-
-def _kept_predictions(trained: TrainedModel, split: str) -> Predictions | None:
+def _predictions(trained: TrainedModel, split: str) -> Predictions | None:
     """The scores that the run kept of a split."""
-    found = trained.run.predictions(split)
-    return (
-        found
-        if found is not None and found.scores.shape == (len(found.truth), len(trained.findings))
-        else None
-    )
+    kept = trained.run.predictions(split)
+    if kept is None or kept.scores.shape != (len(kept.truth), len(trained.findings)):
+        return None
+    return kept
 
 
-def _card_site_scores(
-    trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]
-) -> Predictions:
+def _untrained_images(data: PreparedData, sites: Sites) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Each site that has images of its own on which nothing was trained, with their rows: those it
+    kept back, or its test images.
+    """
+    clients = [shard.client for shard in data.partition.shards]
+    kept_back = dict(zip(clients, data.holdout_rows, strict=True))
+    test = data.dataset.rows["test"]
+    site_of_image = data.dataset.labels.sites
+    for client, site in sites.items():
+        rows = kept_back.get(client, np.zeros(0, np.intp))
+        if not len(rows) and site_of_image is not None:
+            rows = test[site_of_image[test] == client]
+        if len(rows):
+            yield site, rows
+
+
+def _scored(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
+    """What the model says about some images of the data set."""
     labels = data.dataset.labels
-    blocks = [
-        trained.scores(data.dataset.images[rows[start : start + 256]])
-        for start in range(0, len(rows), 256)
-    ]
-    patients = (
-        None
-        if labels.patients is None
-        else np.unique(labels.patients[rows], return_inverse=True)[1]
-    )
+    blocks = []
+    for start in range(0, len(rows), IMAGES_AT_A_TIME):
+        images = data.dataset.images[rows[start : start + IMAGES_AT_A_TIME]]
+        blocks.append(trained.scores(images))
+    patients = None
+    if labels.patients is not None:
+        patients = np.unique(labels.patients[rows], return_inverse=True)[1]
     return Predictions(np.concatenate(blocks), labels.truth(rows), patients, trained.findings, "")
 
 
-CardMeasure = Callable[[metrics.Scores, metrics.Truth], float]
-
-
-def _card_rate(threshold: float, which: int) -> CardMeasure:
-    return lambda scores, truth: metrics.rates(scores, truth, threshold)[which]
-
-
-def _card_replicates(images: Predictions | None, place: int, measure: CardMeasure) -> list[float]:
-    """A measure of one finding over images of resampled patients; none without images."""
-    if images is None:
-        return []
-    scores, truth = images.scores[:, place], images.truth[:, place]
-    owners = (
-        np.arange(len(truth))
-        if images.patients is None
-        else np.unique(images.patients, return_inverse=True)[1]
+def _with_interval(
+    value: float, images: Predictions | None, place: int, measure: PlainMeasure
+) -> str:
+    """A number of one finding, and in brackets its interval over the patients of these images."""
+    if images is None or not math.isfinite(value):
+        return _number(value)
+    replicates = bootstrap_by_copies(
+        measure,
+        images.scores[:, place],
+        images.truth[:, place],
+        np.random.default_rng(place),
+        patients=images.patients,
+        replicates=REPLICATES,
     )
-    order = np.argsort(owners, kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(owners))[:-1])
-    rng = np.random.default_rng(place)
-    draws = (rng.integers(0, len(groups), len(groups)) for _ in range(CARD_REPLICATES))
-    drawn = (np.concatenate([groups[unit] for unit in units]) for units in draws)
-    return [value for rows in drawn if math.isfinite(value := measure(scores[rows], truth[rows]))]
+    finite = replicates[np.isfinite(replicates)]
+    if not len(finite):
+        return _number(value)
+    bounds = interval(np.array([value, *finite]))
+    return f"{value:.3f} ({bounds.low:.3f} to {bounds.high:.3f})"
 
 
-def _card_interval(value: float, replicates: Sequence[float]) -> str:
-    if not replicates or not math.isfinite(value):
-        return _card_number(value)
-    low, high = np.percentile(replicates, [2.5, 97.5])
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _card_number(value: float) -> str:
+def _number(value: float) -> str:
     return "undefined" if math.isnan(value) else f"{value:.3f}"

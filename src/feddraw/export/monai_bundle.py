@@ -22,9 +22,9 @@ from feddraw.data import imaging
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.exported_graph import (
     Scorer,
-    about_exported_model,
     example_input,
     from_pixels,
+    model_description,
     scorer_of_graph,
 )
 from feddraw.system.file_writing import make_subfolder, write_json, write_whole
@@ -79,27 +79,31 @@ def write_monai_bundle(trained: TrainedModel, folder: Path) -> Scorer:
     """Write the bundle; gives the scores of its network as loaded from there."""
     for name in ("configs", "models", "scripts", "docs"):
         make_subfolder(folder / name)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(from_pixels(trained.module, trained), example_input(trained))  # type: ignore[no-untyped-call]
-    buffer = io.BytesIO()
-    torch.jit.save(traced, buffer)
-    write_whole(folder / "models" / "model.ts", buffer.getvalue())
+    network = folder / "models" / "model.ts"
+    write_whole(network, _torchscript(trained))
     write_json(folder / "configs" / "metadata.json", bundle_metadata(trained))
     write_json(folder / "configs" / "inference.json", inference_config(trained))
     write_whole(folder / "scripts" / "__init__.py", b"")
     write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
     write_whole(folder / "scripts" / "scoring.py", SCORING_SCRIPT.encode())
-    write_whole(
-        folder / "docs" / "README.md",
-        (resources.files("feddraw.export") / "bundle_readme.md").read_bytes(),
-    )
-    return scorer_of_graph(torch.jit.load(folder / "models" / "model.ts"))  # type: ignore[no-untyped-call]
+    readme = resources.files("feddraw.export") / "bundle_readme.md"
+    write_whole(folder / "docs" / "README.md", readme.read_bytes())
+    return scorer_of_graph(torch.jit.load(network))  # type: ignore[no-untyped-call]
+
+
+def _torchscript(trained: TrainedModel) -> bytes:
+    graph = from_pixels(trained.module, trained)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(graph, example_input(trained))  # type: ignore[no-untyped-call]
+    content = io.BytesIO()
+    torch.jit.save(traced, content)
+    return content.getvalue()
 
 
 def inference_config(trained: TrainedModel) -> dict[str, Any]:
     """The configuration that `python -m monai.bundle run` reads."""
-    known = about_exported_model(trained)
+    description = model_description(trained)
     recipe = {"size": "size", "clahe": "clahe", "kernel": "clahe_kernel", "clip": "clahe_clip"}
     arguments = ["network", "images", "output", "findings", "thresholds", *recipe]
     return {
@@ -107,42 +111,39 @@ def inference_config(trained: TrainedModel) -> dict[str, Any]:
         "bundle_root": ".",
         "images": "$@bundle_root + '/images'",
         "output": "$@bundle_root + '/scores.csv'",
-        "findings": known["findings"],
-        "thresholds": known["thresholds"],
-        **{name: known[key] for name, key in recipe.items()},
+        "findings": description["findings"],
+        "thresholds": description["thresholds"],
+        **{name: description[key] for name, key in recipe.items()},
         "network": "$torch.jit.load(@bundle_root + '/models/model.ts').eval()",
         "run": [f"$scoring.write_scores({', '.join(f'@{name}' for name in arguments)})"],
     }
 
 
 def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
+    """The bundle's `metadata.json`, by MONAI's schema."""
     size = trained.recipe.size
-    grey = {
+    image = {
         "type": "image",
         "format": "magnitude",
         "modality": "DX",
         "num_channels": 1,
         "spatial_shape": [size, size],
-    }
-    grey |= {
         "dtype": "float32",
         "value_range": [0, 255],
         "is_patch_data": False,
         "channel_def": {"0": "grey"},
     }
-    given = {
+    probabilities = {
         "type": "probabilities",
         "format": "classification",
         "num_channels": len(trained.findings),
-    }
-    given |= {
         "spatial_shape": [],
         "dtype": "float32",
         "value_range": [0, 1],
         "is_patch_data": False,
+        "channel_def": {str(place): name for place, name in enumerate(trained.findings)},
     }
-    given |= {"channel_def": {str(place): name for place, name in enumerate(trained.findings)}}
-    method = trained.experiment.section("method")[0]
+    method, _ = trained.experiment.section("method")
     return {
         "schema": SCHEMA_URL,
         "version": "0.1.0",
@@ -159,5 +160,5 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
         "authors": "",
         "copyright": "",
         "intended_use": "research, not a medical device",
-        "network_data_format": {"inputs": {"image": grey}, "outputs": {"pred": given}},
+        "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": probabilities}},
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,12 @@ from feddraw.export.safetensors_file import write_safetensors
 from feddraw.system.file_writing import make_folder, make_subfolder, write_json, write_whole
 from feddraw.system.machine import installed
 
-ExportProgress = Callable[[str, int, int], None]
-GreyImages = NDArray[np.uint8]
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
 
 FORMATS = {"onnx": write_onnx, "monai": write_monai_bundle, "safetensors": write_safetensors}
 NEEDED_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "monai": ("MONAI", "fire")}
-EXPORT_TOLERANCE = 1e-5  # largest difference of a probability from the run's own model
-IMAGES_AT_A_TIME = 256  # images at a time
+TOLERANCE = 1e-5  # largest difference of a probability from the run's own model
+IMAGES_AT_A_TIME = 256
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,39 @@ def export_run(
     names: bool = False,
     licence: str = "",
     trust: bool = False,
-    progress: ExportProgress | None = None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Export:
     """Write a run's model in some formats, each checked on every test image, with a model card."""
+    _check_formats(formats)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already used: choose another folder with --out")
+    trained = load_trained(run, model, trust=trust)
+    data, note = _data_of_run(trained, progress)
+    if data is not None:
+        images = CheckImages(data.dataset.images, data.dataset.rows["test"], of_test=True)
+    else:
+        images = random_images(trained.recipe.size)
+    expected = images.scored(trained.scores, "scoring with the run's model", progress)
+    make_folder(out)
+    checks = []
+    for name in formats:
+        make_subfolder(out / name)
+        scorer = FORMATS[name](trained, out / name)
+        scores = images.scored(scorer, f"checking {name}", progress)
+        difference = _largest_difference(scores, expected)
+        check = ExportCheck(name, len(images.rows), images.of_test, difference)
+        if not check.difference <= TOLERANCE:
+            raise RunFailed(f"{check.words}, more than {TOLERANCE:g}: do not use {out / name}")
+        checks.append(check)
+    sentences = [check.words for check in checks]
+    card = model_card(trained, data, sentences, names=names, licence=licence)
+    write_whole(out / "MODEL_CARD.md", card.encode())
+    write_json(out / "check.json", {"model": model, "checks": [asdict(check) for check in checks]})
+    return Export(out, tuple(checks), note)
+
+
+def _check_formats(formats: Sequence[str]) -> None:
+    """Refuse a format that we do not know, or whose packages are not installed."""
     for name in formats:
         if name not in FORMATS:
             raise unknown("formats", name, FORMATS)
@@ -86,81 +115,50 @@ def export_run(
             raise UserError(
                 f"the format {name} needs {' and '.join(needed)}: pip install 'feddraw[export]'"
             )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already used: choose another folder with --out")
-    trained = load_trained(run, model, trust=trust)
-    say = progress or (lambda what, done, total: None)
-    data, note = _export_data(trained, say)
-    own = ExportCheckImages(data.dataset.images, data.dataset.rows["test"]) if data else None
-    images = own or random_images(trained.recipe.size)
-    expected = images.scored(trained.scores, "scoring with the run's model", say)
-    make_folder(out)
-    checks = []
-    for name in formats:
-        make_subfolder(out / name)
-        scorer = FORMATS[name](trained, out / name)
-        found = images.scored(scorer, f"checking {name}", say)
-        checks.append(
-            ExportCheck(
-                name, len(images.rows), data is not None, _largest_difference(found, expected)
-            )
-        )
-        if not checks[-1].difference <= EXPORT_TOLERANCE:
-            raise RunFailed(
-                f"{checks[-1].words}, more than {EXPORT_TOLERANCE:g}: do not use {out / name}"
-            )
-    card = model_card(
-        trained, data, [check.words for check in checks], names=names, licence=licence
-    )
-    write_whole(out / "MODEL_CARD.md", card.encode())
-    write_json(out / "check.json", {"model": model, "checks": [vars(check) for check in checks]})
-    return Export(out, tuple(checks), note)
 
 
-def _export_data(trained: TrainedModel, say: ExportProgress) -> tuple[PreparedData | None, str]:
+def _data_of_run(trained: TrainedModel, progress: Progress) -> tuple[PreparedData | None, str]:
     """The run's images and who had which, or why they are not here."""
     try:
-        data = prepare_client_data(
-            trained.experiment, open_experiment_data(trained.experiment, say)
-        )
+        dataset = open_experiment_data(trained.experiment, progress)
+        data = prepare_client_data(trained.experiment, dataset)
         if data.partition.sha256 != trained.run.partition.get("sha256"):
             raise UserError("the clients' images are not those of the run")
-        return data, ""
     except UserError as why:
-        return (
-            None,
-            f"the run's data cannot be opened here ({why}), so the check used random images",
-        )
+        note = f"the run's data cannot be opened here ({why}), so the check used random images"
+        return None, note
+    return data, ""
 
 
 @dataclass(frozen=True, eq=False)
-class ExportCheckImages:
+class CheckImages:
     """Prepared images to check on, read chunk by chunk: all test images may be more than the memory
     holds.
     """
 
-    images: GreyImages
+    images: NDArray[np.uint8]
     rows: NDArray[np.intp]
+    of_test: bool  # or random ones
 
-    def scored(self, scorer: Scorer, what: str, say: ExportProgress) -> NDArray[np.float32]:
+    def scored(self, scorer: Scorer, what: str, progress: Progress) -> NDArray[np.float32]:
+        """The probabilities of all of them, (images, findings)."""
         blocks = []
         for start in range(0, len(self.rows), IMAGES_AT_A_TIME):
-            say(what, start, len(self.rows))
-            blocks.append(
-                scorer(np.asarray(self.images[self.rows[start : start + IMAGES_AT_A_TIME]]))
-            )
-        say(what, len(self.rows), len(self.rows))
+            progress(what, start, len(self.rows))
+            rows = self.rows[start : start + IMAGES_AT_A_TIME]
+            blocks.append(scorer(np.asarray(self.images[rows])))
+        progress(what, len(self.rows), len(self.rows))
         return np.concatenate(blocks)
 
 
-def random_images(size: int) -> ExportCheckImages:
-    images = np.random.default_rng(0).integers(
-        0, 256, (IMAGES_AT_A_TIME, size, size), dtype=np.uint8
-    )
-    return ExportCheckImages(images, np.arange(IMAGES_AT_A_TIME))
+def random_images(size: int) -> CheckImages:
+    """Noise, for a check where the run's images are not here."""
+    shape = (IMAGES_AT_A_TIME, size, size)
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return CheckImages(images, np.arange(IMAGES_AT_A_TIME), of_test=False)
 
 
-def _largest_difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    if found.shape != expected.shape or not np.isfinite(found).all():
+def _largest_difference(scores: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    if scores.shape != expected.shape or not np.isfinite(scores).all():
         return math.inf
-    return float(np.abs(found.astype(np.float64) - expected).max())
+    return float(np.abs(scores.astype(np.float64) - expected).max())

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save
 
 from feddraw.experiment.run_preparation import network_builder
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.export.exported_graph import Scorer, about_exported_model, from_pixels, scorer_of_graph
+from feddraw.export.exported_graph import Scorer, from_pixels, model_description, scorer_of_graph
 from feddraw.system.file_writing import write_json, write_whole
 
 LOADER_SCRIPT = """\
@@ -29,16 +29,12 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> Scorer:
     """Write `model.safetensors`, `model.json` and `load.py`; gives the scores of the network as
     loaded from there.
     """
+    state = {name: tensor.contiguous() for name, tensor in trained.module.state_dict().items()}
+    write_whole(folder / "model.safetensors", save(state))
     name, settings = trained.experiment.section("model")
-    settings.pop(
-        "weights", None
-    )  # where the training began from; not needed to load what came of it
-    document = about_exported_model(trained) | {"network": {"name": name, "settings": settings}}
-    write_whole(
-        folder / "model.safetensors",
-        save({k: v.contiguous() for k, v in trained.module.state_dict().items()}),
-    )
-    write_json(folder / "model.json", document)
+    settings.pop("weights", None)  # where training began from: not needed to load what came of it
+    network_settings = {"network": {"name": name, "settings": settings}}
+    write_json(folder / "model.json", model_description(trained) | network_settings)
     write_whole(folder / "load.py", LOADER_SCRIPT.encode())
     network, _ = network_builder(trained.experiment, len(trained.findings))()
     network.load_state_dict(load_file(folder / "model.safetensors"))

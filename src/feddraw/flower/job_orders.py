@@ -45,7 +45,7 @@ def last_weighted_in_orders(content: RecordDict, alias: str) -> int | None:
     """The last round in which the server weighted this client's update, -1 before the first; None
     if the server does not say.
     """
-    rounds = read_orders(content).get("counted")
+    rounds = read_orders(content).get("weighted")
     if rounds is None:
         return None
     last = rounds.get(alias, -1) if isinstance(rounds, dict) else None

@@ -205,13 +205,6 @@ def metrics_in_reply(content: RecordDict) -> dict[str, Any]:
     return metrics
 
 
-def size_and_labels_in_reply(
-    content: RecordDict, size_key: str
-) -> tuple[float, NDArray[np.bool_] | None]:
-    """How many images a client says it has, and which findings it labels."""
-    return _metrics_and_size(content, size_key)[1], labelled_in_reply(content)
-
-
 def _metrics_and_size(content: RecordDict, size_key: str) -> tuple[MetricRecord, float]:
     """The first record that has a size, and this size: any positive number."""
     for metrics in records_of_kind(content, MetricRecord).values():
@@ -231,12 +224,6 @@ def labelled_in_reply(content: RecordDict) -> NDArray[np.bool_] | None:
     if not (isinstance(labelled, list) and all(isinstance(label, bool) for label in labelled)):
         raise Refused("its list of labelled findings is no list of true and false")
     return np.array(labelled, bool)
-
-
-def seconds_in_reply(content: RecordDict) -> float:
-    """How long a client says that it worked; NaN where it says nothing."""
-    seconds = metrics_in_reply(content).get(SECONDS)
-    return float(seconds) if isinstance(seconds, int | float) else math.nan
 
 
 def tensors_in_reply(reply: Reply, arrays_key: str) -> frozenset[str]:

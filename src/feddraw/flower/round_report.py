@@ -13,7 +13,8 @@ from typing import Any
 from feddraw.errors import RunFailed
 from feddraw.flower.reply_intake import LOSSES
 from feddraw.flower.roster import Roster
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, with_refusals
+from feddraw.results.ledger_table import NUMBER_COLUMNS
+from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import FEWEST_FOR_MEDIAN
 from feddraw.server.round import RoundRecord
 from feddraw.text import safe_line
@@ -22,7 +23,8 @@ log = logging.getLogger("flwr")
 
 # a client that says it has so many times the median's images is pointed out
 SUSPECT_SIZE_TIMES = 1000.0
-LEDGER_COLUMNS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
+# columns of the ledger that a round reports to Flower: numbers, but for those of a policy
+LEDGER_COLUMNS = tuple(name for name in NUMBER_COLUMNS if name not in ("proposed", "allowed"))
 MOST_IDLE_ROUNDS = 1  # in a row: one may be an accident
 
 
@@ -56,9 +58,9 @@ def metrics_of_round(
     columns as lists, with clients by their numbers.
     """
     metrics = dict(means)
-    for status in ("counted", "refused", "missing"):
+    for status in ("weighted", "refused", "missing"):
         metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
-    weighted = [entry for entry in ledger if entry.counted]
+    weighted = [entry for entry in ledger if entry.weighted]
     if not weighted:
         return metrics
     metrics["ledger-client"] = [clients.index(entry.client) for entry in weighted]
@@ -93,7 +95,7 @@ def log_round(done: RoundRecord, rounds: int) -> None:
             measured[0].rho,
         )
     for entry in done.ledger:
-        if entry.status != "counted":
+        if entry.status != "weighted":
             log.warning(
                 "server round %d: %s %s",
                 done.round + 1,

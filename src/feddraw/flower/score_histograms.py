@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.analysis.metrics import metrics_table
+from feddraw.analysis.metrics import split_metrics
 from feddraw.core import MOST_IMAGES
+from feddraw.results.metrics import RunMetrics, SplitMetrics
 
 # bins of the logit, which spreads rare findings' small probabilities out
 BINS = 2048
@@ -144,9 +146,8 @@ def histogram_metrics(
     findings: Sequence[str],
     edges: Sequence[int | None],
     broken: Sequence[int] = (),
-) -> dict[str, Any]:
-    """All metrics of the summed counts, in the form of `metrics.json`; broken findings have
-    none.
+) -> SplitMetrics:
+    """All metrics of the summed counts; broken findings have none.
 
     `edges` are the bins from which on images count as positive, by finding.
     """
@@ -161,7 +162,7 @@ def histogram_metrics(
         areas[name] = histogram_auc(negatives, positives)
         rates[name] = _sensitivity_and_specificity(negatives, positives, edge)
         thresholds[name] = _probability_at(edge)
-    return metrics_table(areas, rates, thresholds, [findings[index] for index in broken])
+    return split_metrics(areas, rates, thresholds, [findings[index] for index in broken])
 
 
 def _sensitivity_and_specificity(
@@ -184,30 +185,32 @@ def _probability_at(edge: int | None) -> float:
     return float(1 / (1 + np.exp(-logits[edge])))
 
 
-def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
+def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> RunMetrics:
     """Metrics from all sites' counts: thresholds from the validation split, and the test split
     where it was sent.
     """
     validation = add_up_histograms(contents, "validation", len(findings))
     edges = [best_threshold_bin(*validation[:, index]) for index in range(len(findings))]
     broken = findings_with_broken_scores(contents, "validation", len(findings))
-    metrics = {"validation": histogram_metrics(validation, findings, edges, broken)}
+    metrics = RunMetrics(validation=histogram_metrics(validation, findings, edges, broken))
     test = add_up_histograms(contents, "test", len(findings))
-    if test.any():
-        # without thresholds from validation data there is no GM of test data either
-        broken_in_test = findings_with_broken_scores(contents, "test", len(findings))
-        broken_in_any = sorted({*broken, *broken_in_test})
-        metrics["test"] = histogram_metrics(test, findings, edges, broken_in_any)
-    return metrics
+    if not test.any():
+        return metrics
+    # without thresholds from validation data there is no GM of test data either
+    broken_in_test = findings_with_broken_scores(contents, "test", len(findings))
+    broken_in_any = sorted({*broken, *broken_in_test})
+    return replace(metrics, test=histogram_metrics(test, findings, edges, broken_in_any))
 
 
-def histogram_metrics_for_log(metrics: dict[str, Any]) -> MetricRecord:
+def histogram_metrics_for_log(metrics: RunMetrics) -> MetricRecord:
     """The numbers for Flower's own log."""
-    numbers: dict[str, float] = {}
-    for split, table in metrics.items():
-        numbers[f"{split}-auc"] = float(table["auc"]["macro"])
-        numbers[f"{split}-gm"] = float(table["gm"]["macro"])
-    for split, table in metrics.items():
-        for finding, auc in table["auc"]["per_class"].items():
-            numbers[f"{split}-auc.{finding}"] = float(auc)
-    return MetricRecord(numbers)
+    splits = {"validation": metrics.validation, "test": metrics.test}
+    evaluated = {name: split for name, split in splits.items() if split.evaluated}
+    record = MetricRecord()
+    for name, split in evaluated.items():
+        record[f"{name}-auc"] = split.auc.macro
+        record[f"{name}-gm"] = split.gm.macro
+    for name, split in evaluated.items():
+        for finding, auc in split.auc.per_class.items():
+            record[f"{name}-auc.{finding}"] = auc
+    return record

@@ -202,7 +202,8 @@ class FlowerSecureServer:
 
     def offer_to_train(self, round: int, rounds: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
-        method, sums = method_as_text(self.method), rules_of_method.sums_of(self.method)
+        method = method_as_text(self.method)
+        sums = rules_of_method.sums_of(self.method)
         terms = terms_of_training(method, sums, round, rounds, self.policy)
         return self._offer(
             replace(terms, reading={"size": self.size_key, "classifier": classifier})

@@ -8,10 +8,8 @@ added up.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from flwr.serverapp import Grid, ServerApp
 from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
+from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
-from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import (
     initial_model,
     make_trainer,
@@ -35,17 +33,18 @@ from feddraw.experiment.run_preparation import (
     prepare_server_images,
 )
 from feddraw.experiment.running import Evaluated, evaluate_kept_models
-from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_roster
 from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.metrics import RunMetrics
+from feddraw.results.round_log import RoundLine, divergence_in_scores
+from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.round import RoundRecord
-from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -60,7 +59,7 @@ class ServerEvaluation:
         self.proxy: Proxy | None = None
         self.partition = Partition("sites", (), "")
         # metrics from the sites' counts, in the round under way
-        self.metrics_from_sites: dict[str, Any] = {}
+        self.metrics_from_sites = RunMetrics()
         if settings.own_folders(experiment):
             self._prepare_for_own_folders(validation)
         else:
@@ -113,18 +112,17 @@ class ServerEvaluation:
             splits.append("test")
         return self._evaluator.after_a_round(self._engine, [model], tuple(splits)), {}
 
-    def _take_metrics_from_sites(self) -> dict[str, Any]:
-        """Those of one round only; without a number where no site sent counts."""
-        nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
-        metrics = self.metrics_from_sites or nobody
-        self.metrics_from_sites = {}
-        return metrics | {"clients": {}}
+    def _take_metrics_from_sites(self) -> RunMetrics:
+        """Those of one round only; nothing is evaluated where no site sent counts."""
+        metrics = self.metrics_from_sites
+        self.metrics_from_sites = RunMetrics()
+        return metrics
 
     def evaluate_kept(self, model: Model) -> Evaluated:
         """Another model than that of the last round: the server's own images only, the sites are
         not asked again.
         """
-        return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
+        return (RunMetrics(), {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
 def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
@@ -135,19 +133,17 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
         return ServerRun(federation, evaluation, None).carry_out(grid)
     folder = RunFolder(Path(federation.out))
     table = experiment.table()
-    defaults = unnamed_defaults()
-    folder.begin(table, resume=federation.resume, defaults=defaults)
+    folder.begin(table, resume=federation.resume)
     evaluation = ServerEvaluation(experiment, federation.validation)
     with folder.locked():
         # again: opening the data may take long, and another process may have used the folder
-        folder.begin(table, resume=federation.resume, defaults=defaults)
-        layout = evaluation.initial.layout
-        folder.write_settings(
-            table,
+        folder.begin(table, resume=federation.resume)
+        facts = RunFacts(
             partition=evaluation.partition,
             parameters=_least_nodes(federation, evaluation) * len(evaluation.initial.params),
-            layout=layout,
+            layout=evaluation.initial.layout,
         )
+        folder.write_settings(table, facts)
         return ServerRun(federation, evaluation, folder).carry_out(grid)
 
 
@@ -191,9 +187,7 @@ class ServerRun:
         return self._conclude_round(round)
 
     def _is_logged(self, round: int) -> bool:
-        if self.folder is None:
-            return False
-        return round in [line["round"] for line in read_jsonl(self.folder.rounds)]
+        return self.folder is not None and self.folder.logged(round)
 
     def _conclude_round(self, round: int) -> MetricRecord:
         """Evaluate the model after a round, and write the round's line and, after the last one, the
@@ -204,43 +198,40 @@ class ServerRun:
         final = round == self.strategy.rounds - 1
         shown = self.evaluation.method.shown(self.strategy.model, self.strategy.state)
         began = time.perf_counter()
-        scores, predictions = self.evaluation.evaluate(shown, final=final)
-        self._keeper.add(round, shown, scores)
-        kept = evaluate_kept_models(
-            self.evaluation.evaluate_kept,
-            self._keeper.models(shown) if final else {},
-            scores,
-            predictions,
-        )
+        evaluated, predictions = self.evaluation.evaluate(shown, final=final)
+        metrics = evaluated.after(round)
+        self._keeper.add(round, shown, metrics)
+        kept = self._keeper.models(shown) if final else {}
+        metrics = evaluate_kept_models(self.evaluation.evaluate_kept, kept, metrics, predictions)
         seconds = time.perf_counter() - began
         if self.folder is not None:
             if not self._is_logged(round):
-                self._write_line(self.folder, round, scores, seconds)
+                self._write_line(self.folder, round, metrics, seconds)
             if final:
-                self.folder.finish(
-                    shown, {"round": round} | scores, predictions, self.evaluation.dataset, kept
-                )
-        areas = {
-            f"{split}-auc": float(table["auc"]["macro"])
-            for split, table in scores.items()
-            if "auc" in table
-        }
-        return MetricRecord(areas)
+                models = {name: model.model for name, model in kept.items()}
+                scores = FinalScores(metrics, models, predictions)
+                self.folder.finish(shown, scores, self.evaluation.dataset)
+        splits = {"validation": metrics.validation, "test": metrics.test}
+        return MetricRecord(
+            {f"{name}-auc": split.auc.macro for name, split in splits.items() if split.evaluated}
+        )
 
     def _write_line(
-        self, folder: RunFolder, round: int, scores: dict[str, Any], seconds: float
+        self, folder: RunFolder, round: int, metrics: RunMetrics, seconds: float
     ) -> None:
         """A round's line of the log; its evaluation took so many seconds."""
         history = self.strategy.history
         last = history[-1] if history else RoundRecord(round=round, ledger=())
-        folder.add_line(
-            round,
-            last.loss,
-            scores,
-            {**(last.seconds or {"aggregation": 0.0}), "evaluation": seconds},
-            last.client_seconds,
-            diverged=replace(last, metrics=scores).diverged,
+        line = RoundLine(
+            round=round,
+            loss=last.loss,
+            validation=metrics.validation,
+            test=metrics.test,
+            seconds={**(last.seconds or {"aggregation": 0.0}), "evaluation": seconds},
+            diverged=divergence_in_scores(metrics) or last.diverged,
+            client_seconds=last.client_seconds,
         )
+        folder.add_line(line)
 
 
 def _least_nodes(federation: FlowerSettings, evaluation: ServerEvaluation) -> int:

@@ -40,7 +40,7 @@ class ServerCheckpoint:
             "called": self.roster.called,
             "run": self.run,
             "population": self.population,
-            "counted": self.last_weighted,
+            "weighted": self.last_weighted,
             "tensors": self.shared_tensors,
         }
         state = self.state | {TABLE: table}
@@ -64,7 +64,7 @@ class ServerCheckpoint:
             run=table["run"],
             roster=RosterRecord(table["clients"], table["owners"], table["called"]),
             population=table["population"],
-            last_weighted=table["counted"],
+            last_weighted=table["weighted"],
             shared_tensors=table["tensors"],
         )
 

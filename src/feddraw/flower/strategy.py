@@ -46,6 +46,7 @@ from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers
 from feddraw.flower.server_checkpoint import ServerCheckpoint, shared_tensors_in_checkpoint
 from feddraw.flower.strategy_options import StrategyOptions, run_folder_from
 from feddraw.methods.feddraw import feddraw
+from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import SiteDirectory, site_directory_from
@@ -54,7 +55,6 @@ from feddraw.server.gate import Gate
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round, RoundRecord, RoundResult
-from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -93,7 +93,7 @@ class MethodStrategy(FedAvg):
     (`method.sends`), need clients that answer: see `feddraw.flower.client`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - Flower's own, then ours
         self,
         method: Method,
         fraction_train: float = 1.0,
@@ -294,8 +294,7 @@ class MethodStrategy(FedAvg):
 
     def _evaluate_last_round_if_cut_off(self, loop: FlowerLoop) -> None:
         folder = self.options.folder
-        logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
-        if self.round_offset - 1 not in logged:
+        if folder is None or not folder.logged(self.round_offset - 1):
             self._evaluate_again(loop, self.round_offset)
 
     def _evaluate_again(self, loop: FlowerLoop, server_round: int) -> None:
@@ -474,7 +473,7 @@ class MethodStrategy(FedAvg):
             "rounds": self.rounds,
             "seed": self.options.seed,
             "run": self.run,
-            "counted": self._last_weighted_by_alias(),
+            "weighted": self._last_weighted_by_alias(),
         }
         if self.policy != Policy():
             orders["policy"] = asdict(self.policy)  # sites may compare it with the one agreed on
@@ -540,7 +539,7 @@ class MethodStrategy(FedAvg):
         self._record_round(record)
         round_report.stop_if_idle(self.history)
         next_arrays = self._global.arrays if result.weights else None
-        return next_arrays, MetricRecord(dict(record.metrics))
+        return next_arrays, MetricRecord(dict(record.reported))
 
     def _read(
         self, messages: Iterable[Message], request: Request, server_round: int
@@ -570,7 +569,7 @@ class MethodStrategy(FedAvg):
             ledger=ledger,
             loss=result.loss,
             pieces=pieces_by_finding(result.pieces, self.options.findings),
-            metrics=round_report.metrics_of_round(ledger, self.clients, means),
+            reported=round_report.metrics_of_round(ledger, self.clients, means),
             client_seconds={
                 client: seconds
                 for client, seconds in outcome.client_seconds.items()
@@ -662,7 +661,7 @@ class MethodStrategy(FedAvg):
         training = secure.train(self._round(round), answers, str(server_round))
         self._frozen.holding |= training.holding
         ledger = training.result.ledger
-        round_report.warn_of_sizes({entry.client: entry.size for entry in ledger if entry.counted})
+        round_report.warn_of_sizes({entry.client: entry.size for entry in ledger if entry.weighted})
         return RoundOutcome(
             result=training.result,
             refused=training.refused,
@@ -687,14 +686,14 @@ class MethodStrategy(FedAvg):
         self._unsaved = done.round + 1
         folder = self.options.folder
         if folder is not None and self.logs_rounds:
-            folder.add_line(
-                done.round,
-                round_report.loss_in_metrics(done.metrics),
-                {},
-                done.seconds,
-                done.client_seconds,
+            line = RoundLine(
+                round=done.round,
+                loss=round_report.loss_in_metrics(done.reported),
+                seconds=done.seconds,
+                client_seconds=done.client_seconds,
                 rounds=self.rounds,
             )
+            folder.add_line(line)
         if folder is not None:
             folder.add_to_ledger(done.ledger, done.pieces)
         if self._is_unwrapped:

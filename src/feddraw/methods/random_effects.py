@@ -250,7 +250,8 @@ class RandomEffects(AfterFirstSum):
     def _with_estimate(self, estimate: EffectsEstimate, state: State) -> State:
         """The state after one more estimate."""
         before = state.get("excess", estimate.excess)
-        return {"excess": self.smoothing * before + (1 - self.smoothing) * estimate.excess}
+        excess = self.smoothing * before + (1 - self.smoothing) * estimate.excess
+        return {"excess": float(excess)}
 
     @property
     def _most_images(self) -> float:

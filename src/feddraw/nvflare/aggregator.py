@@ -69,7 +69,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     training need clients that do so: see `feddraw.nvflare.Site`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
         self,
         method: str,
         rounds: int,
@@ -252,11 +252,11 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         if result.broadcast:
             carried["broadcast"] = result.broadcast
         if self._method.local.keeps:
-            carried["counted"] = {
+            carried["weighted"] = {
                 entry.client: entry.round
                 for ledger in self.history
                 for entry in ledger
-                if entry.counted
+                if entry.weighted
             }
         return carried
 
@@ -286,12 +286,12 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
 
     def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         """Stop after two rounds in a row in which nobody counts: one may be an accident."""
-        if any(entry.counted for entry in ledger):
+        if any(entry.weighted for entry in ledger):
             return
         reasons = "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3])
         reasons = reasons or "no site answered"
         log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
-        if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
+        if len(self.history) > 1 and not any(entry.weighted for entry in self.history[-2]):
             raise self._failure(
                 f"no update counted in two rounds in a row ({reasons}): fix this, then start again"
             )
@@ -322,7 +322,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _log_ledger(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
             log.log(
-                logging.INFO if entry.counted else logging.WARNING,
+                logging.INFO if entry.weighted else logging.WARNING,
                 "round %d: %s %.4f (%s)",
                 round + 1,
                 safe_line(entry.client),
@@ -349,7 +349,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
 class FedDRAW(MethodAggregator):
     """Weighs the clients' models by FedDRAW; the other arguments are `MethodAggregator`'s."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
         self,
         rounds: int,
         eta: float = ETA,

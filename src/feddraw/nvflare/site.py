@@ -55,7 +55,7 @@ class Site:
         """One client's part of a round."""
         model = self._model_sent(received)
         carried = unpack_meta(received.meta)
-        self._settle_memory(carried.get("counted"))
+        self._settle_memory(carried.get("weighted"))
         round = int(received.current_round or 0)
         job = Job(
             round=round,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from feddraw.analysis.statistics import Comparison, critical_value
 from feddraw.paper.published_tables import (
@@ -33,31 +30,37 @@ class PrintedCheck:
         return self.printed == self.computed
 
 
-def check_printed_numbers(found: Comparisons) -> list[PrintedCheck]:
+def check_printed_numbers(comparisons: Comparisons) -> list[PrintedCheck]:
     """All printed statistics, to their printed digits."""
-    return [*_check_average_ranks(found), *_check_statistics(found), *_check_counts(found)]
+    return [
+        *_check_average_ranks(comparisons),
+        *_check_statistics(comparisons),
+        *_check_counts(comparisons),
+    ]
 
 
-def _check_statistics(found: Comparisons) -> list[PrintedCheck]:
+def _check_statistics(comparisons: Comparisons) -> list[PrintedCheck]:
     checks = []
     for row in read_published("statistics_printed"):
-        computed = _recomputed(row["quantity"], found[row["metric"]])
-        text = (
-            computed
-            if isinstance(computed, str)
-            else _with_printed_decimals(row["value"], computed)
-        )
+        printed = row["value"]
+        computed = _recomputed(row["quantity"], comparisons[row["metric"]])
+        if not isinstance(computed, str):
+            computed = _with_printed_decimals(printed, computed)
         checks.append(
             PrintedCheck(
-                row["metric"], row["quantity"], _names_sorted(row["value"]), _names_sorted(text)
+                metric=row["metric"],
+                quantity=row["quantity"],
+                printed=_names_sorted(printed),
+                computed=_names_sorted(computed),
             )
         )
     return checks
 
 
 def _recomputed(quantity: str, comparison: Comparison) -> float | str:
+    """What the paper prints under this name, from its own means."""
     average = comparison.average_ranks
-    known: dict[str, float | str] = {
+    quantities: dict[str, float | str] = {
         "chi-square": comparison.friedman.statistic,
         "degrees of freedom": comparison.friedman.degrees,
         "critical value q": critical_value(len(average), comparison.alpha),
@@ -66,44 +69,46 @@ def _recomputed(quantity: str, comparison: Comparison) -> float | str:
         "next-best average rank": sorted(average.values())[1],
         f"{OURS} significantly better than": " ".join(comparison.beaten_by(OURS)),
     }
-    return known[quantity]
+    return quantities[quantity]
 
 
-def _check_average_ranks(found: Comparisons) -> list[PrintedCheck]:
-    return [
-        PrintedCheck(
-            metric,
-            f"average rank of {row['method']}",
-            f"{float(row[f'{metric}_avg_rank']):.2f}",
-            f"{comparison.average_ranks[row['method']]:.2f}",
-        )
-        for metric, comparison in found.items()
-        for row in read_published("ranks_average_printed")
-    ]
+def _check_average_ranks(comparisons: Comparisons) -> list[PrintedCheck]:
+    checks = []
+    for metric, comparison in comparisons.items():
+        for row in read_published("ranks_average_printed"):
+            method = row["method"]
+            checks.append(
+                PrintedCheck(
+                    metric=metric,
+                    quantity=f"average rank of {method}",
+                    printed=f"{float(row[f'{metric}_avg_rank']):.2f}",
+                    computed=f"{comparison.average_ranks[method]:.2f}",
+                )
+            )
+    return checks
 
 
-def _check_counts(found: Comparisons) -> list[PrintedCheck]:
+def _check_counts(comparisons: Comparisons) -> list[PrintedCheck]:
     """Tables of many numbers, each as one line: how many of them agree."""
-    ranks = [found[metric].ranks == printed_ranks(metric).values for metric in METRICS]
-    best = [
-        (row[f"{metric}_bold"] == "1") == (rank == 1)
-        for metric in METRICS
-        for row, rank in zip(
-            read_published("results_bold_flags"), found[metric].ranks.flat, strict=True
-        )
-    ]
-    gains = [
+    ranks = []
+    best = []
+    for metric in METRICS:
+        computed = comparisons[metric].ranks
+        ranks += (computed == printed_ranks(metric).values).ravel().tolist()
+        bold = [row[f"{metric}_bold"] == "1" for row in read_published("results_bold_flags")]
+        best += [is_bold == (rank == 1) for is_bold, rank in zip(bold, computed.flat, strict=True)]
+    differences = [
         _with_printed_decimals(row["value"], _recomputed_difference(row)) == row["value"]
         for row in read_published("differences_printed")
     ]
-    counts: dict[str, Any] = {
+    agreements = {
         "ranks of Table 6": ranks,
         "values in bold": best,
-        "quoted differences": gains,
+        "quoted differences": differences,
     }
     return [
-        PrintedCheck("both", what, str(np.size(good)), str(int(np.sum(good))))
-        for what, good in counts.items()
+        PrintedCheck("both", quantity, printed=str(len(agree)), computed=str(sum(agree)))
+        for quantity, agree in agreements.items()
     ]
 
 
@@ -111,9 +116,8 @@ def _recomputed_difference(row: Mapping[str, str]) -> float:
     """FedDRAW minus the named method, or the best of the others."""
     values = published_results(row["metric"]).rows()[row["scenario"]]
     ours = values.pop(OURS)
-    return float(
-        ours - (max(values.values()) if row["against"] == "best" else values[row["against"]])
-    )
+    other = max(values.values()) if row["against"] == "best" else values[row["against"]]
+    return float(ours - other)
 
 
 def _with_printed_decimals(printed: str, value: float) -> str:

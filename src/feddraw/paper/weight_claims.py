@@ -11,6 +11,7 @@ rounds do not interfere.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -34,11 +35,9 @@ Floats = NDArray[np.float64]
 Sizes = Sequence[float]
 Range = tuple[float, float]
 Outcome = Literal["always", "can", "never"]
-FOLLOWED_CLIENT = {
-    "CHX-4": 9,
-    "CHX-1": 0,
-}  # the client whose weights the text follows, counted from 0
+FOLLOWED_CLIENT = {"CHX-4": 9, "CHX-1": 0}  # whose weights the text follows, counted from 0
 CROSSING_ROUND = {"CHX-4": 4, "CHX-1": 5}  # the first round in which it is beyond the equal weight
+EXTREME_ROUND = 6  # in which it is at its largest or smallest
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,10 @@ class WeightClaim:
     @property
     def clients(self) -> list[int]:
         """Counted from 0; none for "all"."""
-        ends = [
-            int(name.strip().removeprefix("C")) - 1
-            for name in self.client.split("-")
-            if self.client != "all"
-        ]
-        return list(range(ends[0], ends[-1] + 1)) if ends else []
+        if self.client == "all":
+            return []
+        ends = [int(name.strip().removeprefix("C")) for name in self.client.split("-")]
+        return list(range(ends[0] - 1, ends[-1]))
 
     @property
     def rounds(self) -> list[int]:
@@ -84,9 +81,7 @@ class ClaimVerdict:
     low: float  # what similarities in [-1, 1] can give, in the claim's (worst) round
     high: float
     failing: tuple[int, ...]  # rounds in which it cannot hold
-    needs: Mapping[
-        int, float
-    ]  # by round: the difference of similarities that gives the printed value
+    needs: Mapping[int, float]  # by round: the gap of similarities that gives the printed value
 
 
 JudgedClaim = tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]  # by reading and scenario
@@ -94,75 +89,69 @@ JudgedClaim = tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]  # by r
 
 def judge_claim(claim: WeightClaim, sizes: Sizes, reading: Reading) -> ClaimVerdict:
     """Whether the claim can hold under the reading, and what it would take."""
-    ranges = {t: _claim_range(claim, t, sizes, reading) for t in claim.rounds}
-    value, margin = float(claim.value), claim.tolerance
-    failing = [
-        t
-        for t, reach in ranges.items()
-        if not _claim_possible(reach, claim.relation, value, margin)
-    ]
-    for t, relation in _claim_in_other_rounds(claim):
-        failing += (
-            []
-            if _claim_possible(_claim_range(claim, t, sizes, reading), relation, value, margin)
-            else [t]
-        )
-    certain = all(_claim_certain(reach, claim.relation, value, margin) for reach in ranges.values())
-    low, high = ranges[failing[0] if failing and failing[0] in ranges else claim.rounds[0]]
-    outcome: Outcome = (
-        "never" if failing else "always" if certain and not _claim_in_other_rounds(claim) else "can"
-    )
-    needs = (
-        {t: _similarity_needed(claim, t, sizes, reading) for t in claim.rounds}
-        if outcome == "can"
-        else {}
-    )
-    return ClaimVerdict(
-        outcome,
-        low,
-        high,
-        tuple(sorted(failing)),
-        {t: n for t, n in needs.items() if n is not None},
-    )
+    ranges = {t: _reachable(claim, t, sizes, reading) for t in claim.rounds}
+    failing = [t for t, reach in ranges.items() if not _is_possible(reach, claim, claim.relation)]
+    others = _in_other_rounds(claim)
+    for t, relation in others:
+        if not _is_possible(_reachable(claim, t, sizes, reading), claim, relation):
+            failing.append(t)
+    outcome: Outcome = "can"
+    if failing:
+        outcome = "never"
+    elif not others and all(_is_certain(reach, claim) for reach in ranges.values()):
+        outcome = "always"
+    needs = {}
+    if outcome == "can":
+        for t in claim.rounds:
+            gap = _similarity_needed(claim, t, sizes, reading)
+            if gap is not None:
+                needs[t] = gap
+    shown = failing[0] if failing and failing[0] in ranges else claim.rounds[0]
+    low, high = ranges[shown]
+    return ClaimVerdict(outcome, low, high, tuple(sorted(failing)), needs)
 
 
 def judge_claims(claims: Sequence[WeightClaim], sizes: Mapping[str, Sizes]) -> list[JudgedClaim]:
     """Each claim under each reading, in each scenario that it is about."""
+    every_scenario = sorted({claim.scenario for claim in claims} & set(sizes))
     judged: list[JudgedClaim] = []
-    named = sorted({claim.scenario for claim in claims} & set(sizes))
     for claim in claims:
-        about = named if claim.scenario == "both" else [claim.scenario]
-        verdicts = {
-            r: {name: judge_claim(claim, sizes[name], r) for name in about} for r in READINGS
-        }
+        scenarios = every_scenario if claim.scenario == "both" else [claim.scenario]
+        verdicts = {}
+        for reading in READINGS:
+            verdicts[reading] = {
+                scenario: judge_claim(claim, sizes[scenario], reading) for scenario in scenarios
+            }
         judged.append((claim, verdicts))
     return judged
 
 
-def claimed_weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
+def weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
     """The least and the most a client can count."""
-    alone = np.full(len(sizes), -1.0)
-    alone[client] = 1.0
-    return tuple(float(_feddraw_weights(round, sizes, s, reading)[client]) for s in (-alone, alone))  # type: ignore[return-value]
+    most_similar = np.full(len(sizes), -1.0)
+    most_similar[client] = 1.0
+    least = _weights(round, sizes, -most_similar, reading)[client]
+    most = _weights(round, sizes, most_similar, reading)[client]
+    return float(least), float(most)
 
 
 def spread_range(round: int, sizes: Sizes, clients: Sequence[int], reading: Reading) -> Range:
     """The least and the most by which the largest and the smallest weight of these clients can
     differ.
     """
-    prior, trust = size_prior(sizes), gamma(round, reading=reading)
-    apart = np.full(len(sizes), -1.0)
-    apart[max(clients, key=lambda client: float(prior[client]))] = 1.0
-    level = (
-        np.zeros(len(sizes))
-        if trust == 1
-        else np.clip(-trust / (1 - trust) * (prior - prior.mean()), -1, 1)
-    )
-    weights = [
-        _feddraw_weights(round, sizes, similarity, reading)[list(clients)]
-        for similarity in (level, apart)
-    ]
-    return tuple(_without_rounding_error(float(np.ptp(some))) for some in weights)  # type: ignore[return-value]
+    prior = size_prior(sizes)
+    trust = gamma(round, reading=reading)
+    levelling = np.zeros(len(sizes))  # similarities that undo the effect of size
+    if trust != 1:
+        levelling = np.clip(-trust / (1 - trust) * (prior - prior.mean()), -1, 1)
+    parting = np.full(len(sizes), -1.0)  # the largest of these clients is most similar
+    parting[max(clients, key=lambda client: float(prior[client]))] = 1.0
+
+    def spread(similarity: Floats) -> float:
+        weights = _weights(round, sizes, similarity, reading)[list(clients)]
+        return _without_rounding_error(float(np.ptp(weights)))
+
+    return spread(levelling), spread(parting)
 
 
 def deviation_range(
@@ -171,54 +160,55 @@ def deviation_range(
     """How far below and above the mean weight of their group of equal size all of these members
     together can be.
     """
-    low = np.ones(len(sizes))
-    low[list(members)] = -1.0
-    found = []
-    for similarity, worst in ((low, np.max), (-low, np.min)):
-        weights = _feddraw_weights(round, sizes, similarity, reading)
-        found.append(
-            _without_rounding_error(
-                float(worst(weights[list(members)] - weights[list(group)].mean()))
-            )
-        )
-    return found[0], found[1]
+    least_similar = np.ones(len(sizes))
+    least_similar[list(members)] = -1.0
+
+    def deviations(similarity: Floats) -> Floats:
+        weights = _weights(round, sizes, similarity, reading)
+        return np.asarray(weights[list(members)] - weights[list(group)].mean())
+
+    below = float(deviations(least_similar).max())
+    above = float(deviations(-least_similar).min())
+    return _without_rounding_error(below), _without_rounding_error(above)
 
 
-def claimed_similarity_gap(
+def similarity_gap(
     round: int, sizes: Sizes, client: int, weight: float, reading: Reading
 ) -> float | None:
     """How much more similar than all others, equal in size and similarity, a client must be to have
     this weight.
     """
-    trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)
+    trust = gamma(round, reading=reading)
+    sharpness = beta(round, ROUNDS, reading=reading)
     if not sharpness or trust == 1:
         return None
-    prior, others = size_prior(sizes), len(sizes) - 1
+    prior = size_prior(sizes)
+    others = len(sizes) - 1
     lead = math.log(weight * others / (1 - weight)) / sharpness  # of the client's reputation
     return (lead - trust * float(prior[client] - prior[client - 1])) / (1 - trust)
 
 
-def _feddraw_weights(round: int, sizes: Sizes, similarity: Floats, reading: Reading) -> Floats:
-    return weights_and_parts(
-        sizes, similarity, *gamma_and_beta(round, ROUNDS, reading=reading)
-    ).weight
+def _weights(round: int, sizes: Sizes, similarity: Floats, reading: Reading) -> Floats:
+    trust, sharpness = gamma_and_beta(round, ROUNDS, reading=reading)
+    return weights_and_parts(sizes, similarity, trust, sharpness).weight
 
 
 def _without_rounding_error(value: float) -> float:
     return 0.0 if abs(value) < 1e-12 else value  # equal weights differ by a rounding error at most
 
 
-def _claim_range(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading) -> Range:
+def _reachable(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading) -> Range:
+    """What the claimed quantity can be in a round."""
     clients = claim.clients or list(range(len(sizes)))
     if claim.quantity.startswith("max-min"):
         return spread_range(round, sizes, clients, reading)
     if claim.quantity.startswith("deviation"):
         group = [i for i, size in enumerate(sizes) if size == sizes[clients[0]]]
         return deviation_range(round, sizes, clients, group, reading)
-    return claimed_weight_range(round, sizes, clients[0], reading)
+    return weight_range(round, sizes, clients[0], reading)
 
 
-def _claim_in_other_rounds(claim: WeightClaim) -> list[tuple[int, str]]:
+def _in_other_rounds(claim: WeightClaim) -> list[tuple[int, str]]:
     """What a claim says about the other rounds: a maximum is nowhere exceeded, a first time was not
     before.
     """
@@ -232,8 +222,11 @@ def _claim_in_other_rounds(claim: WeightClaim) -> list[tuple[int, str]]:
     return []
 
 
-def _claim_possible(reach: Range, relation: str, value: float, margin: float) -> bool:
+def _is_possible(reach: Range, claim: WeightClaim, relation: str) -> bool:
+    """Whether some value within reach is in this relation to the claimed one."""
     low, high = reach
+    value = float(claim.value)
+    margin = claim.tolerance
     return {
         "==": low <= value + margin and high >= value - margin,
         "<": low < value,
@@ -243,13 +236,16 @@ def _claim_possible(reach: Range, relation: str, value: float, margin: float) ->
     }[relation]
 
 
-def _claim_certain(reach: Range, relation: str, value: float, margin: float) -> bool:
+def _is_certain(reach: Range, claim: WeightClaim) -> bool:
+    """Whether every value within reach is as claimed."""
     low, high = reach
+    value = float(claim.value)
+    margin = claim.tolerance
     return {
         "==": low >= value - margin and high <= value + margin,
         "<": high < value,
         ">": low > value,
-    }[relation]
+    }[claim.relation]
 
 
 def _similarity_needed(
@@ -259,10 +255,11 @@ def _similarity_needed(
     clients.
     """
     if claim.quantity.startswith("weight"):
-        return claimed_similarity_gap(round, sizes, claim.clients[0], float(claim.value), reading)
+        return similarity_gap(round, sizes, claim.clients[0], float(claim.value), reading)
     if not claim.quantity.startswith("max-min"):
         return None
-    trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)
+    trust = gamma(round, reading=reading)
+    sharpness = beta(round, ROUNDS, reading=reading)
     if not sharpness or trust == 1:
         return None
     if float(claim.value) == 0:  # equal weights of unequal clients: similarity must undo size
@@ -277,18 +274,16 @@ def published_claims() -> list[WeightClaim]:
 
 def printed_extreme_weight(scenario: str) -> float:
     """The printed maximum or minimum over the rounds of the client that the text follows."""
-    return next(
-        float(one.value)
-        for one in published_claims()
-        if one.scenario == scenario and "imum" in one.quantity
-    )
+    for claim in published_claims():
+        if claim.scenario == scenario and re.search("maximum|minimum", claim.quantity):
+            return float(claim.value)
+    raise KeyError(scenario)
 
 
 def similarity_gap_needed(scenario: str, round: int, weight: float, reading: Reading) -> float:
     """How much more similar than the others the followed client must be for this weight."""
-    gap = claimed_similarity_gap(
-        round, client_sizes()[scenario], FOLLOWED_CLIENT[scenario], weight, reading
-    )
+    client = FOLLOWED_CLIENT[scenario]
+    gap = similarity_gap(round, client_sizes()[scenario], client, weight, reading)
     return math.nan if gap is None else gap
 
 
@@ -300,35 +295,36 @@ def claims_by_reading() -> list[JudgedClaim]:
 def readings_in_words(judged: Sequence[JudgedClaim]) -> dict[Reading, str]:
     """For each reading, how many of the claims can hold and what they ask for, in words."""
     return {
-        reading: f"{_claims_that_can_hold(judged, reading)} {_similarity_gap_in_words(reading)}"
+        reading: f"{_how_many_can_hold(judged, reading)} {_gap_over_rounds(reading)}"
         for reading in READINGS
     }
 
 
-def _claims_that_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> str:
-    verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
-    possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
-    last = beta(ROUNDS - 1, ROUNDS, reading=reading)
-    end = (
-        f"beta is {last:.4f} in the last round, so uniform only by chance"
-        if last
-        else "the last round is uniform"
-    )
+def _how_many_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> str:
+    possible = 0
+    for _, by_reading in judged:
+        verdicts = by_reading[reading].values()
+        possible += all(verdict.outcome != "never" for verdict in verdicts)
+    last_beta = beta(ROUNDS - 1, ROUNDS, reading=reading)
+    end = "the last round is uniform"
+    if last_beta:
+        end = f"beta is {last_beta:.4f} in the last round, so uniform only by chance"
     return f"{possible} of {len(judged)} can hold; {end}."
 
 
-def _similarity_gap_in_words(reading: Reading) -> str:
+def _gap_over_rounds(reading: Reading) -> str:
     """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has
     one value.
     """
-    said = []
+    parts = []
     for scenario, crossing in CROSSING_ROUND.items():
-        equal = 1 / len(client_sizes()[scenario])
-        before = abs(similarity_gap_needed(scenario, crossing - 1, equal, reading))
-        extreme = abs(similarity_gap_needed(scenario, 6, printed_extreme_weight(scenario), reading))
-        path = "so it must grow" if extreme > before else "so it may shrink"
-        said.append(
+        equal_weight = 1 / len(client_sizes()[scenario])
+        extreme_weight = printed_extreme_weight(scenario)
+        before = abs(similarity_gap_needed(scenario, crossing - 1, equal_weight, reading))
+        extreme = abs(similarity_gap_needed(scenario, EXTREME_ROUND, extreme_weight, reading))
+        change = "so it must grow" if extreme > before else "so it may shrink"
+        parts.append(
             f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round"
-            f" 6, {path}"
+            f" {EXTREME_ROUND}, {change}"
         )
-    return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."
+    return f"With the crossing where it is printed, the gap of similarities is {'; '.join(parts)}."

@@ -1,5 +1,5 @@
 """Run folders to a report, as a page, Markdown, LaTeX tables and figures."""
 
-from feddraw.report.report_files import ALPHA, REPLICATES, WrittenReport, write_report
+from feddraw.report.files import ALPHA, REPLICATES, WrittenReport, write_pdf, write_report
 
-__all__ = ["ALPHA", "REPLICATES", "WrittenReport", "write_report"]
+__all__ = ["ALPHA", "REPLICATES", "WrittenReport", "write_pdf", "write_report"]

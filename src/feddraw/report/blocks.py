@@ -9,13 +9,14 @@ from typing import TypeAlias
 from matplotlib.figure import Figure
 
 LONG_WORDS = 28  # characters after which a column of words is broken into lines
+COLUMN_GAP = 2  # characters
 
 
 @dataclass(frozen=True)
 class Heading:
     text: str
     level: int = 2
-    anchor: str = ""
+    anchor: str = ""  # main headings with an anchor are in the menu
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Cell:
     best: bool = False
 
 
+Rows: TypeAlias = Sequence[Sequence[Cell]]
+
+
 @dataclass(frozen=True)
 class ReportTable:
     """Rows of cells, the first of each its name; references stand below, apart from what is
@@ -52,62 +56,80 @@ class ReportTable:
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    references: Sequence[Sequence[Cell]] = ()
+    rows: Rows
+    references: Rows = ()
     note: str = ""
     label: str = ""  # tables with a label are written to LaTeX as well
-    spans: Sequence[
-        tuple[str, int]
-    ] = ()  # headings above the header from its second column on, with their widths
+    # headings above the header, from its second column on, and how many columns each is above
+    spans: Sequence[tuple[str, int]] = ()
 
     @property
     def width(self) -> int:
         """About how many characters a row takes; words may be broken, numbers may not."""
-        return sum(map(self._column_width, range(len(self.header))))
+        return self._width_of(range(len(self.header)))
 
-    def _column_width(self, place: int) -> int:
-        cells = [row[place] for row in (*self.rows, *self.references) if place < len(row)]
-        longest = max(
-            [len(self.header[place]), *(len(cell.text) + 2 * cell.best for cell in cells)]
-        )
-        return 2 + (
-            longest if any(cell.value is not None for cell in cells) else min(longest, LONG_WORDS)
-        )
+    def _width_of(self, columns: Sequence[int]) -> int:
+        return sum(map(self._column_width, columns))
+
+    def _column_width(self, column: int) -> int:
+        cells = [row[column] for row in (*self.rows, *self.references) if column < len(row)]
+        lengths = [len(cell.text) + 2 * cell.best for cell in cells]  # the best has a star
+        longest = max([len(self.header[column]), *lengths])
+        if not any(cell.value is not None for cell in cells):
+            longest = min(longest, LONG_WORDS)
+        return COLUMN_GAP + longest
 
     def in_blocks(self, width: int) -> list[ReportTable]:
         """The same as several tables below one another, each with the first column, where it is
-        wider than that.
+        wider than that many characters. Columns below one heading stay together.
         """
         if self.width <= width or len(self.header) < 4:
             return [self]
-        units = [span for _, span in self.spans] or [1] * (len(self.header) - 1)
-        parts: list[list[tuple[int, int, int]]] = [[]]
-        ends, room = 1, width - self._column_width(0)
-        left = room
-        for unit, size in enumerate(units):
-            needed = sum(map(self._column_width, range(ends, ends + size)))
-            if needed > left and parts[-1]:
-                parts, left = [*parts, []], room
-            parts[-1].append((unit, ends, size))
-            ends, left = ends + size, left - needed
-        return [self._block(part, number, len(parts)) for number, part in enumerate(parts)]
+        widest = width - self._column_width(0)
+        blocks: list[list[_Unit]] = [[]]
+        used = 0
+        for unit in self._units():
+            needed = self._width_of(unit.columns)
+            if used + needed > widest and blocks[-1]:
+                blocks.append([])
+                used = 0
+            blocks[-1].append(unit)
+            used += needed
+        return [self._block(units, number, len(blocks)) for number, units in enumerate(blocks, 1)]
 
-    def _block(self, part: Sequence[tuple[int, int, int]], number: int, count: int) -> ReportTable:
-        columns = [0, *(place for _, start, size in part for place in range(start, start + size))]
+    def _units(self) -> Iterator[_Unit]:
+        """The columns after the first: those below one heading together, others one by one."""
+        spans = self.spans or [("", 1)] * (len(self.header) - 1)
+        start = 1
+        for heading, size in spans:
+            yield _Unit(heading, range(start, start + size))
+            start += size
 
-        def cut(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-            return [[row[place] for place in columns] for row in rows]
+    def _block(self, units: Sequence[_Unit], number: int, count: int) -> ReportTable:
+        """The table with the first column and those of some units: one of `count` tables."""
+        columns = [0, *(column for unit in units for column in unit.columns)]
+
+        def chosen(rows: Rows) -> list[list[Cell]]:
+            return [[row[column] for column in columns] for row in rows]
 
         return replace(
             self,
-            caption=f"{self.caption} ({number + 1} of {count})",
-            header=[self.header[place] for place in columns],
-            rows=cut(self.rows),
-            references=cut(self.references),
-            note=self.note if number == count - 1 else "",
-            label=f"{self.label}-{number + 1}" if self.label else "",
-            spans=[self.spans[unit] for unit, _, _ in part] if self.spans else (),
+            caption=f"{self.caption} ({number} of {count})",
+            header=[self.header[column] for column in columns],
+            rows=chosen(self.rows),
+            references=chosen(self.references),
+            note=self.note if number == count else "",
+            label=f"{self.label}-{number}" if self.label else "",
+            spans=[(unit.heading, len(unit.columns)) for unit in units] if self.spans else (),
         )
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Columns of a table that are not torn apart."""
+
+    heading: str
+    columns: range
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,17 +187,18 @@ class ReportDocument:
         """The main headings that can be linked to, each with the scenario that it is shown for ("":
         always).
         """
-        found = []
+        entries = []
         for block in self.blocks:
-            inside, scenario = (
-                (block.blocks, block.scenario) if isinstance(block, OnlyFor) else ([block], "")
-            )
-            found += [
-                (one, scenario)
-                for one in inside
-                if isinstance(one, Heading) and one.anchor and one.level == 2
-            ]
-        return found
+            if isinstance(block, OnlyFor):
+                inner = block.blocks
+                scenario = block.scenario
+            else:
+                inner = [block]
+                scenario = ""
+            for heading in inner:
+                if isinstance(heading, Heading) and heading.anchor and heading.level == 2:
+                    entries.append((heading, scenario))
+        return entries
 
 
 def blocks_and_inner(blocks: Sequence[Block]) -> Iterator[Block]:
@@ -184,3 +207,9 @@ def blocks_and_inner(blocks: Sequence[Block]) -> Iterator[Block]:
         yield block
         if isinstance(block, OnlyFor | SideBySide | Fold):
             yield from blocks_and_inner(block.blocks)
+
+
+def all_pictures(blocks: Sequence[Block]) -> list[Picture]:
+    """Those of these blocks and of all that are inside them."""
+    galleries = [block for block in blocks_and_inner(blocks) if isinstance(block, Gallery)]
+    return [picture for gallery in galleries for picture in gallery.pictures]

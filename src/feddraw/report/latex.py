@@ -8,11 +8,10 @@ from itertools import accumulate, pairwise
 from feddraw.report.blocks import Block, Cell, ReportDocument, ReportTable, blocks_and_inner
 from feddraw.text import safe_line
 
-ONE_COLUMN, ACROSS = (
-    52,
-    190,
-)  # characters of a table in footnote size: in a column, and across the page if made smaller
-_LATEX_CHARACTERS = {
+# Characters of a table in footnote size: in a column, and across the page if made smaller.
+ONE_COLUMN = 52
+ACROSS = 190
+_CHARACTERS = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
@@ -57,64 +56,64 @@ def latex_tables(blocks: Sequence[Block]) -> str:
         for block in blocks_and_inner(blocks)
         if isinstance(block, ReportTable) and block.label
     ]
-    return "\n".join(_latex_table(part) for table in labelled for part in table.in_blocks(ACROSS))
+    return "\n".join(_table(part) for table in labelled for part in table.in_blocks(ACROSS))
 
 
 def escape_latex(text: str) -> str:
-    return "".join(_LATEX_CHARACTERS.get(sign, sign) for sign in safe_line(" ".join(text.split())))
+    """Text as one line of LaTeX that shows the same characters."""
+    line = safe_line(" ".join(text.split()))
+    return "".join(_CHARACTERS.get(character, character) for character in line)
 
 
-def _latex_table(table: ReportTable) -> str:
-    """In one column of a two-column page where there is room, else across both; never wider than
-    that.
-    """
-    rows = [_latex_row(row) for row in table.rows]
+def _table(table: ReportTable) -> str:
+    """In one column of a two-column page where it fits, else across both; never wider than that."""
+    if table.width > ONE_COLUMN:
+        environment, widest = "table*", r"\textwidth"
+    else:
+        environment, widest = "table", r"\columnwidth"
+    rows = list(map(_row, table.rows))
     if table.references:
-        rows += [r"\midrule", *(_latex_row(row) for row in table.references)]
-    across = table.width > ONE_COLUMN
-    kind, room = ("table*", r"\textwidth") if across else ("table", r"\columnwidth")
-    place = "c" if table.spans else "r"
+        rows += [r"\midrule", *map(_row, table.references)]
+    alignment = "c" if table.spans else "r"
+    caption = escape_latex(table.caption) + ("" if table.caption.endswith(".") else ".")
     return "\n".join(
         [
-            rf"\begin{{{kind}}}[!htbp]",
+            rf"\begin{{{environment}}}[!htbp]",
             r"\centering",
             r"\footnotesize",
-            rf"\caption{{{_caption_sentence(table.caption)} {escape_latex(table.note)}}}",
+            rf"\caption{{{caption} {escape_latex(table.note)}}}",
             rf"\label{{tab:{table.label}}}\vspace{{3pt}}",
-            rf"\resizebox{{\ifdim\width>{room} {room}\else\width\fi}}{{!}}{{%",
-            rf"\begin{{tabular}}{{l{place * (len(table.header) - 1)}}}",
+            rf"\resizebox{{\ifdim\width>{widest} {widest}\else\width\fi}}{{!}}{{%",
+            rf"\begin{{tabular}}{{l{alignment * (len(table.header) - 1)}}}",
             r"\toprule",
-            *_latex_spans(table),
+            *_headings_above(table),
             " & ".join(map(escape_latex, table.header)) + r" \\",
             r"\midrule",
             *rows,
             r"\bottomrule",
             r"\end{tabular}}",
-            rf"\end{{{kind}}}",
+            rf"\end{{{environment}}}",
             "",
         ]
     )
 
 
-def _latex_spans(table: ReportTable) -> list[str]:
+def _headings_above(table: ReportTable) -> list[str]:
     """The headings above the header, each with a line below it."""
     if not table.spans:
         return []
-    heads = [
-        rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(name)}}}" for name, width in table.spans
+    headings = [
+        rf"\multicolumn{{{columns}}}{{c}}{{{escape_latex(name)}}}" for name, columns in table.spans
     ]
-    ends = list(accumulate((width for _, width in table.spans), initial=1))
+    ends = list(accumulate((columns for _, columns in table.spans), initial=1))
     lines = [rf"\cmidrule(lr){{{start + 1}-{end}}}" for start, end in pairwise(ends)]
-    return [f" & {' & '.join(heads)} " + r"\\", "".join(lines)]
+    return [f" & {' & '.join(headings)} " + r"\\", "".join(lines)]
 
 
-def _caption_sentence(caption: str) -> str:
-    return escape_latex(caption) if caption.endswith(".") else f"{escape_latex(caption)}."
+def _row(row: Sequence[Cell]) -> str:
+    return " & ".join(map(_cell, row)) + r" \\"
 
 
-def _latex_row(row: Sequence[Cell]) -> str:
-    cells = [
-        rf"\textbf{{{escape_latex(cell.text)}}}" if cell.best else escape_latex(cell.text)
-        for cell in row
-    ]
-    return " & ".join(cells) + r" \\"
+def _cell(cell: Cell) -> str:
+    text = escape_latex(cell.text)
+    return rf"\textbf{{{text}}}" if cell.best else text

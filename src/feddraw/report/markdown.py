@@ -4,31 +4,27 @@ browser.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from feddraw.report import blocks
-from feddraw.report.blocks import Block, Cell, ReportDocument
-from feddraw.text import safe_line, safe_text
-
-_MARKDOWN_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+from feddraw.report.blocks import Block, Cell, ReportDocument, ReportTable
+from feddraw.system.markdown import escape_markdown, markdown_table
+from feddraw.text import safe_text
 
 
 def render_markdown(document: ReportDocument, folder: str) -> str:
     """The whole file; figures are looked for in the folder."""
-    lines = [f"# {escape_markdown(document.title)}", "", *_markdown_blocks(document.blocks, folder)]
+    lines = [f"# {escape_markdown(document.title)}", "", *_lines(document.blocks, folder)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def escape_markdown(text: str) -> str:
-    """Names are names, whatever they look like."""
-    words = safe_line(" ".join(text.split()))
-    return _MARKDOWN_MARKUP.sub(r"\\\1", words).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
-
-
-def _markdown_blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
+def _lines(several: Sequence[Block], folder: str) -> Iterator[str]:
+    """The lines of these blocks, with an empty one behind each block."""
     for block in several:
         match block:
+            case blocks.OnlyFor() | blocks.SideBySide() | blocks.Fold():
+                yield from _lines(block.blocks, folder)
+                continue
             case blocks.Heading(text, level):
                 yield f"{'#' * level} {escape_markdown(text)}"
             case blocks.Paragraph(text):
@@ -37,40 +33,36 @@ def _markdown_blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
                 yield from (f"- {escape_markdown(item)}" for item in items)
             case blocks.CodeBlock(text):
                 yield f"```\n{safe_text(text).replace('```', '')}\n```"
-            case blocks.OnlyFor() | blocks.SideBySide() | blocks.Fold():
-                yield from _markdown_blocks(block.blocks, folder)
-                continue
             case blocks.Gallery(pictures, note):
-                yield from (
-                    f"![{escape_markdown(one.words)}]({folder}/{one.name}.svg)" for one in pictures
-                )
+                for picture in pictures:
+                    yield f"![{escape_markdown(picture.words)}]({folder}/{picture.name}.svg)"
                 if note:
                     yield f"\n{escape_markdown(note)}"
             case blocks.ReportTable():
-                yield from _markdown_table(block)
+                yield from _table_lines(block)
         yield ""
 
 
-def _markdown_table(table: blocks.ReportTable) -> Iterator[str]:
+def _table_lines(table: ReportTable) -> Iterator[str]:
     yield f"**{escape_markdown(table.caption)}**"
     yield ""
-    names = [f"{name} " for name, width in table.spans for _ in range(width)] or [""] * (
-        len(table.header) - 1
-    )
-    header = [above + name for above, name in zip(["", *names], table.header, strict=True)]
-    yield f"| {' | '.join(map(escape_markdown, header))} |"
-    yield f"|---|{'---:|' * (len(table.header) - 1)}"
-    for row in table.rows:
-        yield f"| {' | '.join(map(_markdown_cell, row))} |"
+    rows = [list(map(_cell, row)) for row in table.rows]
     for name, *cells in table.references:
-        yield (
-            f"| *{escape_markdown(name.text)}* (reference) |"
-            f" {' | '.join(map(_markdown_cell, cells))} |"
-        )
+        rows.append([f"*{escape_markdown(name.text)}* (reference)", *map(_cell, cells)])
+    yield from markdown_table(list(map(escape_markdown, _header(table))), rows, numbers=True)
     if table.note:
         yield ""
         yield escape_markdown(table.note)
 
 
-def _markdown_cell(cell: Cell) -> str:
-    return f"**{escape_markdown(cell.text)}** \\*" if cell.best else escape_markdown(cell.text)
+def _header(table: ReportTable) -> list[str]:
+    """Each column's name, with the heading above it in front."""
+    if not table.spans:
+        return list(table.header)
+    above = [f"{heading} " for heading, columns in table.spans for _ in range(columns)]
+    return [heading + name for heading, name in zip(["", *above], table.header, strict=True)]
+
+
+def _cell(cell: Cell) -> str:
+    text = escape_markdown(cell.text)
+    return f"**{text}** \\*" if cell.best else text

@@ -20,6 +20,7 @@ from feddraw.report.blocks import (
     Paragraph,
     Picture,
     ReportDocument,
+    all_pictures,
 )
 from feddraw.report.latex import escape_latex, latex_tables
 from feddraw.system.file_writing import write_whole
@@ -30,8 +31,8 @@ TEX_PROGRAMS = {  # program: its options before the file
     "xelatex": ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape"],
     "tectonic": ["--untrusted"],
 }
-TEX_SECONDS = 300  # seconds
-PAPER_ANCHOR = "paper"
+TEX_SECONDS = 300  # after which TeX is given up
+PAPER_ANCHOR = "paper"  # of the section's heading
 
 TEX_PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
 \usepackage[T1]{fontenc}
@@ -48,16 +49,21 @@ def paper_blocks(document: ReportDocument) -> list[Block]:
     """The blocks under the heading of the paper's form; none where the report has no such
     section.
     """
-    found: list[Block] = []
+    blocks: list[Block] = []
     inside = False
     for block in document.blocks:
         if isinstance(block, Heading) and block.level == 2:
             inside = block.anchor == PAPER_ANCHOR
-        elif inside and not isinstance(
-            block, OnlyFor
-        ):  # those of one scenario have headings of their own
-            found.append(block)
-    return found
+        elif isinstance(block, OnlyFor):
+            continue  # what is about one scenario has headings of its own
+        elif inside:
+            blocks.append(block)
+    return blocks
+
+
+def paper_pictures(document: ReportDocument) -> list[Picture]:
+    """The pictures under that heading."""
+    return all_pictures(paper_blocks(document))
 
 
 def render_paper_tex(document: ReportDocument, figures: str) -> str:
@@ -68,80 +74,70 @@ def render_paper_tex(document: ReportDocument, figures: str) -> str:
             case Paragraph(text):
                 lines += [escape_latex(text), ""]
             case Bullets(items):
-                lines += [
-                    r"\begin{itemize}",
-                    *(rf"\item {escape_latex(item)}" for item in items),
-                    r"\end{itemize}",
-                    "",
-                ]
-            case Gallery(paper_pictures, note):
-                lines += [_paper_tex_figure(paper_pictures, note, figures), ""]
+                lines.append(r"\begin{itemize}")
+                lines += [rf"\item {escape_latex(item)}" for item in items]
+                lines += [r"\end{itemize}", ""]
+            case Gallery():
+                lines += [_figure(block, figures), ""]
             case _:
-                lines += [latex_tables([block])]
+                lines.append(latex_tables([block]))
     return "\n".join([*lines, r"\end{document}", ""])
 
 
-def _paper_tex_figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
+def _figure(gallery: Gallery, folder: str) -> str:
     """Two panels in a row across the page."""
     panels = [
-        rf"\includegraphics[width=0.48\textwidth]{{{folder}/{one.name}.pdf}}" for one in drawn
+        rf"\includegraphics[width=0.48\textwidth]{{{folder}/{picture.name}.pdf}}"
+        for picture in gallery.pictures
     ]
     rows = [r"\hfill".join(panels[start : start + 2]) for start in range(0, len(panels), 2)]
-    caption = rf"\caption{{{escape_latex(note or '; '.join(one.words for one in drawn))}}}"
-    lines = [
-        r"\begin{figure*}[!htbp]",
-        r"\centering",
-        "\\\\[1ex]\n".join(rows),
-        caption,
-        r"\end{figure*}",
-    ]
-    return "\n".join(lines)
-
-
-def paper_pictures(document: ReportDocument) -> list[Picture]:
-    """Those of the document."""
-    return [
-        one
-        for block in paper_blocks(document)
-        if isinstance(block, Gallery)
-        for one in block.pictures
-    ]
+    caption = gallery.note or "; ".join(picture.words for picture in gallery.pictures)
+    return "\n".join(
+        [
+            r"\begin{figure*}[!htbp]",
+            r"\centering",
+            "\\\\[1ex]\n".join(rows),
+            rf"\caption{{{escape_latex(caption)}}}",
+            r"\end{figure*}",
+        ]
+    )
 
 
 def tex_program() -> str:
     """The first TeX program that is installed."""
-    found = next((name for name in TEX_PROGRAMS if shutil.which(name)), None)
-    if found is None:
-        raise UserError(
-            f"a PDF needs TeX ({', '.join(TEX_PROGRAMS)}), and none is installed: on Debian, apt"
-            " install texlive-latex-recommended; or compile paper.tex elsewhere"
-        )
-    return found
+    for program in TEX_PROGRAMS:
+        if shutil.which(program):
+            return program
+    raise UserError(
+        f"a PDF needs TeX ({', '.join(TEX_PROGRAMS)}), and none is installed: on Debian, apt"
+        " install texlive-latex-recommended; or compile paper.tex elsewhere"
+    )
 
 
 def compile_pdf(source: Path) -> Path:
-    """The document's PDF beside it; TeX works in a folder of its own, and its words are kept only
+    """The document's PDF beside it; TeX works in a folder of its own, and its output is kept only
     if it fails.
     """
-    program, target = tex_program(), source.with_suffix(".pdf")
+    program = tex_program()
+    command = [program, *TEX_PROGRAMS[program], source.name]
+    times = 1 if program == "tectonic" else 2  # the second time all references are known
     with tempfile.TemporaryDirectory() as place:
-        room = Path(place)
-        shutil.copy(source, room)
+        workplace = Path(place)
+        shutil.copy(source, workplace)
         shutil.copytree(
             source.parent / "figures",
-            room / "figures",
+            workplace / "figures",
             ignore=shutil.ignore_patterns("*.svg", "*.png"),
         )
-        for _ in range(
-            1 if program == "tectonic" else 2
-        ):  # the second time all references are known
-            done = _run_tex([program, *TEX_PROGRAMS[program], source.name], room)
-        found = room / target.name
-        if done.returncode or not found.is_file():
+        for _ in range(times):
+            done = _run_tex(command, workplace)
+        compiled = workplace / source.with_suffix(".pdf").name
+        if done.returncode or not compiled.is_file():
             log = source.with_suffix(".log")
             write_whole(log, done.stdout)
             raise RunFailed(f"{program} could not make a PDF of {source}: see {log}")
-        write_whole(target, found.read_bytes())
+        target = source.with_suffix(".pdf")
+        write_whole(target, compiled.read_bytes())
     return target
 
 

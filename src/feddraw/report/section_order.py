@@ -1,53 +1,98 @@
-"""What a report says, in the order in which a reader asks.
+"""The sections of a report, in the order in which a reader asks.
 
 The first screen has the result: a headline, the weights of the method in focus, and the table. Then
-come the summary, the statistics over scenarios, each scenario in detail, and how it was done. A
-section without content is left out.
+come the summary, the statistics over scenarios, each scenario in detail, and how it was done.
+
+A section is a file in `sections/` with a function that gives its blocks, and a place in one of the
+lists below. What it gives follows its arguments: the report as a whole, a scenario of it, or a
+metric in a scenario. A section that has nothing to say gives no blocks and is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from feddraw.report.blocks import Block, Bullets, Heading, OnlyFor, Paragraph, ReportDocument
-from feddraw.report.report_statistics import Report, Say
-from feddraw.report.sections.all_scenarios import all_scenarios_section, ranks_section
-from feddraw.report.sections.first_screen import first_screen, population_note
-from feddraw.report.sections.one_scenario import scenario_sections
-from feddraw.report.sections.paper_form import paper_form_section
-from feddraw.report.sections.summary import summary_caveats, summary_sentences
-from feddraw.report.sections.what_was_run import what_was_run_section
-from feddraw.results.run_collection import RunCollection
+from feddraw.report.blocks import Block, Heading, OnlyFor, ReportDocument
+from feddraw.report.runs import METRICS
+from feddraw.report.sections import (
+    aggregation_weights,
+    all_scenarios,
+    client_gains,
+    client_sizes,
+    client_views,
+    first_screen,
+    images_by_finding,
+    kept_models,
+    method_differences,
+    metrics_by_finding,
+    over_rounds,
+    paper_form,
+    ranks,
+    roc_curves,
+    servers,
+    summary,
+    what_was_run,
+)
+from feddraw.report.statistics import Report, Say
+from feddraw.text import slug
+
+Section = Callable[[Report], Iterator[Block]]
+ScenarioSection = Callable[[Report, str], Iterator[Block]]  # report, scenario
+MetricSection = Callable[[Report, str, str], Iterator[Block]]  # report, scenario, metric
+
+
+def for_each_metric(*sections: MetricSection) -> ScenarioSection:
+    """These sections for one metric, then for the next; a reader sees one metric at a time."""
+
+    def of_scenario(report: Report, scenario: str) -> Iterator[Block]:
+        for metric in METRICS:
+            for section in sections:
+                yield OnlyFor(list(section(report, scenario, metric)), metric=metric)
+
+    return of_scenario
+
+
+BEFORE_SCENARIOS: tuple[Section, ...] = (
+    first_screen.section,
+    summary.section,
+    all_scenarios.section,
+    ranks.section,
+    paper_form.section,
+)
+OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
+    client_sizes.section,
+    images_by_finding.section,
+    for_each_metric(
+        metrics_by_finding.section,
+        method_differences.from_focus,
+        method_differences.of_other_pairs,
+        client_gains.section,
+    ),
+    client_views.section,
+    kept_models.section,
+    aggregation_weights.section,
+    over_rounds.section,
+    roc_curves.section,
+)
+AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 
 
 def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
     """The whole report as blocks."""
-    headline, *others = summary_sentences(report)
-    blocks: list[Block] = [Paragraph(headline, lead=True)]
-    blocks += [
-        OnlyFor(list(first_screen(report, s)), scenario=s) for s in report.collection.scenarios
-    ]
-    blocks += [
-        OnlyFor(list(population_note(report, s)), scenario=s) for s in report.collection.scenarios
-    ]
-    blocks.append(Paragraph(" ".join(disclaimers(report.collection)), quiet=True))
-    blocks += [Heading("Summary", anchor="summary"), Bullets(others)]
-    blocks += list(summary_caveats(report))
-    blocks += list(all_scenarios_section(report))
-    blocks += list(ranks_section(report))
-    blocks += list(paper_form_section(report))
-    for scenario in report.collection.scenarios:
+    if not report.collection.runs:
+        return ReportDocument(title, list(servers.only_servers(report)), report.scenarios)
+    blocks: list[Block] = []
+    for section in BEFORE_SCENARIOS:
+        blocks += section(report)
+    for scenario in report.scenarios:
         say(f"drawing {scenario}")
-        blocks.append(OnlyFor(list(scenario_sections(report, scenario)), scenario=scenario))
-    blocks += list(what_was_run_section(report.collection, report.command, report.folders))
-    return ReportDocument(title, blocks, report.collection.scenarios)
+        blocks.append(OnlyFor(list(_scenario_blocks(report, scenario)), scenario=scenario))
+    for section in AFTER_SCENARIOS:
+        blocks += section(report)
+    return ReportDocument(title, blocks, report.scenarios)
 
 
-def disclaimers(collection: RunCollection) -> Iterator[str]:
-    names = {run.settings["data"]["name"] for run in collection.runs}
-    if names == {"phantom"}:
-        yield (
-            "Synthetic phantoms, no patients: they show how the methods behave, not how well they"
-            " diagnose."
-        )
-    yield "Research software, not a medical device."
+def _scenario_blocks(report: Report, scenario: str) -> Iterator[Block]:
+    yield Heading(f"Scenario {scenario}", anchor=f"scenario-{slug(scenario)}")
+    for section in OF_EACH_SCENARIO:
+        yield from section(report, scenario)

@@ -20,8 +20,6 @@ from safetensors.numpy import save
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.errors import UserError
 
-MAX_CHECKPOINT = 1 << 34
-
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -42,16 +40,15 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
             {str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays
         ),
     }
-    arrays |= {
-        f"model.{name}": getattr(checkpoint.model, name)
-        for name in ("params", "buffers", "counters")
-    }
-    return _checkpoint_file(document, arrays)
+    arrays["model.params"] = checkpoint.model.params
+    arrays["model.buffers"] = checkpoint.model.buffers
+    arrays["model.counters"] = checkpoint.model.counters
+    return _file_bytes(document, arrays)
 
 
 def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     """Raises whatever it stumbles over in a file that `checkpoint_bytes` did not write."""
-    document, arrays = _read_checkpoint_file(path)
+    document, arrays = _read_file(path)
     model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
     vectors = {
         "param": (model.params, "f"),
@@ -68,24 +65,26 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
         for client, vectors in restore_arrays(document["memory"], arrays).items()
     }
     if not _all_finite([*arrays.values(), document]):
-        why = "the run diverged, or the file was changed"
-        advice = "start again in another folder, with a lower training.lr if it diverged"
-        raise UserError(f"{path} holds numbers that are not finite: {why}; {advice}")
+        raise UserError(
+            f"{path} holds numbers that are not finite: the run diverged, or the file was changed;"
+            " start again in another folder, with a lower training.lr if it diverged"
+        )
     return Checkpoint(
-        model, dict(restore_arrays(document["state"], arrays)), document["next_round"], memory
+        model=model,
+        state=dict(restore_arrays(document["state"], arrays)),
+        next_round=document["next_round"],
+        memory=memory,
     )
 
 
-def _checkpoint_file(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
+def _file_bytes(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
     """A safetensors file of the arrays, with the document and a digest of all as its metadata."""
     document["blake2"] = arrays_digest(arrays, document)
     return save(arrays, {"feddraw": json.dumps(document)})
 
 
-def _read_checkpoint_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The document and the arrays of a file that `_checkpoint_file` made."""
-    if path.stat().st_size > MAX_CHECKPOINT:
-        raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The document and the arrays of a file that `_file_bytes` made."""
     with safe_open(path, "np") as file:
         document = json.loads(file.metadata()["feddraw"])
         arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -97,13 +96,13 @@ def _read_checkpoint_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray
 def array_tree_bytes(tree: Mapping[str, Any]) -> bytes:
     """Nested dicts of arrays, numbers and words as one safetensors file."""
     arrays: dict[str, NDArray[Any]] = {}
-    return _checkpoint_file({"tree": extract_arrays(tree, "tree", arrays)}, arrays)
+    return _file_bytes({"tree": extract_arrays(tree, "tree", arrays)}, arrays)
 
 
 def read_array_tree(path: Path) -> dict[str, Any]:
     """What `array_tree_bytes` wrote; a damaged file is refused in one line."""
     try:
-        document, arrays = _read_checkpoint_file(path)
+        document, arrays = _read_file(path)
         tree = restore_arrays(document["tree"], arrays)
         if not (isinstance(tree, dict) and _all_finite(tree)):
             raise ValueError("it holds numbers that are not finite")

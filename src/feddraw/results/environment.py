@@ -15,7 +15,7 @@ def environment() -> dict[str, Any]:
     packages = ("feddraw", "numpy", "scipy", "torch", "monai", "safetensors", "scikit-image")
     return {
         "python": platform.python_version(),
-        "packages": {name: found for name in packages if (found := installed_version(name))},
+        "packages": {name: version for name in packages if (version := installed_version(name))},
         "commit": _git_commit(),
         "system": platform.platform(),
         "processor": _processor_name(),

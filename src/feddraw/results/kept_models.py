@@ -18,11 +18,10 @@ import numpy as np
 from feddraw.core import Layout, Model
 from feddraw.errors import UserError
 from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
+from feddraw.results.metrics import RunMetrics
+from feddraw.results.round_log import read_round_log
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import number_or_nan, read_jsonl
 from feddraw.system.file_writing import make_subfolder, write_whole
-
-KEPT_MODELS = ("best", "tail")
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,6 @@ class KeptModel:
     rounds: tuple[int, ...]
     chosen_by: str
 
-    def described(self) -> dict[str, Any]:
-        """As metrics.json has it."""
-        return {"rounds": list(self.rounds), "chosen_by": self.chosen_by}
-
 
 class ModelKeeper:
     """Sees the model of every round, and keeps what is asked for; with a folder, also over a
@@ -60,7 +55,9 @@ class ModelKeeper:
     """
 
     def __init__(self, keep: Keep, rounds: int, folder: RunFolder | None = None) -> None:
-        self._keep, self._rounds, self._folder = keep, rounds, folder
+        self._keep = keep
+        self._rounds = rounds
+        self._folder = folder
         self._best: dict[str, Any] = {}  # round, AUC and the three vectors
         self._tail: dict[str, Any] = {}  # first and last round, sums in float64, highest counters
 
@@ -71,39 +68,34 @@ class ModelKeeper:
             return
         if self._folder.kept.is_file():
             tree = read_array_tree(self._folder.kept)
-            self._best, self._tail = dict(tree.get("best", {})), dict(tree.get("tail", {}))
-        logged = {
-            line["round"]: _macro_auc(line.get("validation"))
-            for line in read_jsonl(self._folder.rounds)
-        }
-        done = len(logged)
-        complete = not self._keep.tail or done <= self._rounds - self._keep.tail
-        if not (
-            self._has_best_of(logged)
-            and (complete or self._tail.get("last", -1) in (done - 1, done))
-        ):
-            why = f"is missing or does not fit {self._folder.rounds.name}"
-            raise UserError(f"{self._folder.kept} {why}: start again in another folder")
+            self._best = dict(tree.get("best", {}))
+            self._tail = dict(tree.get("tail", {}))
+        lines = read_round_log(self._folder.rounds)
+        areas = {line.round: line.validation.auc.macro for line in lines}
+        if not (self._has_best_of(areas) and self._has_tail_of(len(areas))):
+            raise UserError(
+                f"{self._folder.kept} is missing or does not fit {self._folder.rounds.name}: start"
+                " again in another folder"
+            )
 
-    def _has_best_of(self, logged: Mapping[int, float]) -> bool:
-        finite = {round: auc for round, auc in logged.items() if math.isfinite(auc)}
+    def _has_best_of(self, areas: Mapping[int, float]) -> bool:
+        """Whether the best round of those logged is kept; what is kept may be one round ahead."""
+        finite = {round: auc for round, auc in areas.items() if math.isfinite(auc)}
         if not self._keep.best or not finite:
             return True
         best = max(finite, key=lambda round: (finite[round], -round))
-        return self._best.get("round", -1) in (
-            best,
-            len(logged),
-        )  # it may be one round ahead of the log
+        return self._best.get("round", -1) in (best, len(areas))
 
-    def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
+    def _has_tail_of(self, done: int) -> bool:
+        """Whether the sum reaches to the last of the rounds done, or is one round ahead."""
+        begun = self._keep.tail and done > self._rounds - self._keep.tail
+        return not begun or self._tail.get("last", -1) in (done - 1, done)
+
+    def add(self, round: int, model: Model, metrics: RunMetrics) -> None:
         """Look at the model after a round; `metrics` has its validation AUC."""
-        auc = _macro_auc(metrics.get("validation", {}).get("auc"))
-        changed = self._keep.best and self._take_if_best(round, model, auc)
-        if (
-            self._keep.tail
-            and round >= self._rounds - self._keep.tail
-            and round > self._tail.get("last", -1)
-        ):
+        changed = self._keep.best and self._take_if_best(round, model, metrics.validation.auc.macro)
+        in_tail = self._keep.tail and round >= self._rounds - self._keep.tail
+        if in_tail and round > self._tail.get("last", -1):
             self._add_to_tail(round, model)
             changed = True
         if changed and self._folder is not None:
@@ -133,11 +125,12 @@ class ModelKeeper:
 
     def models(self, like: Model) -> dict[str, KeptModel]:
         """What there is at the end, by name; in the types of another model of the same network."""
-        found = {}
+        models = {}
         if self._best:
-            why = "the highest validation AUC; of equal rounds the first"
-            found["best"] = KeptModel(
-                _model_of_vectors(self._best, like.layout), (self._best["round"],), why
+            models["best"] = KeptModel(
+                model=_model_of_vectors(self._best, like.layout),
+                rounds=(self._best["round"],),
+                chosen_by="the highest validation AUC; of equal rounds the first",
             )
         if self._tail:
             rounds = tuple(range(self._tail["first"], self._tail["last"] + 1))
@@ -145,16 +138,13 @@ class ModelKeeper:
                 name: (self._tail[name] / len(rounds)).astype(like.params.dtype)
                 for name in ("params", "buffers")
             }
-            why = f"the settings, before training (keep.tail = {self._keep.tail})"
-            found["tail"] = KeptModel(
-                _model_of_vectors(self._tail | means, like.layout), rounds, why
+            models["tail"] = KeptModel(
+                model=_model_of_vectors(self._tail | means, like.layout),
+                rounds=rounds,
+                chosen_by=f"the settings, before training (keep.tail = {self._keep.tail})",
             )
-        return found
+        return models
 
 
 def _model_of_vectors(vectors: Mapping[str, Any], layout: Layout) -> Model:
     return Model(vectors["params"], vectors["buffers"], vectors["counters"], layout)
-
-
-def _macro_auc(found: Mapping[str, Any] | None) -> float:
-    return number_or_nan((found or {}).get("macro"))

@@ -1,4 +1,6 @@
-"""A run's ledger as lines of a table, and read back: who counted how much in which round."""
+"""A run's ledger in `weights.csv` and `pieces.csv`: entries as rows of a table and back, and all of
+it as arrays.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +13,73 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.server.ledger import HIDDEN, LEDGER_NUMBERS, LedgerEntry, PieceEntry
+from feddraw.server.ledger import HIDDEN, LedgerEntry, PieceEntry
 from feddraw.server.policy import POLICY_CLAUSES
 from feddraw.system.file_reading import read_csv
 
 Floats = NDArray[np.float64]
 
-LARGEST_LEDGER_NUMBER = (
-    1e18  # beyond it no number of a ledger can be, because the gate lets none in
-)
-MOST_LEDGER_CELLS = (
-    10_000_000  # rounds times clients: a small file may name as many of both as it has lines
-)
-HIDDEN_CELL = "hidden"  # of a number that only the client knows, under secure sums
+# Beyond it no number of a ledger can be, because the gate lets none in.
+LARGEST_LEDGER_NUMBER = 1e18
+# Rounds times clients: a small file may name as many of both as it has lines.
+MOST_LEDGER_CELLS = 10_000_000
 LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
-LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[
-    LEDGER_COLUMNS.index("proposed") :
-]  # earlier versions lack some of them
-# Numbers that early ledgers do not have.
-LATER_LEDGER_NUMBERS = (
-    "proposed",
-    "allowed",
-    "measured",
-    "variance",
-    "distance",
-    "q",
-    "q_expected",
-    "rho",
-)
+HIDDEN_CELL = "hidden"  # of a number that only the client knows, under secure sums
+WORDS = ("client", "status", "clause", "piece")  # columns of words; all others are numbers
+COUNTS = ("round", "steps")  # columns of whole numbers
+NUMBER_COLUMNS = tuple(name for name in LEDGER_COLUMNS if name not in (*WORDS, "round"))
+
+
+def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+    """Entries as rows of a table; blank where a number is undefined."""
+    return [[_to_cell(value) for value in asdict(entry).values()] for entry in entries]
+
+
+def _to_cell(value: Any) -> Any:
+    if value is HIDDEN:
+        return HIDDEN_CELL
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def ledger_entry(row: Mapping[str, str]) -> LedgerEntry:
+    """The entry of a row by column; raises what it stumbles over in what a run does not write."""
+    entry = LedgerEntry(**{name: _from_cell(name, row[name]) for name in LEDGER_COLUMNS})
+    if entry.round < 0:
+        raise ValueError("a round below 0")
+    if entry.clause not in POLICY_CLAUSES:
+        raise ValueError("a clause that no policy has")
+    return entry
+
+
+def piece_entry(row: Mapping[str, str]) -> PieceEntry:
+    """The same for a row of `pieces.csv`."""
+    return PieceEntry(**{name: _from_cell(name, row[name]) for name in PIECE_COLUMNS})
+
+
+def _from_cell(name: str, text: str) -> Any:
+    """What `_to_cell` was given; sizes are written as whole numbers where they are such."""
+    if name in WORDS:
+        return text
+    if text == HIDDEN_CELL:
+        return HIDDEN
+    if name in COUNTS or (name == "size" and text.isdecimal()):
+        number: float = int(text)
+    else:
+        number = float(text) if text else math.nan
+    if abs(number) > LARGEST_LEDGER_NUMBER:
+        raise ValueError(f"{name} beyond {LARGEST_LEDGER_NUMBER:g}")
+    return number
+
+
+def read_ledger(path: Path) -> list[LedgerEntry]:
+    """The entries of a ledger; a torn last line is passed over, and no file has none."""
+    return [ledger_entry(row) for row in read_csv(path)]
+
+
+def read_pieces(path: Path) -> list[PieceEntry]:
+    """The same for `pieces.csv`."""
+    return [piece_entry(row) for row in read_csv(path)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,40 +91,34 @@ class LedgerTable:
     clients: tuple[str, ...]
     columns: Mapping[str, Floats]
     status: tuple[tuple[str, ...], ...]  # by round
-    clauses: tuple[
-        tuple[str, ...], ...
-    ]  # by round, the policy's setting that decided a client's weight
+    clauses: tuple[tuple[str, ...], ...]  # by round, the policy's setting that decided a weight
 
     @staticmethod
-    def of(lines: Sequence[Mapping[str, str]]) -> LedgerTable:
-        clients = tuple(dict.fromkeys(line["client"] for line in lines))
-        rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
-        if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_LEDGER_CELLS:
+    def of(entries: Sequence[LedgerEntry]) -> LedgerTable:
+        clients = tuple(dict.fromkeys(entry.client for entry in entries))
+        rounds = 1 + max((entry.round for entry in entries), default=-1)
+        if not 0 <= rounds <= len(entries) or rounds * len(clients) > MOST_LEDGER_CELLS:
             raise ValueError(
-                f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines"
+                f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(entries)} lines"
             )
-        columns = {
-            name: np.full((rounds, len(clients)), np.nan)
-            for name in (*LEDGER_NUMBERS, *LATER_LEDGER_NUMBERS)
-        }
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in NUMBER_COLUMNS}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
-        place = {client: i for i, client in enumerate(clients)}
-        for line in lines:
-            t, i = int(line["round"]), place[line["client"]]
-            status[t][i], clauses[t][i] = line["status"], line.get("clause", "")
-            if clauses[t][i] not in POLICY_CLAUSES:
-                raise ValueError("a clause that no policy has")
+        places = {client: place for place, client in enumerate(clients)}
+        for entry in entries:
+            place = places[entry.client]
+            status[entry.round][place] = entry.status
+            clauses[entry.round][place] = entry.clause
             for name, column in columns.items():
-                cell = line[name] if name in LEDGER_NUMBERS else line.get(name)
-                column[t, i] = float(math.nan if cell == HIDDEN_CELL else cell or math.nan)
-        for name, column in columns.items():
-            if (np.abs(column) > LARGEST_LEDGER_NUMBER).any():
-                raise ValueError(f"{name} beyond {LARGEST_LEDGER_NUMBER:g}")
+                column[entry.round, place] = getattr(entry, name)
         return LedgerTable(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.status)
 
     def common(self, name: str) -> list[float]:
         """By round, the number that all clients share, such as gamma; NaN where there is none."""
@@ -105,23 +139,3 @@ class LedgerTable:
     def sizes(self) -> Floats:
         """Each client's images: the most it reported, because a missing one reports none."""
         return np.asarray(np.nanmax(self["size"], axis=0, initial=0.0))
-
-
-def ledger_lines_before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
-    """In today's columns, of which ledgers of earlier versions lack some."""
-    lines = [
-        dict.fromkeys(LATER_LEDGER_COLUMNS, "") | line
-        for line in read_csv(path)
-        if int(line["round"]) < round
-    ]
-    return [[line[name] for name in columns] for line in lines]
-
-
-def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
-    return [[_ledger_cell(value) for value in asdict(entry).values()] for entry in entries]
-
-
-def _ledger_cell(value: Any) -> Any:
-    if value is HIDDEN:
-        return HIDDEN_CELL
-    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -23,18 +23,10 @@ SIDE_SETTINGS = ("test_every_round", "data.path", "keep.best", "keep.tail")
 # Data sets with one content, wherever a machine keeps their archive; what a run was dealt of them
 # has its own hash.
 ARCHIVES = ("chexpert", "chestmnist", "nih")
-REPEATS = (
-    "seed",
-    "partition_seed",
-    "data.seed",
-    "data.fold",
-)  # runs that differ in these alone are repeats
-CONDITIONS = (
-    "data",
-    "scenario",
-    "folds",
-    "holdout",
-)  # settings that describe a scenario; all others describe a method
+# Runs that differ in these alone are repeats.
+REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")
+# Settings that describe a scenario; all others describe a method.
+CONDITIONS = ("data", "scenario", "folds", "holdout")
 NOT_COMPARED = (*EXECUTION_SETTINGS, *SIDE_SETTINGS)  # no effect on results
 
 
@@ -54,22 +46,23 @@ def outcome_device_kind(settings: Mapping[str, Any], environment: Mapping[str, A
     """What kind of device a run was trained on: cpu, cuda, mps; as its environment says, or else
     its settings.
     """
-    found = environment.get("devices")
-    written = found if isinstance(found, list) else []
-    kinds = {str(one.get("type", "")) for one in written if isinstance(one, Mapping)} - {""}
-    asked = str(settings.get("devices") or settings.get("training.device", "cpu"))
-    return ", ".join(sorted(kinds)) or asked.partition(",")[0].partition(":")[0]
+    devices = environment.get("devices")
+    written = devices if isinstance(devices, list) else []
+    kinds = {str(device.get("type", "")) for device in written if isinstance(device, Mapping)}
+    if kinds - {""}:
+        return ", ".join(sorted(kinds - {""}))
+    wanted = str(settings.get("devices") or settings.get("training.device", "cpu"))
+    return wanted.partition(",")[0].partition(":")[0]
 
 
 def dotted_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A table of settings, tables within it too, by dotted names: {"method": {"mu": 1}} is
     {"method.mu": 1}.
     """
-    found: dict[str, Any] = {}
+    dotted: dict[str, Any] = {}
     for key, value in toml_values(table).items():
-        found |= (
-            dotted_settings(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
-    return found
+        if isinstance(value, dict):
+            dotted |= dotted_settings(value, f"{prefix}{key}.")
+        else:
+            dotted[f"{prefix}{key}"] = value
+    return dotted

@@ -88,16 +88,18 @@ _unless_damaged = suppress(
 
 def read_predictions(run: Path, split: str, model: str) -> Predictions | None:
     """The scores of every image of a split by one of a run's models, where the run kept them."""
+    prefix = "" if model == "last" else f"{model}."
     with _unless_damaged:
-        notes, arrays = _read_scores(run, split)
-        about, prefix = json.loads(notes["feddraw"]), "" if model == "last" else f"{model}."
-        scores, truth = (
-            arrays[f"{prefix}{split}.scores"].astype(np.float64),
-            arrays[f"{split}.truth"],
+        metadata, arrays = _read_scores(run, split)
+        notes = json.loads(metadata["feddraw"])
+        predictions = Predictions(
+            scores=arrays[f"{prefix}{split}.scores"].astype(np.float64),
+            truth=arrays[f"{split}.truth"],
+            patients=arrays.get(f"{split}.patients"),
+            classes=tuple(map(str, notes["classes"])),
+            tested=str(notes["test"]),
         )
-        patients, findings = arrays.get(f"{split}.patients"), tuple(map(str, about["classes"]))
-        found = Predictions(scores, truth, patients, findings, str(about["test"]))
-        return found if found.shapes_fit else None
+        return predictions if predictions.shapes_fit else None
     return None
 
 
@@ -105,13 +107,14 @@ def read_holdout_predictions(run: Path) -> HoldoutPredictions | None:
     """The scores of the images that clients kept back, where the run has such."""
     with _unless_damaged:
         _, arrays = _read_scores(run, "holdout")
-        scores, truth, clients, rows = (
-            arrays[f"holdout.{name}"] for name in ("scores", "truth", "client", "rows")
+        predictions = HoldoutPredictions(
+            scores=arrays["holdout.scores"].astype(np.float64),
+            truth=arrays["holdout.truth"],
+            clients=arrays["holdout.client"],
+            rows=arrays["holdout.rows"],
+            patients=arrays.get("holdout.patients"),
         )
-        found = HoldoutPredictions(
-            scores.astype(np.float64), truth, clients, rows, arrays.get("holdout.patients")
-        )
-        return found if found.shapes_fit else None
+        return predictions if predictions.shapes_fit else None
     return None
 
 

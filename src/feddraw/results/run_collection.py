@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ from feddraw.results.outcome_settings import (
 )
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import find_run_folders
+from feddraw.system.file_writing import json_values
 from feddraw.text import grouped
 
 Runs = Sequence[RecordedRun]
@@ -44,11 +45,15 @@ class UnusedRun:
 class RunCollection:
     """Finished runs under labels that tell them apart, what could not be used, and what a reader
     should know.
+
+    `servers` are folders of servers on Flower or FLARE, finished or not: they have weights, but no
+    settings and no metrics, so no table and no test has them.
     """
 
     runs: tuple[RecordedRun, ...]
     problems: tuple[UnusedRun, ...]
     notes: tuple[str, ...]
+    servers: tuple[RecordedRun, ...] = ()
 
     @cached_property
     def scenarios(self) -> list[str]:
@@ -68,50 +73,54 @@ class RunCollection:
 
 def collect_runs(folders: Sequence[Path]) -> RunCollection:
     """All runs below the folders; what is broken or not finished is named, never fatal."""
+    places = ", ".join(map(str, folders))
     paths = find_run_folders(folders)
     if not paths:
         raise UserError(
-            f"no run in {', '.join(map(str, folders))}: a run's folder has an experiment.toml"
+            f"no run in {places}: a run's folder has an experiment.toml, a server's a weights.csv"
         )
-    runs, problems = [], []
+    runs: list[RecordedRun] = []
+    servers: list[RecordedRun] = []
+    problems: list[UnusedRun] = []
     for path in paths:
         try:
             run = read_run(path)
         except UserError as mistake:
             problems.append(UnusedRun(path, f"broken: {mistake}"))
             continue
-        if run.finished:
+        if run.of_server and run.ledger.rounds:
+            servers.append(run)
+        elif run.finished:
             runs.append(run)
         else:
-            problems.append(UnusedRun(path, unfinished_in_collection(run)))
-    if not runs:
-        raise UserError(
-            f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}:"
-            f" {problems[0].reason}"
-        )
+            problems.append(UnusedRun(path, how_far_in_words(run)))
+    if not runs and not servers:
+        first = problems[0]
+        raise UserError(f"no finished run in {places}; {first.path}: {first.reason}")
     # as they were found, but FedDRAW first, references last, and by seed
     ordered = sorted(
         _labelled_runs(runs),
         key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]),
     )
-    once, twice = _without_copies(ordered)
-    return RunCollection(tuple(once), tuple(problems + twice), tuple(_collection_notes(once)))
+    once, copies = _without_copies(ordered)
+    return RunCollection(
+        runs=tuple(once),
+        problems=(*problems, *copies),
+        notes=tuple(_notes(once)),
+        servers=tuple(servers),
+    )
 
 
-def unfinished_in_collection(run: RecordedRun) -> str:
+def how_far_in_words(run: RecordedRun) -> str:
     """How far a run has come, how good it is there, and when it last wrote a round."""
-    said = f"not finished: {len(run.rounds)} of {run.settings['rounds']} rounds"
+    of_all = f" of {run.planned}" if run.planned else ""
+    words = f"not finished: {run.done}{of_all} rounds"
     if not run.rounds:
-        return said
-    area, written = run.curve("validation")[-1], str(run.rounds[-1].get("time", ""))
-    said += f", validation AUC {area:.3f}" if math.isfinite(area) else ""
-    try:
-        return (
-            f"{said}, last written"
-            f" {datetime.fromisoformat(written).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        )
-    except (ValueError, OverflowError):  # an earlier version does not say when
-        return said
+        return words
+    area = run.curve("validation")[-1]
+    if math.isfinite(area):
+        words += f", validation AUC {area:.3f}"
+    return f"{words}, last written {run.rounds[-1].time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
@@ -119,17 +128,17 @@ def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
     it again.
     """
     kept: dict[tuple[str, str, str], RecordedRun] = {}
-    again = []
+    copies = []
     for run in runs:
         first = kept.setdefault((run.scenario, run.method, run.repeat), run)
         if first is not run:
-            same = (
-                "the same run as"
-                if first.metrics == run.metrics
-                else "the settings, but not the results, of"
-            )
-            again.append(UnusedRun(run.path, f"left out: {same} {first.path}"))
-    return list(kept.values()), again
+            same = json_values(first.metrics.document()) == json_values(run.metrics.document())
+            words = "the same run as" if same else "the settings, but not the results, of"
+            copies.append(UnusedRun(run.path, f"left out: {words} {first.path}"))
+    return list(kept.values()), copies
+
+
+# ------------------------------------------------------------------------------------------ labels
 
 
 def _labelled_runs(runs: Runs) -> list[RecordedRun]:
@@ -140,23 +149,20 @@ def _labelled_runs(runs: Runs) -> list[RecordedRun]:
     Precision tells runs apart only where somebody compares it.
     """
     same = _uncompared_precision(runs)
-    named = [
-        replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name)
-        for run in runs
-    ]
-    conditions = _differing_settings(named, attrgetter("scenario"), _describes_scenario, same)
-    for scenario, keys in _differing_settings(
-        named, attrgetter("scenario"), _describes_method, same
-    ).items():
+    by_scenario = attrgetter("scenario")
+    named = [replace(run, scenario=run.names.scenario, method=run.name) for run in runs]
+    conditions = _differing_settings(named, by_scenario, _describes_scenario, same)
+    for scenario, keys in _differing_settings(named, by_scenario, _describes_method, same).items():
         here = [run for run in named if run.scenario == scenario]
-        conditions[scenario] |= {key for key in keys if _is_crossed_setting(key, here)}
+        conditions[scenario] |= {key for key in keys if _is_crossed(key, here)}
     named = [
         replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run))
         for run in named
     ]
     named = _with_data_told_apart(named)
-    own = _differing_settings(named, attrgetter("scenario", "method"), _describes_method, same)
-    settings = grouped((method, key) for (_, method), keys in own.items() for key in keys)
+    by_method = attrgetter("scenario", "method")
+    differing = _differing_settings(named, by_method, _describes_method, same)
+    settings = grouped((method, key) for (_, method), keys in differing.items() for key in keys)
     return [
         replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run))
         for run in named
@@ -172,8 +178,7 @@ def _with_data_told_apart(runs: Runs) -> list[RecordedRun]:
         if _is_own_data(run):
             first.setdefault((run.scenario, _data_content(run)), _place_of_data(run))
     places = grouped((scenario, place) for (scenario, _), place in first.items())
-
-    short = {scenario: _shortest_distinct(own) for scenario, own in places.items()}
+    short = {scenario: _shortest_distinct(where) for scenario, where in places.items()}
 
     def name(run: RecordedRun) -> str:
         if not _is_own_data(run) or len(short[run.scenario]) == 1:
@@ -195,7 +200,7 @@ def _shortest_distinct(places: Sequence[str]) -> dict[str, str]:
     """The ends of paths, as long as it takes to tell them apart."""
     parts = {place: Path(place).parts for place in places}
     for depth in range(1, max(map(len, parts.values())) + 1):
-        ends = {place: "/".join(own[-depth:]) for place, own in parts.items()}
+        ends = {place: "/".join(names[-depth:]) for place, names in parts.items()}
         if len(set(ends.values())) == len(ends):
             return ends
     return {place: place for place in places}
@@ -208,12 +213,9 @@ def _data_content(run: RecordedRun) -> str:
     splits = run.partition.get("splits")
     parts = list(splits.values()) if isinstance(splits, dict) else []
     try:
-        return repr(
-            [
-                sum(one["images"] for one in parts),
-                *map(sum, zip(*(one["positives"] for one in parts), strict=True)),
-            ]
-        )
+        images = sum(part["images"] for part in parts)
+        positives = map(sum, zip(*(part["positives"] for part in parts), strict=True))
+        return repr([images, *positives])
     except (KeyError, TypeError, ValueError):  # not as a run writes it
         return ""
 
@@ -235,147 +237,154 @@ def _uncompared_precision(runs: Runs) -> tuple[str, ...]:
         }
         return json.dumps(chosen, sort_keys=True, default=str)
 
-    several = [
-        members
-        for members in grouped((rest(run), run) for run in runs).values()
-        if len(members) > 1
-    ]
+    alike = grouped((rest(run), run) for run in runs).values()
+    several = [group for group in alike if len(group) > 1]
     values = {
-        key: [{_collection_setting(run, key) for run in group} for group in several]
+        key: [{_setting(run, key) for run in group} for group in several]
         for key in PRECISION_SETTINGS
     }
-    return tuple(key for key, by_group in values.items() if all(len(own) == 1 for own in by_group))
+    return tuple(
+        key for key, by_group in values.items() if all(len(group) == 1 for group in by_group)
+    )
 
 
 def _differing_settings(
     runs: Runs, by: Key, which: Callable[[str], bool], apart: Sequence[str]
 ) -> dict[Any, set[str]]:
-    """By group, the settings with more than one value in it; a run of an older version may lack a
+    """By group, the settings with more than one value in it; a run of another version may lack a
     setting.
     """
-    found = {}
+    differing = {}
     unseen = {*REPEATS, *NOT_COMPARED, *apart}
     for name, members in grouped((by(run), run) for run in runs).items():
         keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
-        found[name] = {
+        differing[name] = {
             key
             for key in keys
-            if len({_collection_setting(run, key) for run in members if key in run.flat}) > 1
+            if len({_setting(run, key) for run in members if key in run.flat}) > 1
         }
-    return found
+    return differing
 
 
-def _is_crossed_setting(key: str, runs: Runs) -> bool:
+def _is_crossed(key: str, runs: Runs) -> bool:
+    """Whether all methods were run with the same several values of a setting."""
     values = grouped(
-        (run.method, _collection_setting(run, key))
-        for run in runs
-        if not run.reference and key in run.flat
+        (run.method, _setting(run, key)) for run in runs if not run.reference and key in run.flat
     )
-    sets = [set(own) for own in values.values()]
+    sets = [set(by_method) for by_method in values.values()]
     return (
         not key.startswith("method.")
         and len(sets) > 1
         and len(sets[0]) > 1
-        and all(one == sets[0] for one in sets)
+        and all(some == sets[0] for some in sets)
     )
 
 
 def _name_with_settings(name: str, keys: Iterable[str], run: RecordedRun) -> str:
     inside = ", ".join(
-        f"{key.partition('.')[2] or key}={_collection_setting(run, key)}" for key in sorted(keys)
+        f"{key.partition('.')[2] or key}={_setting(run, key)}" for key in sorted(keys)
     )
     return f"{name} ({inside})" if inside else name
 
 
-def _collection_setting(run: RecordedRun, key: str) -> str:
+def _setting(run: RecordedRun, key: str) -> str:
     value = run.flat.get(key, "not set")
     if isinstance(value, str) and "/" in value:
         value = Path(value).name  # somebody's own data may lie elsewhere on another machine
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _collection_notes(runs: Runs) -> Iterator[str]:
+# ------------------------------------------------------------------------------------------- notes
+
+
+def _notes(runs: Runs) -> Iterator[str]:
     """What makes runs less comparable than their names suggest."""
-    yield from _collection_unequal_settings(runs)
-    yield from _collection_unequal_precision(runs)
-    yield from _collection_unequal_partitions(runs)
-    yield from _collection_missing_repeats(runs)
-    common = {
-        key
-        for run in runs
-        for key in run.flat
-        if key.partition(".")[0] not in ("data", "scenario", "method")
-    }
-    unsaid = sorted(key for key in common if any(key not in run.flat for run in runs))
-    if unsaid:
-        yield (
-            f"Some runs do not record {', '.join(unsaid)}, as others do: they were made by another"
-            " version."
-        )
-    versions = {str(run.environment.get("packages", {}).get("feddraw", "unknown")) for run in runs}
-    if len(versions) > 1:
-        yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
+    yield from _unequal_settings(runs)
+    yield from _unequal_precision(runs)
+    yield from _unequal_partitions(runs)
+    yield from _missing_repeats(runs)
+    yield from _unequal_versions(runs)
 
 
-def _collection_unequal_settings(runs: Runs) -> Iterator[str]:
+def _unequal_settings(runs: Runs) -> Iterator[str]:
     methods = [run for run in runs if not run.reference]
-    found: dict[str, list[str]] = {}
+    scenarios: dict[str, list[str]] = {}  # by setting and its values
 
     def compared(key: str) -> bool:
         return key.startswith(("training.", "model.", "rounds"))
 
     differing = _differing_settings(methods, attrgetter("scenario"), compared, PRECISION_SETTINGS)
     for scenario, keys in differing.items():
+        here = [run for run in methods if run.scenario == scenario]
         for key in keys:
-            here = [run for run in methods if run.scenario == scenario]
-            if not all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
-                values = grouped((_collection_setting(run, key), run.method) for run in here)
-                said = "; ".join(
-                    f"{value}: {', '.join(sorted({*names}))}"
-                    for value, names in sorted(values.items())
-                )
-                found.setdefault(f"{key} ({said})", []).append(scenario)
-    for what, where in sorted(found.items()):
+            if all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
+                continue  # the names tell them apart
+            values = grouped((_setting(run, key), run.method) for run in here)
+            words = "; ".join(
+                f"{value}: {', '.join(sorted({*names}))}" for value, names in sorted(values.items())
+            )
+            scenarios.setdefault(f"{key} ({words})", []).append(scenario)
+    for what, where in sorted(scenarios.items()):
         yield f"Not all methods were run with the same {what} in {', '.join(where)}."
 
 
-def _collection_unequal_precision(runs: Runs) -> Iterator[str]:
+def _unequal_precision(runs: Runs) -> Iterator[str]:
     """Other devices and precisions round differently: runs stay repeats of one another, and the
     reader is told.
     """
-    found = {
-        "kind of device": {run.path: outcome_device_kind(run.flat, run.environment) for run in runs}
+    values = {
+        "kind of device": [outcome_device_kind(run.flat, run.environment) for run in runs],
+        **{
+            key: [_setting(run, key) for run in runs if key in run.flat]
+            for key in PRECISION_SETTINGS
+        },
     }
-    for key in PRECISION_SETTINGS:
-        found[key] = {run.path: _collection_setting(run, key) for run in runs if key in run.flat}
-    for what, by_run in found.items():
-        counts = Counter(by_run.values())
+    for what, by_run in values.items():
+        counts = Counter(by_run)
         if len(counts) > 1:
-            said = ", ".join(f"{value}: {count} runs" for value, count in sorted(counts.items()))
+            words = ", ".join(f"{value}: {count} runs" for value, count in sorted(counts.items()))
             yield (
-                f"Not all runs were computed with the same {what} ({said}): they differ by"
+                f"Not all runs were computed with the same {what} ({words}): they differ by"
                 " rounding, too."
             )
 
 
-def _collection_unequal_partitions(runs: Runs) -> Iterator[str]:
+def _unequal_partitions(runs: Runs) -> Iterator[str]:
     hashes = grouped(
-        ((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs
+        ((run.scenario, run.repeat), str(run.partition.get("sha256", "unknown"))) for run in runs
     )
-    for (scenario, repeat), found in hashes.items():
-        if len({*map(str, found)}) > 1:
+    for (scenario, repeat), by_run in hashes.items():
+        if len(set(by_run)) > 1:
             yield (
                 f"In {scenario}, seed {repeat}, the methods did not have the same images at the"
                 " same clients."
             )
 
 
-def _collection_missing_repeats(runs: Runs) -> Iterator[str]:
+def _missing_repeats(runs: Runs) -> Iterator[str]:
     for scenario, here in grouped((run.scenario, run) for run in runs).items():
         every = {run.repeat for run in here}
         for method, repeats in grouped((run.method, run.repeat) for run in here).items():
             if missing := sorted(every - {*repeats}):
                 yield f"{method} has no finished run in {scenario} for seed {', '.join(missing)}."
+
+
+def _unequal_versions(runs: Runs) -> Iterator[str]:
+    common = {
+        key
+        for run in runs
+        for key in run.flat
+        if key.partition(".")[0] not in ("data", "scenario", "method")
+    }
+    unrecorded = sorted(key for key in common if any(key not in run.flat for run in runs))
+    if unrecorded:
+        yield (
+            f"Some runs do not record {', '.join(unrecorded)}, as others do: they were made by"
+            " another version."
+        )
+    versions = {str(run.environment.get("packages", {}).get("feddraw", "unknown")) for run in runs}
+    if len(versions) > 1:
+        yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
 
 
 def findings_of_runs(runs: Sequence[RecordedRun]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A run's folder: written as it happens, each file whole or not at all, and read back.
+"""A run's folder: where its files are, written as it happens, each file whole or not at all.
 
 A round is in the folder when its checkpoint is; lines of the ledger behind the checkpoint belong to
 a round that was cut off and are dropped on resume. A run is finished when `metrics.json` is there.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,21 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.finding_counts import findings_per_split
 from feddraw.data.scenarios.partition import Partition
 from feddraw.errors import UserError
-from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
+from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.ledger_table import (
     LEDGER_COLUMNS,
     PIECE_COLUMNS,
-    ledger_lines_before,
     ledger_rows,
+    read_ledger,
+    read_pieces,
 )
+from feddraw.results.metrics import RunMetrics
 from feddraw.results.outcome_settings import dotted_settings, without_execution
+from feddraw.results.round_log import EvaluatedRound, RoundLine, first_divergence, read_round_log
 from feddraw.server.ledger import LedgerEntry, PieceEntry
-from feddraw.server.round import RoundResult
 from feddraw.system.csv_cells import csv_text
-from feddraw.system.file_reading import read_jsonl, read_toml
+from feddraw.system.file_reading import read_toml
 from feddraw.system.file_writing import (
     append_to_log,
     json_values,
@@ -56,11 +58,27 @@ from feddraw.system.file_writing import (
 from feddraw.system.locks import lock_folder
 from feddraw.text import folder_name
 
-CLOCK_FIELDS = (
-    "seconds",
-    "client_seconds",
-    "time",
-)  # what a round's line has that differs when it is run again
+SKIPPED_FOLDERS = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
+
+
+@dataclass(frozen=True, eq=False)
+class FinalScores:
+    """What a run's last evaluation gives its folder beside the model of the last round."""
+
+    metrics: RunMetrics
+    kept: Mapping[str, Model] = field(default_factory=dict)  # other models, by name
+    predictions: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class RunFacts:
+    """What is written down about a run before its first round, beside its settings."""
+
+    partition: Partition
+    parameters: int  # in all updates together, by which they are summed
+    layout: Layout
+    dataset: Dataset | None = None
+    devices: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -72,21 +90,23 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.rounds = path / "rounds.jsonl"
         self.ledger = path / "weights.csv"
-        self.pieces = (
-            path / "pieces.csv"
-        )  # only where a rule weighs layers or classes by themselves
+        # only where a rule weighs layers or classes by themselves
+        self.pieces = path / "pieces.csv"
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
-        self.best = (
-            path / "model-best.safetensors"
-        )  # these two only where they are asked for (`keep`)
+        # these two only where they are asked for (`keep`)
+        self.best = path / "model-best.safetensors"
         self.tail = path / "model-tail.safetensors"
         self.predictions = path / "predictions.safetensors"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
         self.kept = path / "checkpoint" / "kept.safetensors"
         self._held = False  # whether this object has the folder's lock
 
-    def begin(self, table: Mapping[str, Any], *, resume: bool, defaults: Mapping[str, Any]) -> bool:
+    @property
+    def _files(self) -> list[Path]:
+        return [path for path in vars(self).values() if isinstance(path, Path)]
+
+    def begin(self, table: Mapping[str, Any], *, resume: bool) -> bool:
         """Whether there is something to do; a folder that holds another run, or cannot be written
         to, is refused.
 
@@ -100,34 +120,36 @@ class RunFolder:
                 " --resume"
             )
         if used and not self.settings.is_file() and not self.checkpoint.is_file():
-            own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
-            if any(
-                child.name not in own and not child.name.endswith(".part")
-                for child in self.path.iterdir()
-            ):
-                raise UserError(
-                    f"{self.path} holds something other than a run: choose another folder with"
-                    " --out"
-                )
+            self._refuse_strange_files()
         if self.settings.is_file():
-            self._refuse_other_settings(table, defaults)
+            self._refuse_other_settings(table)
         if self.metrics.is_file():
             return False
         self._refuse_links()
         self._refuse_unwritable()
         return True
 
-    def _refuse_other_settings(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        """A setting that came after the run was written is at its default there."""
-        written = read_toml(self.settings)
-        written.pop("partition", None)
-        usual, own, wanted = (
-            without_execution(dotted_settings(one)) for one in (defaults, written, table)
-        )
-        there = usual | own
-        for name in sorted(there.keys() | wanted.keys()):
-            if there.get(name) != wanted.get(name):
-                had, has = there.get(name, "not set"), wanted.get(name, "not set")
+    def _refuse_strange_files(self) -> None:
+        written = {file.name for file in self._files} | {self.checkpoint.parent.name}
+        strange = [
+            child
+            for child in self.path.iterdir()
+            if child.name not in written and not child.name.endswith(".part")
+        ]
+        if strange:
+            raise UserError(
+                f"{self.path} holds something other than a run: choose another folder with --out"
+            )
+
+    def _refuse_other_settings(self, table: Mapping[str, Any]) -> None:
+        document = read_toml(self.settings)
+        document.pop("partition", None)
+        written = without_execution(dotted_settings(document))
+        wanted = without_execution(dotted_settings(table))
+        for name in sorted(written.keys() | wanted.keys()):
+            if written.get(name) != wanted.get(name):
+                had = written.get(name, "not set")
+                has = wanted.get(name, "not set")
                 raise UserError(
                     f"{self.path} was run with {name} = {had}, not {has}: resume with the same"
                     " settings"
@@ -137,10 +159,8 @@ class RunFolder:
         """The folder itself may be a link, because the user named it; nothing in it may
         lead out.
         """
-        inside = [
-            path for path in vars(self).values() if isinstance(path, Path) and path != self.path
-        ]
-        for path in (self.checkpoint.parent, self.path / "tensorboard", *inside):
+        files = [file for file in self._files if file != self.path]
+        for path in (self.checkpoint.parent, self.path / "tensorboard", *files):
             refuse_link(path)
 
     def _refuse_unwritable(self) -> None:
@@ -168,81 +188,47 @@ class RunFolder:
             finally:
                 self._held = False
 
-    def write_settings(
-        self,
-        table: Mapping[str, Any],
-        *,
-        partition: Partition,
-        parameters: int,
-        layout: Layout,
-        dataset: Dataset | None = None,
-        devices: Mapping[str, Any] | None = None,
-    ) -> None:
-        """The settings, and the environment: `parameters` are in all updates together, by which
-        they are summed.
-        """
-        document = toml_values({**table, "partition": _partition_in_run_folder(partition, dataset)})
+    def write_settings(self, table: Mapping[str, Any], facts: RunFacts) -> None:
+        """The settings, and the environment; other images than those of the run are refused."""
+        document = toml_values({**table, "partition": _partition_record(facts)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
-        elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
+        elif read_toml(self.settings).get("partition", {}).get("sha256") != facts.partition.sha256:
             raise UserError(
                 f"{self.path} was run on other data: use the same images, or choose another folder"
             )
-        about = (
-            environment()
-            | dict(devices or {})
-            | {"sums": summed_by(parameters), "network": _network_in_run_folder(layout)}
-        )
-        write_json(self.environment, about)
+        machine = environment() | dict(facts.devices)
+        machine["sums"] = summed_by(facts.parameters)
+        machine["network"] = _network_record(facts.layout)
+        write_json(self.environment, machine)
 
     def forget_from(self, round: int) -> None:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is
         none.
         """
         try:
-            kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
-            ledger = ledger_lines_before(round, self.ledger, LEDGER_COLUMNS)
-            pieces = ledger_lines_before(round, self.pieces, PIECE_COLUMNS)
-        except (KeyError, TypeError, ValueError):
+            lines = [line for line in read_round_log(self.rounds) if line.round < round]
+            ledger = [entry for entry in read_ledger(self.ledger) if entry.round < round]
+            pieces = [entry for entry in read_pieces(self.pieces) if entry.round < round]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise UserError(
                 f"the log or ledger in {self.path} is damaged: delete the folder and start again"
             ) from None
-        write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        write_whole(self.ledger, csv_text([LEDGER_COLUMNS, *ledger]).encode())
+        write_whole(self.rounds, "".join(line.text() for line in lines).encode())
+        write_whole(self.ledger, csv_text([LEDGER_COLUMNS, *ledger_rows(ledger)]).encode())
         if self.pieces.is_file():
-            write_whole(self.pieces, csv_text([PIECE_COLUMNS, *pieces]).encode())
+            write_whole(self.pieces, csv_text([PIECE_COLUMNS, *ledger_rows(pieces)]).encode())
 
-    def add_round(self, result: RoundResult) -> None:
-        outcome = (result.round, result.loss, result.metrics, result.seconds, result.client_seconds)
-        self.add_line(*outcome, digest=model_digest(result.model), diverged=result.diverged)
+    def add_round(self, result: EvaluatedRound) -> None:
+        self.add_line(RoundLine.of(result))
         self.add_to_ledger(result.ledger, result.pieces)
 
-    def add_line(
-        self,
-        round: int,
-        loss: float,
-        metrics: Mapping[str, Any],
-        seconds: Mapping[str, float],
-        client_seconds: Mapping[str, float],
-        *,
-        digest: str = "",
-        diverged: str = "",
-        rounds: int = 0,
-    ) -> None:
-        """A round's line of the log; `rounds` is T, for a folder that has no settings to say it."""
-        splits = {
-            split: _split_in_round_log(metrics[split])
-            for split in ("validation", "test")
-            if split in metrics
-        }
-        line = {"round": round, "loss": loss, **splits, "model": digest, "seconds": dict(seconds)}
-        line |= {"diverged": diverged} if diverged else {}
-        line |= {"rounds": rounds} if rounds else {}
-        line |= {
-            "client_seconds": dict(client_seconds),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        append_to_log(self.rounds, json.dumps(json_values(line)) + "\n")
+    def add_line(self, line: RoundLine) -> None:
+        append_to_log(self.rounds, line.text())
+
+    def logged(self, round: int) -> bool:
+        """Whether a round's line is in the log."""
+        return any(line.round == round for line in read_round_log(self.rounds))
 
     def add_to_ledger(
         self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()
@@ -291,124 +277,112 @@ class RunFolder:
         """Of the model of the last round, of the best validation round, or of the tail average."""
         return {"last": self.model, "best": self.best, "tail": self.tail}[name]
 
-    def finish(
-        self,
-        model: Model,
-        scores: Mapping[str, Any],
-        predictions: Mapping[str, NDArray[Any]],
-        dataset: Dataset | None,
-        kept: Mapping[str, Model] | None = None,
-    ) -> None:
+    def finish(self, model: Model, scores: FinalScores, dataset: Dataset | None) -> None:
         """The last files; without a data set of the server's own there are no predictions
         to keep.
         """
-        for name, one in {"last": model, **(kept or {})}.items():
-            arrays = {name: np.ascontiguousarray(array) for name, array in one.arrays().items()}
+        for name, kept in {"last": model, **scores.kept}.items():
+            arrays = {key: np.ascontiguousarray(array) for key, array in kept.arrays().items()}
             write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
-            self._write_predictions(predictions, dataset)
-        document = _scores_in_run_folder(
-            {**scores, "diverged": first_divergence(read_jsonl(self.rounds))}
-        )
-        write_json(self.metrics, json_values(document))
+            self._write_predictions(scores.predictions, dataset)
+        diverged = first_divergence(read_round_log(self.rounds))
+        metrics = replace(scores.metrics, diverged=diverged)
+        write_json(self.metrics, json_values(metrics.document()))
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
-        about = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
+        notes = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
-        write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}), private=True)
+        write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(notes)}), private=True)
 
 
 def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -> Path:
     """runs/SCENARIO-METHOD-SEED; for a new run with a number behind it where that is taken."""
     names = [folder_name(name.replace(":", ".")) for name in (scenario, method)]
     base = Path("runs") / "-".join([*names, str(seed)])
-    folder, number = base, 2
+    folder = base
+    number = 2
     while not resume and folder.exists() and any(folder.iterdir()):
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+        folder = base.with_name(f"{base.name}-{number}")
+        number = number + 1
     return folder
 
 
-def first_divergence(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The first round of a log that shows divergence, and why; empty if none does."""
-    found = (
-        {"round": line["round"], "why": str(line["diverged"])}
-        for line in rounds
-        if line.get("diverged")
-    )
-    return next(found, {})
-
-
-def _scores_in_run_folder(scores: Any) -> Any:
-    """Without the words that only a diverged run needs, where they would be empty."""
-    if not isinstance(scores, Mapping):
-        return scores
-    kept = {
-        name: value
-        for name, value in scores.items()
-        if value or name not in ("not_finite", "diverged")
-    }
-    return {name: _scores_in_run_folder(value) for name, value in kept.items()}
-
-
-def _split_in_round_log(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a round's line has of one split: the AUC, also by site, the GM where there is one, what
-    is undefined.
-    """
-    more = {name: found[name] for name in ("gm", "sites", "undefined") if found.get(name)}
-    return {**found["auc"], **more}
-
-
-def _network_in_run_folder(layout: Layout) -> dict[str, Any]:
+def _network_record(layout: Layout) -> dict[str, Any]:
     """What of the network follows from no setting: above all which layer was taken as the
     classifier.
     """
-    frozen = sum(array.size for array in layout.frozen.values())
-    about = {
+    record: dict[str, Any] = {
         "classifier": classifier_in_words(layout.classifier, layout.outputs),
         "parameters": layout.length("param"),
     }
-    return about | ({"frozen": frozen} if frozen else {})
+    frozen = sum(array.size for array in layout.frozen.values())
+    if frozen:
+        record["frozen"] = frozen
+    return record
 
 
-def _partition_in_run_folder(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
+def _partition_record(facts: RunFacts) -> dict[str, Any]:
     """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding
     every client has.
     """
-    found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
-    if dataset is not None:
-        labels = dataset.training_labels()
-        found["findings"] = list(dataset.findings)
-        found["normalization"] = [dataset.mean, dataset.std]
-        found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
-        rows = {shard.client: shard.rows for shard in partition.shards}
-        found["positives"] = {
-            client: labels.values[own].sum(axis=0).tolist() for client, own in rows.items()
+    partition = facts.partition
+    dataset = facts.dataset
+    record: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
+    if dataset is None:
+        return record
+    labels = dataset.training_labels()
+    rows = {shard.client: shard.rows for shard in partition.shards}
+    record["findings"] = list(dataset.findings)
+    record["normalization"] = [dataset.mean, dataset.std]
+    record["sizes"] = {shard.client: len(shard) for shard in partition.shards}
+    record["positives"] = {
+        client: labels.values[images].sum(axis=0).tolist() for client, images in rows.items()
+    }
+    record["splits"] = findings_per_split(dataset)
+    if labels.known is not None:
+        record["known"] = {
+            client: labels.known_counts(images).tolist() for client, images in rows.items()
         }
-        found["splits"] = findings_per_split(dataset)
-        if labels.known is not None:
-            found["known"] = {
-                client: labels.known_counts(own).tolist() for client, own in rows.items()
-            }
-    return found
+    return record
+
+
+# -------------------------------------------------------------------------------- finding folders
+
+
+def is_run_folder(files: Collection[str]) -> bool:
+    """Whether a folder with these files is that of a run, or of a server on Flower or FLARE, which
+    writes no settings.
+    """
+    return "experiment.toml" in files or {"rounds.jsonl", "weights.csv"} <= set(files)
+
+
+def walk_folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and all below it in which runs may be, each with the names of its files."""
+    for place, below, files in os.walk(root):
+        below[:] = sorted(
+            name for name in below if name not in SKIPPED_FOLDERS and not name.startswith(".")
+        )
+        yield Path(place), files
 
 
 def find_run_folders(folders: Iterable[Path]) -> list[Path]:
     """Every run's folder at or below these, each once."""
-    found: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"no folder {folder}: give the folder of a run or of a study")
-        for place, below, files in os.walk(folder):
-            below[:] = sorted(name for name in below if name != "checkpoint")
-            if "experiment.toml" in files:
-                found.setdefault(Path(place).resolve(), Path(place))
-    return list(found.values())
+        for place, files in walk_folders(folder):
+            if is_run_folder(files):
+                paths.setdefault(place.resolve(), place)
+    return list(paths.values())
 
 
 def require_run(path: Path) -> None:
-    """Refuse what is not the folder of a run; a study's folder is named as such."""
-    if not RunFolder(path).settings.is_file():
-        below = find_run_folders([path]) if path.is_dir() else []
-        hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
-        raise UserError(f"{path} is not the folder of a run{hint}")
+    """Refuse what is not the folder of a run or server; a study's folder is named as such."""
+    if path.is_dir() and is_run_folder([child.name for child in path.iterdir()]):
+        return
+    below = find_run_folders([path]) if path.is_dir() else []
+    hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
+    raise UserError(f"{path} is not the folder of a run{hint}")

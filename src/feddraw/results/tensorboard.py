@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feddraw.errors import UserError
-from feddraw.server.round import RoundResult
+from feddraw.results.round_log import EvaluatedRound
 from feddraw.system.file_writing import make_subfolder
 from feddraw.system.machine import installed
 
@@ -21,7 +21,7 @@ def check_tensorboard() -> None:
 
 
 @contextmanager
-def tensorboard_log(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], None]]:
+def tensorboard_log(folder: Path | None, start: int) -> Iterator[Callable[[EvaluatedRound], None]]:
     """Where to show each round; what an earlier try wrote from round `start` on is forgotten."""
     if folder is None:
         yield lambda result: None
@@ -31,7 +31,7 @@ def tensorboard_log(folder: Path | None, start: int) -> Iterator[Callable[[Round
     make_subfolder(folder / "tensorboard")
     with SummaryWriter(str(folder / "tensorboard"), purge_step=start or None) as writer:
 
-        def show(result: RoundResult) -> None:
+        def show(result: EvaluatedRound) -> None:
             for name, value in tensorboard_scalars(result).items():
                 writer.add_scalar(name, value, result.round)
             writer.flush()
@@ -39,20 +39,17 @@ def tensorboard_log(folder: Path | None, start: int) -> Iterator[Callable[[Round
         yield show
 
 
-def tensorboard_scalars(result: RoundResult) -> dict[str, float]:
+def tensorboard_scalars(result: EvaluatedRound) -> dict[str, float]:
     """Loss, AUC of each split and finding, and every client's weight and similarity."""
-    found = {"loss": result.loss}
-    for split, metrics in result.metrics.items():
-        if split in ("validation", "test"):
-            found[f"{split}/AUC"] = metrics["auc"]["macro"]
-            found[f"{split}/findings without AUC"] = sum(
-                map(math.isnan, metrics["auc"]["per_class"].values())
-            )
-            found |= {
-                f"{split}/AUC {finding}": area
-                for finding, area in metrics["auc"]["per_class"].items()
-            }
+    scalars = {"loss": result.loss}
+    splits = {"validation": result.metrics.validation, "test": result.metrics.test}
+    for name, split in splits.items():
+        if split.evaluated:
+            areas = split.auc.per_class
+            scalars[f"{name}/AUC"] = split.auc.macro
+            scalars[f"{name}/findings without AUC"] = sum(map(math.isnan, areas.values()))
+            scalars |= {f"{name}/AUC {finding}": area for finding, area in areas.items()}
     for entry in result.ledger:
-        found[f"weight/{entry.client}"] = entry.weight
-        found[f"similarity/{entry.client}"] = entry.similarity
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+        scalars[f"weight/{entry.client}"] = entry.weight
+        scalars[f"similarity/{entry.client}"] = entry.similarity
+    return {name: value for name, value in scalars.items() if math.isfinite(value)}

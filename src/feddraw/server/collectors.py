@@ -273,17 +273,17 @@ class _Stream:
         rule = round.method.aggregation
         if isinstance(rule, Joint) or not isinstance(rule.weighting, SelfScored):
             raise UserError(f"this method cannot stream: {why_not_streaming(round.method)}")
-        counted = {
+        sizes_by_client = {
             client: limited_sizes[client][0] if client in limited_sizes else size
             for client, size in announced.items()
         }
-        sizes = np.array(list(counted.values()), np.float64)
+        sizes = np.array(list(sizes_by_client.values()), np.float64)
         return _Stream(
             round=round,
             rule=rule,
             weighting=rule.weighting,
             facts=Facts(round.number, round.rounds, sizes),
-            places={client: place for place, client in enumerate(counted)},
+            places={client: place for place, client in enumerate(sizes_by_client)},
             sum=RunningSum(len(round.sent.params), len(round.sent.buffers)),
             counters=np.zeros_like(round.sent.counters),
         )

@@ -75,9 +75,9 @@ class Verdict:
         return (
             f"refused: {self.reason}"
             if self.reason
-            else f"counted: {self.note}"
+            else f"weighted: {self.note}"
             if self.note
-            else "counted"
+            else "weighted"
         )
 
 

@@ -17,19 +17,6 @@ from feddraw.server.policy import remark_on_limit
 # What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
 HIDDEN = float("nan")
 
-# the columns of numbers that every version's ledger has
-LEDGER_NUMBERS = (
-    "size",
-    "steps",
-    "prior",
-    "similarity",
-    "gamma",
-    "beta",
-    "reputation",
-    "weight",
-    "influence",
-)
-
 
 @dataclass(frozen=True)
 class LedgerEntry:
@@ -46,8 +33,8 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    # Or "counted: and what was noted", "refused: why", "missing", "not asked".
-    status: str = "counted"
+    # Or "weighted: and what was noted", "refused: why", "missing", "not sampled".
+    status: str = "weighted"
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
     clause: str = ""  # the policy's setting that decided it
@@ -60,8 +47,8 @@ class LedgerEntry:
     rho: float = math.nan  # variance between clients over that of one image
 
     @property
-    def counted(self) -> bool:
-        return self.status.startswith("counted")
+    def weighted(self) -> bool:
+        return self.status.startswith("weighted")
 
 
 @dataclass(frozen=True)
@@ -130,18 +117,20 @@ def ledger_of(
             )
         else:
             lines.append(
-                LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked")
+                LedgerEntry(
+                    round, name, 0, 0, status="missing" if client in asked else "not sampled"
+                )
             )
     return tuple(lines)
 
 
 def _weight_columns(
-    counted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
+    weighted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
 ) -> dict[int, dict[str, Any]]:
     """Weight, influence and the parts of the weight, by client."""
     if aggregate is None:
         return {}
-    lengths = np.abs(aggregate.coefficients) * [verdicts[client].distance for client in counted]
+    lengths = np.abs(aggregate.coefficients) * [verdicts[client].distance for client in weighted]
     total = lengths.sum()
     influence = lengths / total if total > 0 else math.nan
     columns: dict[str, Any] = {"weight": aggregate.coefficients, "influence": influence}
@@ -153,10 +142,11 @@ def _weight_columns(
             "clause": np.array(limited.clauses, object),
         }
     lists = {
-        name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()
+        name: np.broadcast_to(column, len(weighted)).tolist() for name, column in columns.items()
     }
     return {
-        client: {name: lists[name][index] for name in lists} for index, client in enumerate(counted)
+        client: {name: lists[name][index] for name in lists}
+        for index, client in enumerate(weighted)
     }
 
 
@@ -173,14 +163,14 @@ def with_refusals(
 
 
 def piece_entries(
-    round: int, counted: Sequence[str], aggregate: Aggregate | None
+    round: int, weighted: Sequence[str], aggregate: Aggregate | None
 ) -> tuple[PieceEntry, ...]:
     """One line per client and piece."""
     pieces = aggregate.weights.pieces if aggregate else ()
     return tuple(
         _piece_entry(round, name, piece, index)
         for piece in pieces
-        for index, name in enumerate(counted)
+        for index, name in enumerate(weighted)
     )
 
 

@@ -68,15 +68,13 @@ class RoundRecord:
     # How long each client worked, if it says so.
     client_seconds: Mapping[str, float] = field(default_factory=dict, repr=False)
     pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    # what the strategy reports to Flower: means of the clients' own metrics, columns of the ledger
+    reported: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def diverged(self) -> str:
-        """How this round shows that the run has diverged; empty if it does not."""
-        broken = self.metrics.get("validation", {}).get("not_finite", ())
-        if broken:
-            return f"the model's scores are not finite numbers ({', '.join(broken)})"
-        silent = ("missing", "not asked")
+        """How the updates show that the run has diverged; empty if they do not."""
+        silent = ("missing", "not sampled")
         answers = [entry.status for entry in self.ledger if entry.status not in silent]
         if answers and all(_refused_as_not_finite(status) for status in answers):
             return "every update was refused, because none was finite"
@@ -85,7 +83,7 @@ class RoundRecord:
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+        return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
 def _refused_as_not_finite(status: str) -> bool:
@@ -99,8 +97,6 @@ class RoundResult(RoundRecord):
     model: Model
     next_model: Model
     state: State
-    # After the last round: other models that were wanted (`keep`).
-    kept: Mapping[str, Model] = field(default_factory=dict)
 
 
 Collector = Callable[[Round, Iterable[Update]], RoundResult]

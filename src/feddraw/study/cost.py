@@ -142,7 +142,8 @@ class RunWork:
             trained = from_paper.total
         if trained is None or evaluated is None or experiment.training.steps:
             return None
-        training, rounds = experiment.training, experiment.rounds
+        training = experiment.training
+        rounds = experiment.rounds
         validation, test = evaluated
         return RunWork(
             steps=trained * training.epochs * rounds / training.batch_size,

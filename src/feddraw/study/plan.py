@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError, unknown
-from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
+from feddraw.experiment.settings import Experiment, complete, data_name
 from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_execution
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import read_toml
@@ -45,9 +45,7 @@ class PlannedRun:
 
     def is_finished(self, out: Path) -> bool:
         """Whether its folder in `out` has all files; one that holds another run is refused."""
-        return not RunFolder(out / self.name).begin(
-            self.complete.table(), resume=True, defaults=unnamed_defaults()
-        )
+        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True)
 
     @property
     def key(self) -> str:

@@ -3,73 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.results.recorded_run import damage_told
+from feddraw.results.recorded_run import RecordedRun, read_run
+from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import RunFolder
+from feddraw.results.run_reader import damage_told
 from feddraw.study.plan import PlannedRun
 from feddraw.system.csv_cells import csv_text
-from feddraw.system.file_reading import read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_reading import read_csv
 from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 from feddraw.system.locks import lock_file
 
 
 def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
-    folder = RunFolder(out / planned.name)
-    row = {
+    run = read_run(out / planned.name)
+    test = run.metrics.test
+    row: dict[str, Any] = {
         "run": planned.name,
         "key": planned.key,
         **planned.label,
         "seed": planned.experiment.seed,
+        "auc": test.auc.macro,
+        "gm": test.gm.macro,
     }
-    with damage_told(folder.path):
-        found, rounds = read_json(folder.metrics), read_jsonl(folder.rounds)
-        curve = (
-            [line["test"]["macro"] for line in rounds]
-            if all("test" in line for line in rounds)
-            else []
-        )
-        own = {
-            name: one["test"]["auc"]["macro"]
-            for name, one in found["clients"].items()
-            if "test" in one
-        }
-        row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
-        if found.get("diverged"):
-            row["diverged"] = found["diverged"]["round"]
-        row["validation_auc"] = found["validation"]["auc"]["macro"]
-        for kind in ("auc", "gm"):
-            row |= {
-                f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()
-            }
-        row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
-        row |= {
-            f"auc_of_{name}": one["test"]["auc"]["macro"]
-            for name, one in found.get("models", {}).items()
-        }
-        row |= _results_by_site_and_round(rounds)
-        row["auc_by_client"] = " ".join(
-            f"{name}={area:.6f}" for name, area in own.items() if area is not None
-        )
-        row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
-        row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
+    if run.diverged is not None:
+        row["diverged"] = run.diverged.round
+    row["validation_auc"] = run.metrics.validation.auc.macro
+    for kind in ("auc", "gm"):
+        row |= {f"{kind} {name}": value for name, value in test.of(kind).per_class.items()}
+    curve = run.curve("test") if all(line.test.evaluated for line in run.rounds) else []
+    row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if math.isfinite(area))
+    row |= {f"auc_of_{name}": model.test.auc.macro for name, model in run.kept.items()}
+    row |= _auc_by_site_and_round(run.rounds)
+    row["auc_by_client"] = " ".join(_auc_by_client(run))
+    with damage_told(RunFolder(run.path).settings):
+        row["partition"] = str(run.partition["sha256"])[:16]
+    row["seconds"] = round(sum(line.whole_seconds for line in run.rounds), 2)
     return row
 
 
-def _results_by_site_and_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _auc_by_client(run: RecordedRun) -> Iterator[str]:
+    """The test AUC of each client's own model, where it has one."""
+    for name, client in run.metrics.clients.items():
+        if client.test.evaluated and math.isfinite(client.test.auc.macro):
+            yield f"{name}={client.test.auc.macro:.6f}"
+
+
+def _auc_by_site_and_round(rounds: Sequence[RoundLine]) -> dict[str, str]:
     """The test AUC of every round at each site whose images differ: 'C4 0.71 0.72; C1 …'."""
-    curves = [line.get("test", {}).get("sites", {}) for line in rounds]
-    if not all(curves):
+    if not rounds or not all(line.test.sites for line in rounds):
         return {}
-    areas = {
-        site: [math.nan if one[site] is None else one[site] for one in curves] for site in curves[0]
-    }
-    words = [" ".join([site, *(f"{area:.6f}" for area in own)]) for site, own in areas.items()]
-    return {"auc_by_site_by_round": "; ".join(words)}
+    curves = [
+        " ".join([site, *(f"{line.test.sites[site]:.6f}" for line in rounds)])
+        for site in rounds[0].test.sites
+    ]
+    return {"auc_by_site_by_round": "; ".join(curves)}
 
 
 class ResultTable:
@@ -91,9 +84,8 @@ class ResultTable:
         with lock_file(self.path):
             before = _results_by_key(self.path)
             new = {row["key"]: dict(row) for row in rows if row["key"] not in before}
-            again = {
-                _dealt_run(row) for row in new.values()
-            }  # an earlier version may have given them other keys
+            # An earlier version may have given them other keys.
+            again = {_dealt_run(row) for row in new.values()}
             self.rows = {
                 key: row for key, row in before.items() if _dealt_run(row) not in again
             } | new

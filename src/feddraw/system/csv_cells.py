@@ -25,9 +25,8 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
         csv.writer(text, lineterminator="\n", quoting=how)
         for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
     )
-    for (
-        row
-    ) in rows:  # a carriage return is a new line for those who read a table, but not for the writer
+    # A carriage return is a new line for those who read a table, but not for the writer.
+    for row in rows:
         writer = quoted if any(isinstance(value, str) and "\r" in value for value in row) else usual
         writer.writerow([to_csv_cell(value) for value in row])
     return text.getvalue()

@@ -43,9 +43,8 @@ def kernel_locks() -> bool:
 def lock_folder(path: Path) -> Iterator[None]:
     """Hold a folder, or refuse at once if another process holds it."""
     if not kernel_locks():
-        beside = path.resolve().with_name(
-            f".{path.resolve().name}.lock"
-        )  # a folder that is used has files in it
+        # A folder that is used has files in it.
+        beside = path.resolve().with_name(f".{path.resolve().name}.lock")
         with _lock_by_file(beside, f"another process is using {path}", longest=0.0):
             yield
         return

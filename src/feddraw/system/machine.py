@@ -27,7 +27,8 @@ def machine_memory() -> tuple[int, int]:
         _cgroup_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")
     )
     if limit is not None and limit < total:
-        total, free = limit, min(free, limit - (used or 0))
+        total = limit
+        free = min(free, limit - (used or 0))
     return total, max(0, free)
 
 

@@ -27,14 +27,15 @@ def augment(
     """
     turn, zoom, right, down = torch.rand(4, len(images), generator=generator)
     angle = math.radians(rotation) * (2 * turn - 1)
-    shrink = 1 / (
-        scale[0] + (scale[1] - scale[0]) * zoom
-    )  # the grid says where each pixel comes from
-    cos, sin = shrink * angle.cos(), shrink * angle.sin()
+    # The grid says where each pixel comes from.
+    shrink = 1 / (scale[0] + (scale[1] - scale[0]) * zoom)
+    cos = shrink * angle.cos()
+    sin = shrink * angle.sin()
+    # An image is 2 wide.
     shift_x, shift_y = (
         2 * translation * (2 * right - 1),
         2 * translation * (2 * down - 1),
-    )  # an image is 2 wide
+    )
     theta = torch.stack([cos, -sin, shift_x, sin, cos, shift_y], dim=1).view(-1, 2, 3)
     grid = affine_grid(theta.to(images), list(images.shape), align_corners=False)
     return grid_sample(images, grid, padding_mode="border", align_corners=False)

@@ -57,7 +57,9 @@ def gradient_summary(
     """The mean, and the numbers of `flat_model.SPREAD`, in one pass; zeros where there are no
     gradients.
     """
-    count, mean, squares = 0, np.zeros(length), 0.0
+    count = 0
+    mean = np.zeros(length)
+    squares = 0.0
     for one in gradients:
         count += 1
         before = one - mean
@@ -87,9 +89,8 @@ def whole_batches(
         return [order[start : start + size] for start in range(0, most * size, size)]
     _, owner, counts = np.unique(patients[order], return_inverse=True, return_counts=True)
     turn = rng.permutation(len(counts))
-    middle = np.empty(
-        len(counts), np.int64
-    )  # of each patient's images, one patient after another, doubled
+    # Of each patient's images, one patient after another, doubled.
+    middle = np.empty(len(counts), np.int64)
     middle[turn] = 2 * np.cumsum(counts[turn]) - counts[turn]
     for number in range(most, 1, -1):
         group = (middle * number // (2 * len(order)))[owner]

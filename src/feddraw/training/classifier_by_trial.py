@@ -21,9 +21,8 @@ from feddraw.training.network import evaluation_mode, scores_in_output
 
 LEAST_SCORE_CHANGE = 1e-4  # a change of a score, where a layer's output is raised by one
 SQUASHED_SCORE = 0.01  # from one, of the change of a score that is such an output itself
-ScoreReach = NDArray[
-    np.float32
-]  # (findings, rows of a layer): by how much scores change with each of its outputs
+# (findings, rows of a layer): by how much scores change with each of its outputs.
+ScoreReach = NDArray[np.float32]
 
 
 def classifier_of(
@@ -60,9 +59,8 @@ def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, Scor
     """By layer with no more outputs than findings: each of its outputs is raised in an image of its
     own.
     """
-    _classifier_scores_of_noise(
-        module, 1, outputs, side
-    )  # first of all, whether the network fits the data
+    # First of all, whether the network fits the data.
+    _classifier_scores_of_noise(module, 1, outputs, side)
     layers = {
         name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs
     }
@@ -106,7 +104,8 @@ def _classifier_scores_of_noise(module: nn.Module, images: int, outputs: int, si
 
 
 def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> ScoreReach:
-    rows, raised = int(_layer_outputs(layer)), []
+    rows = int(_layer_outputs(layer))
+    raised = []
 
     def rise(_: nn.Module, __: object, output: object) -> Tensor | None:
         if not isinstance(output, Tensor) or len(output) != rows + 1:
@@ -134,7 +133,8 @@ def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | 
     """The layers whose outputs each go to one score, in the order of the scores; none if they are
     not all covered.
     """
-    heads, start = list[str](), 0
+    heads = list[str]()
+    start = 0
     while start < outputs:
         fitting = [name for name, one in reach.items() if _goes_to_scores(one, start)]
         if not fitting:

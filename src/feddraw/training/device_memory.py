@@ -24,12 +24,10 @@ GPU_CONTEXT = 600_000_000  # bytes that a process takes of a GPU before its firs
 # of the parameters: gradients, Adam's moments, what a rule keeps, networks that it compares with
 PARAMETER_COPIES = 8
 MEMORY_SLACK = 1.25  # buffers of convolutions, gradients of activations, gaps
-UNPLANNED_IMAGES = (
-    0.5  # share of the free memory that images may take where nobody has planned what else needs it
-)
-_IMAGE_MEMORY: dict[
-    torch.device, int
-] = {}  # bytes of images that this process may keep on a device
+# Share of the free memory that images may take where nobody has planned what else needs it.
+UNPLANNED_IMAGES = 0.5
+# Bytes of images that this process may keep on a device.
+_IMAGE_MEMORY: dict[torch.device, int] = {}
 
 
 def step_memory(build: Build, pixels: int, training: Training) -> int | None:

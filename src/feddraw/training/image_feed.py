@@ -53,7 +53,8 @@ class CopiedToDevice:
     """
 
     def __init__(self, device: torch.device, arrays: Arrays) -> None:
-        self._device, self._arrays = device, arrays
+        self._device = device
+        self._arrays = arrays
         self._on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._buffers: list[list[Tensor]] = [[], []]
@@ -100,7 +101,6 @@ class CopiedToDevice:
             now = torch.cuda.current_stream(self._device)
             now.wait_event(event)
             for part in parts:
-                part.record_stream(
-                    now
-                )  # its memory is not given to the next copy while it is in use
+                # Its memory is not given to the next copy while it is in use.
+                part.record_stream(now)
         return parts

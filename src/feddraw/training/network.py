@@ -220,9 +220,11 @@ def _blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
     for entry in entries:
         kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)
         if blocks and not kernel and len(blocks[-1][1]) == 1:
-            start, stop = blocks.pop()[0].start, entry.span.stop
+            start = blocks.pop()[0].start
+            stop = entry.span.stop
         else:
-            start, stop = entry.span.start, entry.span.stop
+            start = entry.span.start
+            stop = entry.span.stop
         blocks.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
     return blocks
 

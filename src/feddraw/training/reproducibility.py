@@ -19,9 +19,8 @@ def compute_exactly(device: torch.device, tf32: bool) -> None:
     """
     if device.type != "cuda":
         return
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE
-    )  # read when cuBLAS is first used
+    # Read when cuBLAS is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     torch.cuda.set_device(device)  # or memory of the first GPU would be taken, too
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

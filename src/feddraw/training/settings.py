@@ -24,18 +24,15 @@ class Training:
     label_smoothing: float = 0.0
     clip: float = 0.0  # largest norm of a gradient; 0 = no clipping
     augment: bool = False  # rotation, translation, scaling of each batch
-    steps: int = (
-        0  # optimiser steps per round instead of epochs, so that all clients do the same work
-    )
+    # Optimiser steps per round instead of epochs, so that all clients do the same work.
+    steps: int = 0
     persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
     device: str = "cpu"  # or cuda, cuda:1, mps
-    amp: Literal["off", "bf16", "fp16"] = (
-        "off"  # the network in half the precision; its parameters stay in float32
-    )
+    # The network in half the precision; its parameters stay in float32.
+    amp: Literal["off", "bf16", "fp16"] = "off"
     tf32: bool = False  # let a GPU round the factors of products to 10 bits: faster, less exact
-    compile: bool = (
-        False  # the network by torch.compile, which takes time at the start and a C++ compiler
-    )
+    # The network by torch.compile, which takes time at the start and a C++ compiler.
+    compile: bool = False
 
     def check(self) -> None:
         """Refuse values that cannot be trained with."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import statistics
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feddraw.system.time_left import seconds_until_all_done
 from feddraw.text import grouped
 from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
 
@@ -16,16 +17,9 @@ def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
     """The runs that changed after a version, and what concerns all of them."""
     runs = list(followed.runs.values())
     begun = {run.name for run in runs}
-    waiting = [
-        name
-        for name, (state, _) in followed.planned.items()
-        if state == "waiting" and name not in begun
-    ]
-    failed = {
-        name: why
-        for name, (state, why) in followed.planned.items()
-        if state == "failed" and name not in begun
-    }
+    planned = {name: run for name, run in followed.planned.items() if name not in begun}
+    waiting = [name for name, run in planned.items() if run.state == "waiting"]
+    failed = {name: run.why for name, run in planned.items() if run.state == "failed"}
     now = time.time()
     usual = usual_round_seconds(runs)
     lefts = {
@@ -33,6 +27,8 @@ def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
         for run in runs
         if run.state == "running"
     }
+    counts = Counter(run.state for run in runs)
+    counts += Counter({"waiting": len(waiting), "failed": len(failed)})
     return {
         "version": followed.version,
         "order": [run.number for run in runs],
@@ -40,51 +36,45 @@ def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
         "left": lefts,
         "waiting": waiting,
         "failed": failed,
-        "counts": Counter(run.state for run in runs)
-        + Counter({"waiting": len(waiting), "failed": len(failed)}),
-        "all_left": overview_seconds_left(followed, runs, waiting, lefts),
-        "scenarios": len({str(run.summary()["scenario"]) for run in runs}),
+        "counts": counts,
+        "all_left": all_seconds_left(runs, lefts, len(waiting), followed.workers),
+        "scenarios": len({run.scenario for run in runs}),
         "share": mean_share_done(runs, len(waiting)),
     }
 
 
-def usual_round_seconds(runs: list[FollowedRun]) -> dict[str, float]:
+def usual_round_seconds(runs: Sequence[FollowedRun]) -> dict[str, float]:
     """A round's seconds by method, and under the empty name over all methods."""
     known = [(run.method, run.round_seconds) for run in runs if run.round_seconds is not None]
-    found = grouped([*known, *(("", seconds) for _, seconds in known)])
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+    by_method = grouped([*known, *(("", seconds) for _, seconds in known)])
+    return {name: statistics.median(seconds) for name, seconds in by_method.items()}
 
 
-def overview_seconds_left(
-    followed: FollowedFolder,
-    runs: list[FollowedRun],
-    waiting: list[str],
-    lefts: dict[int, float | None],
+def all_seconds_left(
+    runs: Sequence[FollowedRun], lefts: Mapping[int, float | None], waiting: int, workers: int
 ) -> float | None:
-    """Seconds until all is done, if something is running: a waiting run goes to the worker that is
-    free first.
+    """Seconds until all is done, if something is running and its time is known; a waiting run takes
+    as long as the others in the middle.
     """
-    known = [left for left in lefts.values() if left is not None]
-    if not lefts or len(known) < len(lefts):
-        return None
-    free = sorted(known) + [0.0] * (followed.workers - len(known))
-    heapq.heapify(free)
+    under_way = [left for left in lefts.values() if left is not None]
     whole = [
         run.round_seconds * run.total for run in runs if run.round_seconds is not None and run.total
     ]
-    for _ in waiting:
-        if not whole:
-            return None
-        heapq.heapreplace(free, free[0] + statistics.median(whole))
-    return max(free)
+    if not lefts or len(under_way) < len(lefts) or (waiting and not whole):
+        return None
+    usual = statistics.median(whole) if waiting else 0.0
+    return seconds_until_all_done(under_way, [usual] * waiting, workers)
 
 
-def mean_share_done(runs: list[FollowedRun], waiting: int) -> float:
+def mean_share_done(runs: Sequence[FollowedRun], waiting: int) -> float:
     """The mean share of its rounds that a run has done, over all begun or waiting; 0 where they are
     not known.
     """
-    shares = [
-        1.0 if run.state == "finished" else run.done / run.total if run.total else 0.0
-        for run in runs
-    ]
+    shares = [_share_done(run) for run in runs]
     return sum(shares) / (len(shares) + waiting) if shares or waiting else 0.0
+
+
+def _share_done(run: FollowedRun) -> float:
+    if run.state == "finished":
+        return 1.0
+    return run.done / run.total if run.total else 0.0

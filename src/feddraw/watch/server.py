@@ -19,18 +19,21 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
+from feddraw import __version__
+from feddraw.analysis.palette import css_variables
+from feddraw.analysis.web_page import page_policy_digest, read_page_file
 from feddraw.data.image_cache import cache_folder
 from feddraw.errors import UserError
 from feddraw.system.file_writing import PRIVATE, make_folder
 from feddraw.text import safe_line
 from feddraw.watch.followed_runs import FollowedFolder
 from feddraw.watch.overview import overview_of_runs
-from feddraw.watch.watch_page import watch_page, watch_policy
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
@@ -58,9 +61,9 @@ def own_watch_key() -> str:
     """
     path = cache_folder() / "watch.key"
     with suppress(OSError, ValueError):
-        found = path.read_text(encoding="ascii").strip()
-        if len(found) >= 16:
-            return found
+        kept = path.read_text(encoding="ascii").strip()
+        if len(kept) >= 16:
+            return kept
     key = secrets.token_urlsafe(16)
     with suppress(OSError):  # where it cannot be kept, it holds for this server only
         make_folder(path.parent)
@@ -68,6 +71,34 @@ def own_watch_key() -> str:
         path.touch(mode=PRIVATE, exist_ok=False)
         path.write_text(key, encoding="ascii")
     return key
+
+
+@cache
+def _style_and_script() -> tuple[str, str]:
+    chart = read_page_file("analysis", "chart.js")
+    script = f"\n{chart}\n{read_page_file('watch', 'watch.js')}"
+    chart_style = read_page_file("analysis", "chart.css")
+    style = f"\n{css_variables()}{chart_style}{read_page_file('watch', 'watch.css')}"
+    return style, script
+
+
+def watch_page() -> str:
+    """The whole page as one text: it asks only the server it came from, and shows nothing without
+    its key.
+    """
+    style, script = _style_and_script()
+    text = read_page_file("watch", "watch.html").replace("VERSION", __version__)
+    text = text.replace('<link rel="stylesheet" href="watch.css">', f"<style>{style}</style>")
+    return text.replace('<script src="watch.js"></script>', f"<script>{script}</script>")
+
+
+def watch_policy() -> str:
+    """What the page may do: run its own script, and ask its own server."""
+    style, script = map(page_policy_digest, _style_and_script())
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -88,7 +119,8 @@ class WatchServer(ThreadingHTTPServer):
         self.key = key or own_watch_key()
         self.instance = secrets.token_hex(8)
         self.lock = threading.Lock()
-        self.host, self.closed = host, False
+        self.host = host
+        self.closed = False
         if ":" in host:
             self.address_family = socket.AF_INET6
         self._bind(host, usual_watch_port(folder) if port is None else port, fixed=port is not None)
@@ -111,7 +143,8 @@ class WatchServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Without the look-up of this machine's name, which may take long and is not needed."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.host, int(self.server_address[1])
+        self.server_name = self.host
+        self.server_port = int(self.server_address[1])
 
     def server_close(self) -> None:
         self.closed = True
@@ -128,7 +161,8 @@ class WatchServer(ThreadingHTTPServer):
         """
         try:
             address = urlsplit(f"//{host}")
-            name, port = address.hostname or "", address.port or 80
+            name = address.hostname or ""
+            port = address.port or 80
         except ValueError:
             return False
         if port != self.server_port:
@@ -142,22 +176,22 @@ class WatchServer(ThreadingHTTPServer):
         with self.lock:
             self.followed.look()
             known = since if instance == self.instance else -1
-            about = {
+            overview = overview_of_runs(self.followed, known)
+            return {
                 "instance": self.instance,
                 "page": self.page_hash,
                 "title": self.title,
                 "now": time.time(),
+                **overview,
             }
-            return about | overview_of_runs(self.followed, known)
 
     def run(self, number: int) -> tuple[str, dict[str, Any]] | None:
+        """One run's version as an ETag, and all that the page shows of it."""
         with self.lock:
-            found = next((run for run in self.followed.runs.values() if run.number == number), None)
-            return (
-                None
-                if found is None
-                else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
-            )
+            for run in self.followed.runs.values():
+                if run.number == number:
+                    return f'"{self.instance}-{run.number}-{run.version}"', run.detail()
+        return None
 
 
 def _is_ip_address(name: str) -> bool:
@@ -199,34 +233,33 @@ class WatchHandler(BaseHTTPRequestHandler):
         address = urlsplit("")
         with suppress(ValueError):  # what is no address is an empty one
             address = urlsplit(self.path)
-        asked = {name: values[0] for name, values in parse_qs(address.query).items()}
+        query = {name: values[0] for name, values in parse_qs(address.query).items()}
+        key = self.headers.get(KEY_HEADER, "")
         if not self.server.knows(self.headers.get("Host", "")):
             self._send(421, "text/plain", b"this server is not meant by that name\n")
         elif address.path == "/":
-            self._send(
-                200,
-                "text/html; charset=utf-8",
-                self.server.page,
-                {"Content-Security-Policy": watch_policy()},
-            )
+            policy = {"Content-Security-Policy": watch_policy()}
+            self._send(200, "text/html; charset=utf-8", self.server.page, policy)
         elif address.path not in ("/state", "/run"):
             self._send(404, "text/plain", b"nothing here\n")
-        elif not hmac.compare_digest(
-            self.headers.get(KEY_HEADER, "").encode(), self.server.key.encode()
-        ):
+        elif not hmac.compare_digest(key.encode(), self.server.key.encode()):
             self._send(403, "text/plain", b"open the address that feddraw watch printed\n")
         elif address.path == "/state":
-            self._json(
-                self.server.state(
-                    _watch_query_number(asked.get("since")), asked.get("instance", "")
-                )
-            )
-        elif (found := self.server.run(_watch_query_number(asked.get("id")))) is None:
-            self._send(404, "text/plain", b"no such run\n")
-        elif self.headers.get("If-None-Match") == found[0]:
-            self._send(304, "application/json", b"", {"ETag": found[0]})
+            since = _whole_number(query.get("since"))
+            self._json(self.server.state(since, query.get("instance", "")))
         else:
-            self._json(found[1], {"ETag": found[0]})
+            self._answer_run(_whole_number(query.get("id")))
+
+    def _answer_run(self, number: int) -> None:
+        answer = self.server.run(number)
+        if answer is None:
+            self._send(404, "text/plain", b"no such run\n")
+            return
+        version, document = answer
+        if self.headers.get("If-None-Match") == version:
+            self._send(304, "application/json", b"", {"ETag": version})
+        else:
+            self._json(document, {"ETag": version})
 
     def _json(self, document: Any, more: Mapping[str, str] | None = None) -> None:
         text = json.dumps(document, allow_nan=False, separators=(",", ":"))
@@ -247,7 +280,7 @@ class WatchHandler(BaseHTTPRequestHandler):
         pass  # one line per second would bury everything else
 
 
-def _watch_query_number(text: str | None) -> int:
+def _whole_number(text: str | None) -> int:
     try:
         return int(text or -1)
     except ValueError:

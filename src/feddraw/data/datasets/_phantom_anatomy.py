@@ -14,13 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-Grey = NDArray[
-    np.floating
-]  # float32 (images, height, width), or (images, 1, 1) for one number an image
+# Float32 (images, height, width), or (images, 1, 1) for one number an image.
+Grey = NDArray[np.floating]
 
 # Density of the parts, in grey of a standard exposure.
 TISSUE, AIR, SPINE, HEART, ABDOMEN = 0.66, 0.50, 0.09, 0.08, 0.16
-RIB, CLAVICLE, VESSEL, BREAST, STOMACH, TEXTURE = 0.08, 0.11, 0.11, 0.07, 0.25, 0.03
+RIB = 0.08
+CLAVICLE = 0.11
+VESSEL = 0.11
+BREAST = 0.07
+STOMACH = 0.25
+TEXTURE = 0.03
 # The share of a lung's air that a finding of full severity takes.
 HAZE, FOCUS, PLATE, FLUID = 0.60, 0.80, 0.80, 0.95
 
@@ -96,8 +100,10 @@ class Body:
 def place_body(size: int, chance: AnatomyChance) -> Body:
     """A patient who stands a little off the middle, a little turned, nearer or farther."""
     line = (np.arange(size, dtype=np.float32) + 0.5) * (2 / size) - 1
-    x, y = line[None, None, :], line[None, :, None]
-    turn, zoom = chance.around(0, 0.03), chance.around(1.0, 0.05)
+    x = line[None, None, :]
+    y = line[None, :, None]
+    turn = chance.around(0, 0.03)
+    zoom = chance.around(1.0, 0.05)
     u = zoom * (x + turn * y) + chance.around(0, 0.04)
     v = zoom * (y - turn * x) + chance.around(0, 0.05)
     sharp = max(0.035, 3.0 / size)
@@ -108,7 +114,8 @@ def place_body(size: int, chance: AnatomyChance) -> Body:
 
 def trunk(at: Body, chance: AnatomyChance) -> Grey:
     """Soft tissue: neck, sloping shoulders, flanks; thinner towards the outline."""
-    neck, flank = chance.around(0.26, 0.02), chance.around(0.98, 0.06)
+    neck = chance.around(0.26, 0.02)
+    flank = chance.around(0.98, 0.06)
     shoulder = neck + (flank + 0.25 - neck) * soft_edge(at.v + 0.80 - 0.12 * at.across, 0.42)
     half = shoulder - 0.24 * soft_edge(at.v + 0.25, 0.7)
     inside = half - at.across
@@ -120,16 +127,20 @@ def diaphragm(at: Body, chance: AnatomyChance, lifted: Grey, lifted_side: Grey) 
     to the angles.
     """
     level = chance.around(0.50, 0.05)
-    right, left = level - chance.around(0.03, 0.015), level + chance.around(0.03, 0.015)
-    right, left = right - lifted * (lifted_side < 0), left - lifted * (lifted_side > 0)
+    right = level - chance.around(0.03, 0.015)
+    left = level + chance.around(0.03, 0.015)
+    right = right - lifted * (lifted_side < 0)
+    left = left - lifted * (lifted_side > 0)
     dome = chance.around(1.0, 0.15) * (at.across - 0.31) ** 2
     return at.sides(right, left) + dome - at.v
 
 
 def lungs(at: Body, above: Grey, chance: AnatomyChance) -> Grey:
     """How much lung the beam meets: two leaning ovals, cut by the diaphragm."""
-    width, height = chance.around(0.345, 0.02), chance.around(0.98, 0.04)
-    u, v = at.across - chance.around(0.40, 0.012), at.v - 0.22
+    width = chance.around(0.345, 0.02)
+    height = chance.around(0.98, 0.04)
+    u = at.across - chance.around(0.40, 0.012)
+    v = at.v - 0.22
     inside = 1 - np.sqrt(((u - 0.20 * v) / width) ** 2 + (v / height) ** 2)
     return soft_edge(inside * width, 2 * at.sharp) * soft_edge(above, at.sharp)
 
@@ -137,12 +148,12 @@ def lungs(at: Body, above: Grey, chance: AnatomyChance) -> Grey:
 def heart(at: Body, enlarged: Grey, chance: AnatomyChance) -> Grey:
     """An oval whose tip points down and to the left; an enlarged one grows mostly that way."""
     grown = 1 + enlarged
-    long, short = chance.around(0.36, 0.025) * grown, chance.around(0.255, 0.018) * grown
-    u, v = (
-        at.u - chance.around(0.10, 0.015) - 0.12 * enlarged,
-        at.v - chance.around(0.30, 0.025) + 0.04 * enlarged,
-    )
-    along, beside = 0.75 * u + 0.66 * v, 0.66 * u - 0.75 * v
+    long = chance.around(0.36, 0.025) * grown
+    short = chance.around(0.255, 0.018) * grown
+    u = at.u - chance.around(0.10, 0.015) - 0.12 * enlarged
+    v = at.v - chance.around(0.30, 0.025) + 0.04 * enlarged
+    along = 0.75 * u + 0.66 * v
+    beside = 0.66 * u - 0.75 * v
     return soft_edge(
         (1 - np.sqrt((along / long) ** 2 + (beside / short) ** 2)) * short, 1.6 * at.sharp
     )
@@ -218,11 +229,9 @@ def stomach(at: Body, chance: AnatomyChance) -> Grey:
 
 def edema_haze(at: Body, chance: AnatomyChance) -> Grey:
     """Edema: cloudy wings around both hila."""
-    middle, width, height = (
-        chance.around(0.06, 0.03),
-        chance.around(0.46, 0.03),
-        chance.around(0.60, 0.05),
-    )
+    middle = chance.around(0.06, 0.03)
+    width = chance.around(0.46, 0.03)
+    height = chance.around(0.60, 0.05)
     return soft_patch(at.across - 0.24, at.v - middle, width, height) * (
         1 + 0.2 * at.coarse + 0.2 * at.fine
     )
@@ -232,7 +241,8 @@ def effusion_fluid(at: Body, amount: Grey, chance: AnatomyChance) -> Grey:
     """Pleural effusion: fills the angle between flank and diaphragm first; its surface climbs along
     the flank.
     """
-    both, side = chance.between(0, 1) < 0.35, chance.sign()
+    both = chance.between(0, 1) < 0.35
+    side = chance.sign()
     height = at.sides(amount * (both | (side < 0)), amount * (both | (side > 0)))
     climb = (at.across / 0.80) ** 2
     surface = 0.75 - height * (0.36 + 0.33 * climb * climb * climb)
@@ -250,8 +260,10 @@ def consolidation_patch(at: Body, chance: AnatomyChance) -> Grey:
 
 def atelectasis_plates(at: Body, side: Grey, chance: AnatomyChance) -> Grey:
     """Atelectasis: one to three thin bands across the lower lung of one side."""
-    u, drawn = at.u * side - chance.around(0.44, 0.04), np.zeros_like(at.u)
-    slope, level = chance.around(0, 0.25), chance.around(0.18, 0.1)
+    u = at.u * side - chance.around(0.44, 0.04)
+    drawn = np.zeros_like(at.u)
+    slope = chance.around(0, 0.25)
+    level = chance.around(0.18, 0.1)
     for band in range(3):
         v = at.v - level - slope * u - 0.11 * band
         shown = chance.between(0, 1) < 1 - 0.4 * band
@@ -269,15 +281,17 @@ def draw_chests(
     """
     chance = AnatomyChance(rng, len(severity))
     collapse, edema, effusion, enlarged, dense = severity.T.astype(np.float32)[..., None, None]
-    at, side = place_body(size, chance), chance.sign()
+    at = place_body(size, chance)
+    side = chance.sign()
     u = at.u - 0.06 * side * collapse  # a collapsed lung pulls what lies in the middle to its side
     middle = replace(at, u=u, across=np.abs(u), left=soft_edge(u, 0.2))
-    flesh, above = trunk(at, chance), diaphragm(at, chance, 0.16 * collapse, side)
-    silhouette, great = heart(middle, 0.4 * enlarged, chance), great_vessels(middle, chance)
+    flesh = trunk(at, chance)
+    above = diaphragm(at, chance, 0.16 * collapse, side)
+    silhouette = heart(middle, 0.4 * enlarged, chance)
+    great = great_vessels(middle, chance)
     markings = lung_vessels(middle, chance)
-    air = lungs(at, above, chance) * (
-        1 - 0.85 * np.maximum(silhouette, great)
-    )  # some lung lies behind the heart
+    # Some lung lies behind the heart.
+    air = lungs(at, above, chance) * (1 - 0.85 * np.maximum(silhouette, great))
     air = air * (1 - HAZE * edema * edema_haze(at, chance)).clip(0, 1)
     air = air * (1 - FLUID * effusion_fluid(at, effusion, chance))
     air = air * (1 - FOCUS * dense * consolidation_patch(at, chance))

@@ -4,8 +4,8 @@ files.
 Columns for the path, the split, the site and the patient are found by their usual names, the
 findings by their content; every guess can be overruled by a setting. A label is present, absent or
 unknown: `blank` and `uncertain` say how such cells are read. Several tables, one per site, may have
-different findings. Without a split column patients are dealt to the splits by a seed, each finding
-in proportion.
+different findings. Without a split column patients are put into splits by a seed, each finding in
+proportion.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_cells import CellPolicy
 from feddraw.data.own_tables import (
-    find_own_tables,
-    joined_table_names,
-    own_image_root,
+    TableSettings,
+    find_tables,
+    image_root,
+    joined_names,
     read_own_tables,
 )
 
 
-def folder(
+def folder(  # noqa: PLR0913 - the settings of the data set
     how: ImagePreparation,
     *,
     path: str | Sequence[str],
@@ -50,22 +51,25 @@ def folder(
     findings or each. A finding that is listed but has no column is refused, or unknown throughout
     (`missing_columns`).
     """
-    sheets = find_own_tables(path)
-    columns = {"path": path_column, "split": split_column, "site": site_column}
-    columns |= {"patient": patient_column, "group": group_column}
-    root = own_image_root(sheets, images)
-    table = read_own_tables(
-        sheets,
-        root=root,
+    settings = TableSettings(
         images=images,
         findings=findings,
         blank=blank,
         uncertain=uncertain,
-        columns=columns,
         missing_columns=missing_columns,
+        columns={
+            "path": path_column,
+            "split": split_column,
+            "site": site_column,
+            "patient": patient_column,
+            "group": group_column,
+        },
         shares=shares,
         seed=seed,
     )
+    tables = find_tables(path)
+    root = image_root(tables, images)
+    table = read_own_tables(tables, settings, root=root)
     for note in table.notes:
         warnings.warn(note, stacklevel=2)
-    return dataset_from_files(joined_table_names(sheets), root, table, how)
+    return dataset_from_files(joined_names(tables), root, table, how)

@@ -14,10 +14,11 @@ from feddraw.errors import UserError, positive
 
 PaperDataset = Literal["chexpert", "chestmnist"]
 
+# Its Table 1.
 PAPER_TRAINING_IMAGES: dict[PaperDataset, int] = {
     "chexpert": 191_027,
     "chestmnist": 78_468,
-}  # its Table 1
+}
 PAPER_DATASET_TITLES: dict[PaperDataset, str] = {"chexpert": "CheXpert", "chestmnist": "ChestMNIST"}
 # The classes that small clients hold most of where the paper does not say what makes them
 # informative.
@@ -39,9 +40,8 @@ class PaperScenario:
     enriched: str | None = None  # the class of which the paper gives the positives
     small_positives: int = 0
     large_positives: int | None = None  # per large client; None: as many as a natural draw brings
-    share: float = (
-        0.65  # of rare positives at the small clients: what the paper prints for CHX-5 and CHX-6
-    )
+    # Of rare positives at the small clients: what the paper prints for CHX-5 and CHX-6.
+    share: float = 0.65
     scale: float = 1.0
 
     @property

@@ -1,4 +1,4 @@
-"""A partition: which client has which images, as dealing leaves it."""
+"""A partition: which client has which images."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Rows = NDArray[np.intp]
 ClientRows = dict[str, Rows]  # client's name -> its images
 
 
-def numbered_clients(hands: Sequence[Rows]) -> ClientRows:
+def numbered_clients(clients: Sequence[Rows]) -> ClientRows:
     """Clients called C1, C2, … as in the paper."""
-    return {f"C{number}": rows for number, rows in enumerate(hands, start=1)}
+    return {f"C{number}": rows for number, rows in enumerate(clients, start=1)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Shard:
     """One client's images."""
 
     client: str  # C1, C2, … or the site's name
-    rows: NDArray[np.intp]  # into the training labels that were dealt, ascending
+    rows: NDArray[np.intp]  # of the training labels, ascending
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -30,7 +30,7 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The outcome of dealing: disjoint shards, and a hash that is the same on every machine."""
+    """Disjoint shards, and a hash of them that is the same on every machine."""
 
     scenario: str
     shards: tuple[Shard, ...]

@@ -5,14 +5,14 @@ are random.
 from __future__ import annotations
 
 from feddraw.data.scenarios.client_sizes import apportion
-from feddraw.data.scenarios.image_deck import Deck
+from feddraw.data.scenarios.image_pool import ImagePool
 from feddraw.data.scenarios.partition import ClientRows, numbered_clients
 from feddraw.errors import not_negative
 
 
-def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:
+def quantity(pool: ImagePool, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:
     """Random split into clients whose sizes fall by a power law (power 0: equal)."""
     not_negative("power", power)
-    deck = deck.sample(scale, clients)
-    sizes = apportion(len(deck), [rank**-power for rank in range(1, clients + 1)])
-    return numbered_clients(deck.deal(sizes))
+    pool = pool.sample(scale, clients)
+    sizes = apportion(len(pool), [rank**-power for rank in range(1, clients + 1)])
+    return numbered_clients(pool.split(sizes))

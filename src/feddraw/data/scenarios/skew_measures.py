@@ -41,9 +41,8 @@ class Skew:
     sizes: SizeMeasures
     jensen_shannon: tuple[float, ...]  # per client
     earth_movers: tuple[float, ...]
-    shared_patients: (
-        int | None
-    )  # patients with images at two clients or more; None if patients are not known
+    # Patients with images at two clients or more; None if patients are not known.
+    shared_patients: int | None
 
 
 def measure_skew(partition: Partition, labels: Labels) -> Skew:
@@ -64,7 +63,8 @@ def measure_skew(partition: Partition, labels: Labels) -> Skew:
 def measure_sizes(sizes: Sequence[int]) -> SizeMeasures:
     """The measures that need no labels."""
     shares = np.asarray(sizes) / np.sum(sizes)
-    size_ratio, effective_clients = float(max(sizes) / min(sizes)), float(1 / (shares**2).sum())
+    size_ratio = float(max(sizes) / min(sizes))
+    effective_clients = float(1 / (shares**2).sum())
     return SizeMeasures(size_ratio, gini(sizes), float(shares.min()), effective_clients)
 
 

@@ -1,8 +1,8 @@
-"""Dealing whole patients: no patient at two clients, sizes and quotas still exact.
+"""Whole patients for each client: no patient at two clients, sizes and quotas still exact.
 
 Patients with most images are placed first, because single images fill any gap that is left. A
 patient goes to a client drawn in proportion to what the client still needs. Where that leaves gaps,
-patients that nobody has are dealt in part and their other images stay out of the federation.
+a client gets a part of a patient that nobody has, whose other images stay out of the federation.
 Packing is greedy: it may fail where an exact answer exists.
 """
 
@@ -19,7 +19,7 @@ from feddraw.errors import UserError
 NOBODY = -1
 
 
-def deal_whole_patients(
+def assign_whole_patients(
     patients: NDArray[np.intp],
     marked: NDArray[np.bool_],
     needs: NDArray[np.intp],
@@ -29,20 +29,18 @@ def deal_whole_patients(
 
     `needs` (clients, 2): how many marked and unmarked images each must get.
     """
-    counts = np.column_stack(
-        [np.bincount(patients, marked), np.bincount(patients, ~marked)]
-    ).astype(np.intp)
-    packing = _PatientPlacement(needs, counts)
-    packing.place_whole(raw)
-    packing.fill_gaps()
-    packing.require_full()
-    used = packing.used[patients, np.where(marked, 0, 1)]
-    return np.where(
-        _place_among_patients_images(patients, marked) < used, packing.owner[patients], NOBODY
-    )
+    marked_images = np.bincount(patients, marked)
+    other_images = np.bincount(patients, ~marked)
+    placement = _Placement(needs, np.column_stack([marked_images, other_images]).astype(np.intp))
+    placement.place_whole(raw)
+    placement.fill_gaps()
+    placement.require_full()
+    used = placement.used[patients, np.where(marked, 0, 1)]
+    turn = _turn_among_patients_images(patients, marked)
+    return np.where(turn < used, placement.owner[patients], NOBODY)
 
 
-def _place_among_patients_images(
+def _turn_among_patients_images(
     patients: NDArray[np.intp], marked: NDArray[np.bool_]
 ) -> NDArray[np.intp]:
     """How many images of the same patient and mark come before this one."""
@@ -54,16 +52,15 @@ def _place_among_patients_images(
     return turn
 
 
-class _PatientPlacement:
-    """Who has which patient while they are handed out."""
+class _Placement:
+    """Who has which patient, while they are placed one by one."""
 
     def __init__(self, needs: NDArray[np.intp], counts: NDArray[np.intp]) -> None:
         surplus = counts.sum(axis=0) - needs.sum(axis=0)
-        self.needs = [
-            (int(a), int(b)) for a, b in [*needs, surplus]
-        ]  # the last one stands for leaving images out
+        # the last one stands for leaving images out
+        self.needs = [(int(marked), int(rest)) for marked, rest in [*needs, surplus]]
         self.left = [list(need) for need in self.needs]
-        self.counts = [(int(a), int(b)) for a, b in counts]
+        self.counts = [(int(marked), int(rest)) for marked, rest in counts]
         self.order = np.argsort(-counts.sum(axis=1), kind="stable").tolist()
         self.owner = np.full(len(counts), NOBODY)
         self.used = np.zeros_like(counts)
@@ -71,26 +68,36 @@ class _PatientPlacement:
     def place_whole(self, raw: NDArray[np.uint64]) -> None:
         """Each patient to somebody who can take all of its images."""
         for patient, chance in zip(self.order, raw.tolist(), strict=False):
-            if takers := self._takers(patient):
-                weights = list(accumulate(weight for _, weight in takers))
-                turn = next(i for i, weight in enumerate(weights) if chance % weights[-1] < weight)
-                self._give(patient, takers[turn][0], self.counts[patient])
+            takers = self._takers(patient)
+            if takers:
+                heaps = list(accumulate(missing for _, missing in takers))
+                drawn = chance % heaps[-1]
+                turn = next(turn for turn, heap in enumerate(heaps) if drawn < heap)
+                client, _ = takers[turn]
+                self._give(patient, client, self.counts[patient])
 
     def _takers(self, patient: int) -> list[tuple[int, int]]:
-        """Who has room for the patient, and how much is still missing there of the patient's
+        """Clients that can take the patient, and how many images each still lacks of the patient's
         scarcer kind.
         """
-        with_mark, without = self.counts[patient]
-        kind = 0 if with_mark else 1
-        room = [i for i, (a, b) in enumerate(self.left) if with_mark <= a and without <= b]
-        # a patient's unmarked images must not use up a client's room faster than the marked ones
-        # fill its quota
-        steady = [i for i in room if self._keeps_pace(i, with_mark, without)] if with_mark else room
-        return [(i, self.left[i][kind]) for i in steady or room]
+        marked, rest = self.counts[patient]
+        able = [
+            client
+            for client, (marked_left, rest_left) in enumerate(self.left)
+            if marked <= marked_left and rest <= rest_left
+        ]
+        if marked:
+            # a patient's unmarked images must not fill a client faster than the marked ones fill
+            # its quota
+            steady = [client for client in able if self._keeps_pace(client, marked, rest)]
+            able = steady or able
+        kind = 0 if marked else 1
+        return [(client, self.left[client][kind]) for client in able]
 
-    def _keeps_pace(self, client: int, with_mark: int, without: int) -> bool:
-        (quota, rest), (marked_left, rest_left) = self.needs[client], self.left[client]
-        return (rest_left - without) * quota >= (marked_left - with_mark) * rest
+    def _keeps_pace(self, client: int, marked: int, rest: int) -> bool:
+        marked_need, rest_need = self.needs[client]
+        marked_left, rest_left = self.left[client]
+        return (rest_left - rest) * marked_need >= (marked_left - marked) * rest_need
 
     def _give(self, patient: int, client: int, images: Sequence[int]) -> None:
         self.left[client][0] -= images[0]
@@ -107,20 +114,22 @@ class _PatientPlacement:
             if not short:
                 return
             if self.owner[patient] == NOBODY:
-                offers = [
-                    list(map(min, self.counts[patient], self.left[client])) for client in short
-                ]
-                best = max(range(len(short)), key=lambda i: sum(offers[i]))
-                if sum(offers[best]):
-                    self._give(patient, short[best], offers[best])
+                takes = {
+                    client: list(map(min, self.counts[patient], self.left[client]))
+                    for client in short
+                }
+                best = max(short, key=lambda client: sum(takes[client]))
+                if sum(takes[best]):
+                    self._give(patient, best, takes[best])
 
     def require_full(self) -> None:
-        marked, rest = (sum(left[kind] for left in self.left[:-1]) for kind in (0, 1))
+        marked = sum(marked for marked, _ in self.left[:-1])
+        rest = sum(rest for _, rest in self.left[:-1])
         if marked or rest:
-            short = (
-                f"{marked:,} positives and {rest:,} other images" if marked else f"{rest:,} images"
-            )
-            advice = "use a lower share or scale, or leave patient_disjoint out"
+            short = f"{rest:,} images"
+            if marked:
+                short = f"{marked:,} positives and {rest:,} other images"
             raise UserError(
-                f"whole patients do not add up to these clients, {short} are missing: {advice}"
+                f"whole patients do not add up to these clients, {short} are missing: use a lower"
+                " share or scale, or leave patient_disjoint out"
             )

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.statistics_in_words import interval_from_to
-from feddraw.report import pictures
-from feddraw.report.blocks import Block, Cell, Gallery, Heading, Paragraph, ReportTable
-from feddraw.report.report_statistics import MeanOverRepeats, Report
-from feddraw.report.table_cells import number_cell
-from feddraw.results.recorded_run import RecordedRun
+from feddraw.report.blocks import (
+    Block,
+    Cell,
+    Gallery,
+    Heading,
+    Paragraph,
+    Picture,
+    ReportTable,
+)
+from feddraw.report.cells import number_cell
+from feddraw.report.pictures import panel_height
+from feddraw.report.runs import METRICS, RecordedRun, clients_with_metrics, has_own_model
+from feddraw.report.statistics import MeanOverRepeats, Report
 from feddraw.text import grouped, slug
 
 
@@ -25,92 +34,104 @@ class ClientGain:
     method: str
     alone: MeanOverRepeats
     gain: MeanOverRepeats
-    interval: Interval | None
+    interval: Interval | None  # over patients
 
 
-def client_gains_section(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
-    found = list(gains_over_alone(report, scenario, metric))
-    if not found:
+def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
+    gains = list(gains_over_alone(report, scenario, metric))
+    if not gains:
         return
+    label = METRICS[metric]
     name = f"{slug(scenario)}-{metric}"
-    what = (
+    yield Heading(f"Does a client gain? {label} in {scenario}", 3)
+    yield Paragraph(
         "Metric of the model that the client would use minus that of the one it trained alone, on"
         " the same test images."
     )
-    yield Heading(f"Does a client gain? {label} in {scenario}", 3)
-    yield Paragraph(what)
-    yield _gain_table(
-        found, f"Gain in test {label} over training alone, {scenario}", f"gains-{name}"
-    )
-    focus = [gain for gain in found if gain.method == report.focus]
-    drawn = {gain.client: gain.interval for gain in focus if gain.interval is not None}
-    if drawn:
-        yield Gallery(
-            [pictures.gains_picture(drawn, report.focus, label, name)], "95 % intervals, paired."
-        )
-    held = list(gains_over_alone(report, scenario, metric, "holdout"))
-    if held:
-        own = (
+    caption = f"Gain in test {label} over training alone, {scenario}"
+    yield _table(gains, caption, label=f"gains-{name}")
+    intervals = {
+        gain.client: gain.interval
+        for gain in gains
+        if gain.method == report.focus and gain.interval is not None
+    }
+    if intervals:
+        picture = _picture(intervals, report.focus, label, name)
+        yield Gallery([picture], "95 % intervals, paired.")
+    on_holdout = list(gains_over_alone(report, scenario, metric, "holdout"))
+    if on_holdout:
+        yield Paragraph(
             "On the images that each client kept back for itself (few, so a client's number moves"
             " by chance):"
         )
-        yield Paragraph(own)
-        yield _gain_table(held, f"Gain in {label} on the client's own images, {scenario}")
-
-
-def _gain_table(found: Sequence[ClientGain], caption: str, label: str = "") -> ReportTable:
-    methods = list(dict.fromkeys(gain.method for gain in found))
-    clients = list(dict.fromkeys(gain.client for gain in found))
-    by = {(gain.client, gain.method): gain for gain in found}
-    rows = []
-    for client in clients:
-        alone = next(gain.alone for gain in found if gain.client == client)
-        changes = [
-            _gain_cell(by[client, method]) if (client, method) in by else Cell("not run")
-            for method in methods
-        ]
-        rows.append([Cell(client), number_cell(alone.value), *changes])
-    note = "Mean over seeds" + (
-        "; 95 % interval in brackets." if any(gain.interval for gain in found) else "."
-    )
-    return ReportTable(caption, ["client", "alone", *methods], rows, (), note, label)
-
-
-def _gain_cell(gain: ClientGain) -> Cell:
-    text = f"{gain.gain.value:+.4f}"
-    return Cell(
-        text + (f" [{interval_from_to(gain.interval)}]" if gain.interval else ""), gain.gain.value
-    )
-
-
-def _whose_model(run: RecordedRun, client: str, split: str) -> str:
-    """On the common test images the common model, unless the client has one of its own."""
-    return client if split != "test" or "test" in run.metrics["clients"].get(client, {}) else ""
+        yield _table(on_holdout, f"Gain in {label} on the client's own images, {scenario}")
 
 
 def gains_over_alone(
     report: Report, scenario: str, metric: str, split: str = "test"
 ) -> Iterator[ClientGain]:
     """Of every client and method: on the common test images, or (`holdout`) on the client's own."""
-    runs, draws = report.collection.of(scenario), report.draws[scenario]
-    own = {run.repeat: run for run in runs if run.name == "alone"}
-    clients = list(
-        dict.fromkeys(client for run in own.values() for client in run.metrics["clients"])
+    runs = report.runs(scenario)
+    draws = report.draws[scenario]
+    alone = {run.repeat: run for run in runs if run.name == "alone"}
+    every_client = [client for run in alone.values() for client in clients_with_metrics(run)]
+    clients = list(dict.fromkeys(every_client))
+    by_method = grouped(
+        (run.method, run) for run in runs if not run.reference and run.repeat in alone
     )
-    methods = grouped((run.method, run) for run in runs if not run.reference and run.repeat in own)
     for client in clients:
-        for method, members in methods.items():
-            before = [own[run.repeat].test(metric, client=client, split=split) for run in members]
-            after = [
-                run.test(metric, client=_whose_model(run, client, split), split=split)
-                for run in members
-            ]
-            change = MeanOverRepeats.of([a - b for a, b in zip(after, before, strict=True)])
-            compared = (
-                split == "test"
-                and client in draws.clients[metric]
-                and method in draws.methods[metric]
-            )
-            if change.count:
-                over_patients = draws.gain(metric, method, client) if compared else None
-                yield ClientGain(client, method, MeanOverRepeats.of(before), change, over_patients)
+        for method, members in by_method.items():
+            before = [alone[run.repeat].test(metric, client=client, split=split) for run in members]
+            after = [_metric_for_client(run, metric, client, split) for run in members]
+            gain = MeanOverRepeats.of([a - b for a, b in zip(after, before, strict=True)])
+            if not gain.count:
+                continue
+            over_patients = None
+            drawn = client in draws.alone[metric] and method in draws.methods[metric]
+            if split == "test" and drawn:
+                over_patients = draws.gain(metric, method, client)
+            yield ClientGain(client, method, MeanOverRepeats.of(before), gain, over_patients)
+
+
+def _metric_for_client(run: RecordedRun, metric: str, client: str, split: str) -> float:
+    """Of the model that the client would use: on the common test images the common one, unless the
+    client has one of its own.
+    """
+    common = split == "test" and not has_own_model(run, client)
+    return run.test(metric, client="" if common else client, split=split)
+
+
+def _table(gains: Sequence[ClientGain], caption: str, label: str = "") -> ReportTable:
+    methods = list(dict.fromkeys(gain.method for gain in gains))
+    rows = []
+    for client, of_client in grouped((gain.client, gain) for gain in gains).items():
+        by_method = {gain.method: _gain_cell(gain) for gain in of_client}
+        cells = [by_method.get(method, Cell("not run")) for method in methods]
+        rows.append([Cell(client), number_cell(of_client[0].alone.value), *cells])
+    bracketed = any(gain.interval for gain in gains)
+    return ReportTable(
+        caption=caption,
+        header=["client", "alone", *methods],
+        rows=rows,
+        note="Mean over seeds; 95 % interval in brackets." if bracketed else "Mean over seeds.",
+        label=label,
+    )
+
+
+def _gain_cell(gain: ClientGain) -> Cell:
+    text = f"{gain.gain.value:+.4f}"
+    if gain.interval is not None:
+        text += f" [{interval_from_to(gain.interval)}]"
+    return Cell(text, gain.gain.value)
+
+
+def _picture(intervals: dict[str, Interval], method: str, label: str, name: str) -> Picture:
+    figure, axes = plots.panel_figure(height=panel_height(len(intervals)))
+    gains = {
+        client: (interval.estimate, interval.low, interval.high)
+        for client, interval in intervals.items()
+    }
+    plots.draw_gains(axes, gains, f"gain in {label}")
+    axes.set_title(f"{plots.short_label(method, 30)} over training alone")
+    words = f"Gain in {label} of {method} over training alone, by client"
+    return Picture(f"{name}-gains", figure, words)

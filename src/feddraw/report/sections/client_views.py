@@ -12,25 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.analysis.bootstrap import Interval, bootstrap, interval
+from feddraw.analysis.bootstrap import Interval, interval
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
-from feddraw.report.bootstrap_over_patients import PatientBootstrap
-from feddraw.report.report_statistics import Report
-from feddraw.report.table_cells import number_cell
-from feddraw.results.predictions import HoldoutPredictions, read_holdout_predictions
-from feddraw.results.recorded_run import RecordedRun
+from feddraw.report.cells import number_cell
+from feddraw.report.patients import PatientBootstrap, bootstrap_of_holdout
+from feddraw.report.runs import HoldoutPredictions, RecordedRun, read_holdout_predictions
+from feddraw.report.statistics import Report
 from feddraw.text import slug
 
-Floats = NDArray[np.float64]
-ALONE, FEDAVG = "alone", "fedavg"
+ALONE = "alone"
+FEDAVG = "fedavg"
 COMPARED_WITH = {ALONE: "vs training alone", FEDAVG: "vs FedAvg"}
 
 
 @dataclass(frozen=True)
 class ClientView:
-    """How a method does for one client: differences in AUC by population and by what it is compared
+    """How a method does for one client: its AUC, and differences to the methods that it is compared
     with.
     """
 
@@ -42,12 +40,12 @@ class ClientView:
     common: Mapping[str, Interval]  # the same on the common test split
 
 
-def client_views_section(report: Report, scenario: str) -> Iterator[Block]:
+def section(report: Report, scenario: str) -> Iterator[Block]:
     """One row per client and method, and the answer for the method in focus in words."""
-    found = client_views(
-        report.collection.of(scenario), report.draws[scenario], report.replicates_in(scenario)
+    views = client_views(
+        report.runs(scenario), report.draws[scenario], report.replicates_in(scenario)
     )
-    if not found:
+    if not views:
         return
     name = f"clients-{slug(scenario)}"
     yield Heading(f"Each client's view in {scenario}", 3, name)
@@ -56,142 +54,160 @@ def client_views_section(report: Report, scenario: str) -> Iterator[Block]:
         " patients are the common test split, which the headline is about. A gain is shown where"
         " the 95 % CI of the paired difference in AUC lies above 0."
     )
-    in_focus = [view for view in found if view.method == report.focus]
-    yield Bullets([_view_in_words(view) for view in in_focus or found])
-    rows = [
-        [
-            Cell(view.client),
-            Cell(view.method),
-            Cell(f"{view.images:,}", view.images),
-            number_cell(view.area),
-            *(
-                _view_difference_cell(table.get(other))
-                for table in (view.own, view.common)
-                for other in (ALONE, FEDAVG)
-            ),
-        ]
-        for view in found
-    ]
-    compared = ["own: − alone", "own: − fedavg", "all: − alone", "all: − fedavg"]
-    note = (
-        "95 % bootstrap CI over patients in brackets; noise between trainings is not included."
-        " Means over seeds."
-    )
-    header = ["client", "method", "images", "own AUC", *compared]
+    in_focus = [view for view in views if view.method == report.focus]
+    yield Bullets(list(map(_in_words, in_focus or views)))
     yield ReportTable(
-        f"Differences in AUC for each client, {scenario}", header, rows, (), note, name
+        caption=f"Differences in AUC for each client, {scenario}",
+        header=[
+            "client",
+            "method",
+            "images",
+            "own AUC",
+            "own: − alone",
+            "own: − fedavg",
+            "all: − alone",
+            "all: − fedavg",
+        ],
+        rows=list(map(_row, views)),
+        note=(
+            "95 % bootstrap CI over patients in brackets; noise between trainings is not included."
+            " Means over seeds."
+        ),
+        label=name,
     )
+
+
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def client_views(
     runs: Sequence[RecordedRun], draws: PatientBootstrap, replicates: int
 ) -> list[ClientView]:
     """Of every client that kept images back, for every method that is no reference."""
-    weighed = [run for run in runs if run.ledger.clients]
-    kept = {run: own for run in weighed if (own := read_holdout_predictions(run.path)) is not None}
+    kept = {}
+    for run in runs:
+        holdout = read_holdout_predictions(run.path) if run.ledger.clients else None
+        if holdout is not None:
+            kept[run] = holdout
     methods = list(dict.fromkeys(run.method for run in kept if run.name != "centralised"))
     compared = [method for method in methods if method != ALONE]
-    if (ALONE not in methods and FEDAVG not in methods) or not compared or not replicates:
+    if not compared or not replicates or not {ALONE, FEDAVG} & set(methods):
         return []
     repeats = [
-        r for r in dict.fromkeys(run.repeat for run in kept) if _same_view_images(kept, r, methods)
+        repeat
+        for repeat in dict.fromkeys(run.repeat for run in kept)
+        if _all_kept_the_same(kept, repeat, methods)
     ]
     if not repeats:
         return []
-    by = {(run.method, run.repeat): found for run, found in kept.items()}
-    clients = next(
-        run for run in kept if run.method == methods[0] and run.repeat == repeats[0]
-    ).ledger.clients
-    by_method = [[by[method, repeat] for repeat in repeats] for method in methods]
-    found: list[ClientView] = []
+    run_of = {(run.method, run.repeat): run for run in kept}
+    by_method = [[kept[run_of[method, repeat]] for repeat in repeats] for method in methods]
+    clients = run_of[methods[0], repeats[0]].ledger.clients
+    views = []
     for number, client in enumerate(clients):
-        drawn, images = _view_draws(by_method, number, replicates)
-        areas = dict(zip(methods, drawn, strict=True))
+        rows, images = bootstrap_of_holdout(by_method, number, replicates)
+        areas = dict(zip(methods, rows, strict=True))
         for method in compared:
-            others = [other for other in (ALONE, FEDAVG) if other in methods and other != method]
-            differences = {other: interval(areas[method] - areas[other]) for other in others}
-            common = _views_on_all_patients(draws, method, client)
-            found.append(
-                ClientView(client, method, images, float(areas[method][0]), differences, common)
+            views.append(
+                ClientView(
+                    client=client,
+                    method=method,
+                    images=images,
+                    area=float(areas[method][0]),
+                    own={
+                        other: interval(areas[method] - areas[other])
+                        for other in (ALONE, FEDAVG)
+                        if other in areas and other != method
+                    },
+                    common=differences_on_all_patients(draws, method, client),
+                )
             )
-    return found
+    return views
 
 
-def _views_on_all_patients(
-    draws: PatientBootstrap, method: str, client: str
-) -> dict[str, Interval]:
-    """Differences on the common test split: with the model that the client trained alone, and with
-    FedAvg's.
-    """
-    if method not in draws.methods["auc"]:
-        return {}
-    used, alone = draws.used_by("auc", method, client), draws.clients["auc"]
-    found = {ALONE: interval(used - alone[client])} if client in alone else {}
-    if FEDAVG in draws.methods["auc"] and method != FEDAVG:
-        found[FEDAVG] = interval(used - draws.methods["auc"][FEDAVG])
-    return found
-
-
-def _same_view_images(
+def _all_kept_the_same(
     kept: Mapping[RecordedRun, HoldoutPredictions], repeat: str, methods: Sequence[str]
 ) -> bool:
-    """Every method kept the same images back in this repeat."""
-    there = {run.method: found for run, found in kept.items() if run.repeat == repeat}
-    if not set(methods) <= set(there):
+    """Whether every method kept the same images back in this repeat."""
+    by_method = {run.method: holdout for run, holdout in kept.items() if run.repeat == repeat}
+    if not set(methods) <= set(by_method):
         return False
-    first = there[methods[0]]
+    first = by_method[methods[0]]
     return all(
-        np.array_equal(there[method].rows, first.rows)
-        and np.array_equal(there[method].clients, first.clients)
+        np.array_equal(by_method[method].rows, first.rows)
+        and np.array_equal(by_method[method].clients, first.clients)
         for method in methods
     )
 
 
-def _view_draws(
-    kept: Sequence[Sequence[HoldoutPredictions]], client: int, replicates: int
-) -> tuple[Floats, int]:
-    """The macro AUC of every method on one client's own images and its replicates; and how many
-    images those are.
+def differences_on_all_patients(
+    draws: PatientBootstrap, method: str, client: str
+) -> dict[str, Interval]:
+    """Differences on the common test split: to the model that the client trained alone, and to
+    FedAvg's.
     """
-    first = kept[0]
-    rows = [found.clients == client for found in first]
-    truth = np.concatenate([found.truth[own] for found, own in zip(first, rows, strict=True)])
-    if not len(truth):
-        return np.full((len(kept), 1 + replicates), np.nan), 0
-    outputs = [
-        np.concatenate([found.scores[own] for found, own in zip(method, rows, strict=True)])
-        for method in kept
-    ]
-    patients = [found.rows if found.patients is None else found.patients for found in first]
-    folds = np.concatenate([np.full(int(own.sum()), number) for number, own in enumerate(rows)])
-    owners = np.concatenate([images[own] for images, own in zip(patients, rows, strict=True)])
-    rng = np.random.default_rng(0)
-    return bootstrap(outputs, truth, rng, patients=owners, folds=folds, replicates=replicates), len(
-        truth
+    common = draws.methods["auc"]
+    alone = draws.alone["auc"]
+    if method not in common:
+        return {}
+    used = draws.used_by("auc", method, client)
+    differences = {}
+    if client in alone:
+        differences[ALONE] = interval(used - alone[client])
+    if FEDAVG in common and method != FEDAVG:
+        differences[FEDAVG] = interval(used - common[FEDAVG])
+    return differences
+
+
+# ---------------------------------------------------------------------------------- words and cells
+
+
+def _in_words(view: ClientView) -> str:
+    sentences = [f"{view.client} with {view.method}"]
+    populations = {"On its own patients": view.own, "On all patients": view.common}
+    for population, differences in populations.items():
+        answers = [
+            _gain_or_loss(difference, COMPARED_WITH[other])
+            for other, difference in differences.items()
+        ]
+        if answers:
+            sentences.append(f"{population}: {'; '.join(answers)}")
+    if len(sentences) == 1:
+        sentences.append("There is no comparison")
+    return ". ".join(sentences) + "."
+
+
+def _gain_or_loss(difference: Interval, compared: str) -> str:
+    if math.isnan(difference.estimate):
+        return f"no comparison {compared}, an AUC is undefined"
+    outcome = "no difference shown"
+    if difference.low > 0:
+        outcome = "a gain"
+    elif difference.high < 0:
+        outcome = "a loss"
+    return (
+        f"{outcome} {compared} ({difference.estimate:+.3f}, 95 % CI {difference.low:+.3f} to"
+        f" {difference.high:+.3f})"
     )
 
 
-def _view_in_words(view: ClientView) -> str:
-    said = []
-    for where, table in (("On its own patients", view.own), ("On all patients", view.common)):
-        answers = [
-            _view_gain_or_loss(found, COMPARED_WITH[other]) for other, found in table.items()
-        ]
-        if answers:
-            said.append(f"{where}: {'; '.join(answers)}")
-    return f"{view.client} with {view.method}. {'. '.join(said) or 'There is no comparison'}."
+def _row(view: ClientView) -> list[Cell]:
+    return [
+        Cell(view.client),
+        Cell(view.method),
+        Cell(f"{view.images:,}", view.images),
+        number_cell(view.area),
+        _difference_cell(view.own.get(ALONE)),
+        _difference_cell(view.own.get(FEDAVG)),
+        _difference_cell(view.common.get(ALONE)),
+        _difference_cell(view.common.get(FEDAVG)),
+    ]
 
 
-def _view_gain_or_loss(found: Interval, over: str) -> str:
-    if math.isnan(found.estimate):
-        return f"no comparison {over}, an AUC is undefined"
-    what = "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
-    return f"{what} {over} ({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
-
-
-def _view_difference_cell(found: Interval | None) -> Cell:
-    if found is None:
+def _difference_cell(difference: Interval | None) -> Cell:
+    if difference is None:
         return Cell("")
-    if math.isnan(found.estimate):
+    if math.isnan(difference.estimate):
         return Cell("undefined")
-    return Cell(f"{found.estimate:+.3f} [{found.low:+.3f} to {found.high:+.3f}]", found.estimate)
+    span = f"[{difference.low:+.3f} to {difference.high:+.3f}]"
+    return Cell(f"{difference.estimate:+.3f} {span}", difference.estimate)

@@ -1,97 +1,153 @@
-"""The first screen: the weights of the method in focus beside the table of results."""
+"""The first screen: the headline, the weights of the method in focus, and the table of results
+beside them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 
+from feddraw.analysis.bootstrap import Interval
+from feddraw.analysis.paired_differences import Difference
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
-from feddraw.report.bootstrap_over_patients import PatientBootstrap, patients_note
-from feddraw.report.differences_over_trainings import trainings_note
-from feddraw.report.report_statistics import Report
-from feddraw.report.sections import images_by_finding
-from feddraw.report.sections.aggregation_weights import methods_with_weights
-from feddraw.report.table_cells import column_cells, difference_cells, table_note
-from feddraw.results.recorded_run import METRICS
+from feddraw.report.cells import column_cells, interval_cell, note_on_means, number_cell
+from feddraw.report.patients import note_on_patients
+from feddraw.report.runs import METRICS, RunCollection, data_name
+from feddraw.report.sections.aggregation_weights import runs_with_weights
+from feddraw.report.sections.images_by_finding import tested_images_in_words
+from feddraw.report.sections.summary import headline
+from feddraw.report.statistics import Report
+from feddraw.report.trainings import note_on_trainings
 from feddraw.text import join_names, slug
 
 
-def first_screen(report: Report, scenario: str) -> Iterator[Block]:
+def section(report: Report) -> Iterator[Block]:
+    yield Paragraph(headline(report), lead=True)
+    for scenario in report.scenarios:
+        yield OnlyFor(list(_weights_beside_tables(report, scenario)), scenario=scenario)
+    for scenario in report.scenarios:
+        sentence = tested_images_in_words(report.runs(scenario))
+        note = [Paragraph(sentence, quiet=True)] if sentence else []
+        yield OnlyFor(note, scenario=scenario)
+    yield Paragraph(" ".join(_disclaimers(report.collection)), quiet=True)
+
+
+def _disclaimers(collection: RunCollection) -> Iterator[str]:
+    if {data_name(run) for run in collection.runs} == {"phantom"}:
+        yield (
+            "Synthetic phantoms, no patients: they show how the methods behave, not how well they"
+            " diagnose."
+        )
+    yield "Research software, not a medical device."
+
+
+def _weights_beside_tables(report: Report, scenario: str) -> Iterator[Block]:
     tables = [
-        OnlyFor([first_screen_table(report, scenario, m, label)], metric=m)
-        for m, label in METRICS.items()
+        OnlyFor([results_table(report, scenario, metric)], metric=metric) for metric in METRICS
     ]
-    weighed = methods_with_weights(report.collection, scenario)
-    focus = report.focus if report.focus in weighed else next(iter(weighed), "")
-    if not focus:
+    weighted = runs_with_weights(report, scenario)
+    if not weighted:
         yield from tables
         return
-    title = f"{focus} in {scenario}: weight by round"
-    drawn = pictures.weight_pictures({focus: weighed[focus]}, slug(scenario), title=title)
+    method = report.focus if report.focus in weighted else next(iter(weighted))
+    title = f"{method} in {scenario}: weight by round"
+    drawn = pictures.weight_pictures({method: weighted[method]}, scenario, title=title)
     yield SideBySide([Gallery(drawn), OnlyFor(tables)])
 
 
-def population_note(report: Report, scenario: str) -> Iterator[Block]:
-    if said := images_by_finding.images_tested_in_words(report.collection.of(scenario)):
-        yield Paragraph(said, quiet=True)
-
-
-def first_screen_table(report: Report, scenario: str, metric: str, label: str) -> ReportTable:
+def results_table(report: Report, scenario: str, metric: str) -> ReportTable:
     """One row per method: its mean, and the difference of the method in focus to it, with
     intervals.
     """
-    collection, draws = report.collection, report.draws[scenario]
-    there = [method for method in report.shown if collection.of(scenario, method)]
-    means = column_cells({m: report.mean(scenario, m, metric) for m in there}, collection.methods)
-    drawn = draws.methods[metric] if report.focus in draws.methods[metric] else {}
-    trained = {method: report.over_repeats(scenario, metric, method) for method in there}
-    repeated = any(trained.values())
-    columns = {
-        "difference": bool(drawn) or repeated,
-        f"95 % CI, {draws.unit}": bool(drawn),
-        "95 % CI, trainings": repeated,
-        f"no worse by {report.margin:g}": bool(drawn) and bool(report.margin),
-    }
+    label = METRICS[metric]
+    methods = report.shown_in(scenario)
+    means = {method: report.mean(scenario, method, metric) for method in methods}
+    columns = {label: column_cells(means, report.methods)}
+    columns |= _difference_columns(report, scenario, metric)
 
     def row(method: str) -> list[Cell]:
-        over = (
-            draws.difference(metric, report.focus, method)
-            if method in drawn and method != report.focus
-            else None
-        )
-        cells = difference_cells(over, trained[method], report.margin)
-        shown = [cell for cell, is_shown in zip(cells, columns.values(), strict=True) if is_shown]
-        return [Cell(method), means[method], *shown]
+        return [Cell(method), *(column[method] for column in columns.values())]
 
-    one = len(collection.scenarios) == 1
+    compared = f"; difference: {report.focus} − method" if "difference" in columns else ""
+    several = len(report.scenarios) > 1
     return ReportTable(
-        f"Test {label} in {scenario}"
-        + (f"; difference: {report.focus} − method" if drawn or repeated else ""),
-        ["method", label, *compress(columns, columns.values())],
-        [row(method) for method in there if method in collection.methods],
-        [row(method) for method in there if method in collection.references],
-        f"{table_note(collection)} {_first_screen_note(report, draws, metric)}",
-        label=f"results-{metric}" if one else f"results-{slug(scenario)}-{metric}",
+        caption=f"Test {label} in {scenario}{compared}",
+        header=["method", *columns],
+        rows=[row(method) for method in methods if method in report.methods],
+        references=[row(method) for method in methods if method not in report.methods],
+        note=f"{note_on_means(report.collection)} {_note(report, scenario, metric)}",
+        label=f"results-{slug(scenario)}-{metric}" if several else f"results-{metric}",
     )
 
 
-def _first_screen_note(report: Report, draws: PatientBootstrap, metric: str) -> str:
+def _difference_columns(report: Report, scenario: str, metric: str) -> dict[str, dict[str, Cell]]:
+    """The method in focus minus each method: columns by name, cells by method. What no method has
+    is left out.
+    """
+    draws = report.draws[scenario]
+    methods = report.shown_in(scenario)
+    over_patients: dict[str, Interval | None] = dict.fromkeys(methods)
+    drawn = report.focus in draws.methods[metric]
+    if drawn:
+        for method in methods:
+            if method in draws.methods[metric] and method != report.focus:
+                over_patients[method] = draws.difference(metric, report.focus, method)
+    over_trainings = {method: report.over_repeats(scenario, metric, method) for method in methods}
+    repeated = any(over_trainings.values())
+    columns: dict[str, dict[str, Cell]] = {}
+    if drawn or repeated:
+        columns["difference"] = {
+            method: _estimate_cell(over_patients[method], over_trainings[method])
+            for method in methods
+        }
+    if drawn:
+        columns[f"95 % CI, {draws.unit}"] = {
+            method: interval_cell(over_patients[method]) for method in methods
+        }
+    if repeated:
+        columns["95 % CI, trainings"] = {
+            method: interval_cell(over_trainings[method]) for method in methods
+        }
+    if drawn and report.margin:
+        columns[f"no worse by {report.margin:g}"] = {
+            method: _no_worse_cell(over_patients[method], over_trainings[method], report.margin)
+            for method in methods
+        }
+    return columns
+
+
+def _estimate_cell(patients: Interval | None, trainings: Difference | None) -> Cell:
+    if patients is not None:
+        return number_cell(patients.estimate, "+.4f")
+    return Cell("") if trainings is None else number_cell(trainings.mean, "+.4f")
+
+
+def _no_worse_cell(patients: Interval | None, trainings: Difference | None, margin: float) -> Cell:
+    """Whether both intervals lie above minus the margin."""
+    if patients is None and trainings is None:
+        return Cell("")
+    if patients is None or trainings is None:
+        return Cell("one training")
+    shown = patients.low > -margin and trainings.low > -margin
+    return Cell("yes" if shown else "not shown")
+
+
+def _note(report: Report, scenario: str, metric: str) -> str:
     """What the intervals are made of, and what is not in them."""
+    draws = report.draws[scenario]
     trainings = report.trainings[metric]
+    over_trainings = note_on_trainings(trainings) if trainings.repeats > 1 else ""
     if draws.why_none:
-        return " ".join(
-            [draws.why_none, *([trainings_note(trainings)] if trainings.repeats > 1 else [])]
-        )
-    said = f"{patients_note(draws)} {trainings_note(trainings) if trainings.repeats > 1 else ''}"
+        return f"{draws.why_none} {over_trainings}".rstrip()
+    note = f"{note_on_patients(draws)} {over_trainings}"
     if draws.left_out:
-        said += (
+        note += (
             " Not compared, because scores of the same images are missing:"
             f" {join_names(draws.left_out)}."
         )
     if report.margin:
-        said += (
+        note += (
             f" No worse: both intervals lie above -{report.margin:g}; this needs more than one"
             " training."
         )
-    return said
+    return note

@@ -7,50 +7,54 @@ from collections.abc import Iterator, Sequence
 
 from feddraw.data.finding_counts import few_in_words
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
-from feddraw.report.report_statistics import Report, mean_over_findings
-from feddraw.report.sections import images_by_finding
-from feddraw.report.table_cells import column_cells
-from feddraw.results.recorded_run import RecordedRun
+from feddraw.report.cells import column_cells
+from feddraw.report.runs import METRICS, RecordedRun
+from feddraw.report.sections.images_by_finding import (
+    findings_with_enough_images,
+    findings_with_few_images,
+)
+from feddraw.report.statistics import Report, mean_over_findings
 from feddraw.text import slug
 
 
-def metrics_by_finding_section(
-    report: Report, scenario: str, metric: str, label: str
-) -> Iterator[Block]:
+def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     """The means come first, the second of them over findings with enough test images; the other
     findings have a †.
     """
-    collection, runs = report.collection, report.collection.of(scenario)
+    runs = report.runs(scenario)
     findings = list(dict.fromkeys(finding for run in runs for finding in run.findings))
-    there = [method for method in report.shown if collection.of(scenario, method)]
+    methods = report.shown_in(scenario)
     columns = {
-        _mean_column_name(findings, runs, metric): {
-            m: report.mean(scenario, m, metric) for m in there
+        _name_of_mean(findings, runs, metric): {
+            method: report.mean(scenario, method, metric) for method in methods
         }
     }
-    if trusted := images_by_finding.findings_with_enough_images(runs):
-        name = f"{_mean_column_name(trusted, runs, metric)}, without †"
-        columns[name] = {
-            m: mean_over_findings(collection.of(scenario, m), metric, trusted) for m in there
+    enough = findings_with_enough_images(runs)
+    if enough:
+        columns[f"{_name_of_mean(enough, runs, metric)}, without †"] = {
+            method: mean_over_findings(report.runs(scenario, method), metric, enough)
+            for method in methods
         }
-    marked = images_by_finding.findings_with_few_images(runs)
+    few = findings_with_few_images(runs)
     for finding in findings:
-        name = f"{finding} †" if finding in marked else finding
-        columns[name] = {m: report.mean(scenario, m, metric, finding) for m in there}
-    cells = [column_cells(column, collection.methods) for column in columns.values()]
-    rows = {method: [Cell(method), *(column[method] for column in cells)] for method in there}
+        columns[f"{finding} †" if finding in few else finding] = {
+            method: report.mean(scenario, method, metric, finding) for method in methods
+        }
+    cells = [column_cells(means, report.methods) for means in columns.values()]
+    rows = {method: [Cell(method), *(column[method] for column in cells)] for method in methods}
+    label = METRICS[metric]
     yield Heading(f"{label} by finding in {scenario}", 3)
     yield ReportTable(
-        f"Test {label} in {scenario} by finding",
-        ["method", *columns],
-        [rows[method] for method in there if method in collection.methods],
-        [rows[method] for method in there if method in collection.references],
-        f"* best mean of the column. † {few_in_words()}.",
+        caption=f"Test {label} in {scenario} by finding",
+        header=["method", *columns],
+        rows=[row for method, row in rows.items() if method in report.methods],
+        references=[row for method, row in rows.items() if method not in report.methods],
+        note=f"* best mean of the column. † {few_in_words()}.",
         label=f"findings-{slug(scenario)}-{metric}",
     )
 
 
-def _mean_column_name(findings: Sequence[str], runs: Sequence[RecordedRun], metric: str) -> str:
+def _name_of_mean(findings: Sequence[str], runs: Sequence[RecordedRun], metric: str) -> str:
     """Over how many of the findings a mean is: those with a value."""
     defined = [
         sum(math.isfinite(run.test(metric, finding)) for finding in findings) for run in runs

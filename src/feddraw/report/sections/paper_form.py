@@ -5,15 +5,15 @@ numbers beside them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from feddraw.analysis import plots
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.statistics import Comparison
 from feddraw.data.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
-from feddraw.paper import published_tables
-from feddraw.report import pictures
+from feddraw.paper.published_tables import published_comparisons, published_results
 from feddraw.report.blocks import (
     Block,
     Bullets,
@@ -24,16 +24,21 @@ from feddraw.report.blocks import (
     Picture,
     ReportTable,
 )
-from feddraw.report.report_statistics import Report
-from feddraw.report.sections.aggregation_weights import methods_with_weights
-from feddraw.report.table_cells import number_cell
-from feddraw.results.recorded_run import METRICS
+from feddraw.report.cells import number_cell
+from feddraw.report.paper_tex import PAPER_ANCHOR
+from feddraw.report.pictures import ledger_column, ranks_picture
+from feddraw.report.runs import METRICS, data_name, ledger_client_sizes
+from feddraw.report.sections.aggregation_weights import runs_with_weights
+from feddraw.report.statistics import Report
 from feddraw.text import grouped, join_names
 
-SCENARIOS_IN_A_ROW = {
-    7: 4
-}  # scenarios beside one another, where the paper breaks a table; else up to six
-PAPER_PANELS = ("CHX-4", "CHX-1")  # whose weights the paper draws
+SCENARIOS_IN_A_ROW = 6
+SEVEN_SCENARIOS_IN_A_ROW = 4  # where the paper breaks its table of seven
+PANEL_SCENARIOS = ("CHX-4", "CHX-1")  # whose weights the paper draws
+DATASET_TITLES = {str(name): title for name, title in PAPER_DATASET_TITLES.items()} | {
+    "phantom": "phantoms",
+    "nih": "ChestX-ray14",
+}
 NUMBER_WORDS = (
     "no",
     "one",
@@ -51,251 +56,284 @@ NUMBER_WORDS = (
 )
 
 
-def paper_form_section(report: Report) -> Iterator[Block]:
+def section(report: Report) -> Iterator[Block]:
     """Performance by data set, ranks, tests, diagrams, weights, and the published numbers."""
-    if len(report.collection.scenarios) < 2 or len(report.collection.methods) < 2:
+    if len(report.scenarios) < 2 or len(report.methods) < 2:
         return
-    yield Heading("In the paper's form", anchor="paper")
-    for title, scenarios in _paper_form_families(report).items():
+    yield Heading("In the paper's form", anchor=PAPER_ANCHOR)
+    for title, scenarios in _scenarios_by_data_set(report).items():
         yield from _performance_tables(report, title, scenarios)
-    yield from _paper_ranks(report)
-    drawn = list(paper_weight_panels(report))
-    if drawn:
-        yield Gallery(drawn, paper_weight_caption(report))
-    yield from _paper_form_comparison(report)
+    yield from _ranks(report)
+    panels = list(_weight_panels(report))
+    if panels:
+        yield Gallery(panels, weights_caption(report))
+    yield from _means_beside_published(report)
 
 
-def name_in_paper(method: str) -> str:
+def _name_in_paper(method: str) -> str:
     """As the paper spells it."""
-    known = {name.lower(): name for name in published_tables.published_results("auc").methods}
-    return known.get(method, method)
+    spelled = {name.lower(): name for name in published_results("auc").methods}
+    return spelled.get(method, method)
 
 
-def methods_in_paper_order(report: Report) -> list[str]:
+def _methods_in_paper_order(report: Report) -> list[str]:
     """The paper's methods in its order, then the others."""
-    order = [name.lower() for name in published_tables.published_results("auc").methods]
-    return sorted(
-        report.collection.methods,
-        key=lambda name: order.index(name) if name in order else len(order),
-    )
+    order = [name.lower() for name in published_results("auc").methods]
+    return sorted(report.methods, key=lambda name: _place(name, order))
 
 
-def _paper_form_families(report: Report) -> dict[str, list[str]]:
+def _scenarios_by_data_set(report: Report) -> dict[str, list[str]]:
     """Scenarios by the data set that they are made of; the paper's in its order."""
     order = [scenario.name for scenario in PAPER_SCENARIOS.values()]
-    scenarios = sorted(
-        report.collection.scenarios, key=lambda s: order.index(s) if s in order else len(order)
-    )
-    return grouped((_paper_form_data_set(report, scenario), scenario) for scenario in scenarios)
+    scenarios = sorted(report.scenarios, key=lambda name: _place(name, order))
+    return grouped((_data_set_title(report, scenario), scenario) for scenario in scenarios)
 
 
-def _paper_form_data_set(report: Report, scenario: str) -> str:
-    name = str(report.collection.of(scenario)[0].settings["data"]["name"])
-    of_paper = {str(key): title for key, title in PAPER_DATASET_TITLES.items()}
-    titles = of_paper | {"phantom": "phantoms", "nih": "ChestX-ray14"}
-    return titles.get(name, name.rpartition("/")[2])
+def _place(name: str, order: Sequence[str]) -> int:
+    """In this order; what is not in it comes last."""
+    return order.index(name) if name in order else len(order)
 
 
-def _performance_tables(
-    report: Report, title: str, scenarios: Sequence[str]
-) -> Iterator[ReportTable]:
-    """Tables 4 and 5: AUC and GM of each scenario side by side, in percent."""
-    size = SCENARIOS_IN_A_ROW.get(len(scenarios), 6)
-    parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
-    runs = {len(report.collection.of(s, m)) for s in scenarios for m in report.collection.methods}
-    over = (
-        f"standard deviation over {_number_word(runs.pop())} runs"
-        if len(runs) == 1
-        else "sd over runs"
-    )
-    count = _number_word(len(scenarios))
-    caption = (
-        f"Performance (%) on {title} across {count} client-partition scenarios (mean ± {over})"
-    )
-    for number, part in enumerate(parts, 1):
-        columns = [
-            _paper_form_column(report, scenario, metric) for scenario in part for metric in METRICS
-        ]
-        rows = [
-            [Cell(name_in_paper(m)), *(column[m] for column in columns)]
-            for m in methods_in_paper_order(report)
-        ]
-        yield ReportTable(
-            caption + (f" ({number} of {len(parts)})" if parts[1:] else ""),
-            ["Algorithm", *(label for _ in part for label in METRICS.values())],
-            rows,
-            note="Best values per column are shown in bold.",
-            label=f"paper-{title.lower()}-{number}",
-            spans=[(scenario, len(METRICS)) for scenario in part],
-        )
+def _data_set_title(report: Report, scenario: str) -> str:
+    name = data_name(report.runs(scenario)[0])
+    return DATASET_TITLES.get(name, name.rpartition("/")[2])
 
 
 def _number_word(count: int) -> str:
     return NUMBER_WORDS[count] if count < len(NUMBER_WORDS) else str(count)
 
 
-def _paper_form_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
-    means = {m: report.mean(scenario, m, metric) for m in report.collection.methods}
-    shown = {m: round(100 * one.value, 2) for m, one in means.items() if math.isfinite(one.value)}
-    best = max(shown.values(), default=math.nan)
-    cells = dict.fromkeys(means, Cell("–"))
-    for method, percent in shown.items():
-        spread = (
-            f" ± {100 * means[method].spread:.2f}" if math.isfinite(means[method].spread) else ""
+# ----------------------------------------------------------------------------------- tables 4 and 5
+
+
+def _performance_tables(
+    report: Report, title: str, scenarios: Sequence[str]
+) -> Iterator[ReportTable]:
+    """AUC and GM of each scenario side by side, in percent."""
+    size = SEVEN_SCENARIOS_IN_A_ROW if len(scenarios) == 7 else SCENARIOS_IN_A_ROW
+    parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
+    counts = {
+        len(report.runs(scenario, method)) for scenario in scenarios for method in report.methods
+    }
+    spread = "sd over runs"
+    if len(counts) == 1:
+        spread = f"standard deviation over {_number_word(counts.pop())} runs"
+    caption = (
+        f"Performance (%) on {title} across {_number_word(len(scenarios))} client-partition"
+        f" scenarios (mean ± {spread})"
+    )
+    for number, part in enumerate(parts, 1):
+        columns = [
+            _percent_column(report, scenario, metric) for scenario in part for metric in METRICS
+        ]
+        rows = []
+        for method in _methods_in_paper_order(report):
+            rows.append([Cell(_name_in_paper(method)), *(column[method] for column in columns)])
+        yield ReportTable(
+            caption=f"{caption} ({number} of {len(parts)})" if len(parts) > 1 else caption,
+            header=["Algorithm", *(label for _ in part for label in METRICS.values())],
+            rows=rows,
+            note="Best values per column are shown in bold.",
+            label=f"paper-{title.lower()}-{number}",
+            spans=[(scenario, len(METRICS)) for scenario in part],
         )
-        cells[method] = Cell(f"{percent:.2f}{spread}", means[method].value, percent == best)
+
+
+def _percent_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
+    """Cells by method; equal as printed is equally good."""
+    means = {method: report.mean(scenario, method, metric) for method in report.methods}
+    percent = {
+        method: round(100 * mean.value, 2)
+        for method, mean in means.items()
+        if math.isfinite(mean.value)
+    }
+    best = max(percent.values(), default=math.nan)
+    cells = {}
+    for method, mean in means.items():
+        if method not in percent:
+            cells[method] = Cell("–")
+            continue
+        text = f"{percent[method]:.2f}"
+        if math.isfinite(mean.spread):
+            text += f" ± {100 * mean.spread:.2f}"
+        cells[method] = Cell(text, mean.value, percent[method] == best)
     return cells
 
 
-def _paper_ranks(report: Report) -> Iterator[Block]:
-    """Table 6 and the tests on it."""
-    found = {
+# ------------------------------------------------------------------------------------------ table 6
+
+
+def _ranks(report: Report) -> Iterator[Block]:
+    """The ranks in every scenario and the tests on them, where both metrics have the same ones."""
+    comparisons = {
         metric: ranking.comparison
         for metric, ranking in report.rankings.items()
         if ranking.comparison
     }
-    if set(found) != set(METRICS) or len({one.table.scenarios for one in found.values()}) > 1:
+    scenarios = {comparison.table.scenarios for comparison in comparisons.values()}
+    if set(comparisons) != set(METRICS) or len(scenarios) > 1:
         return
-    yield _paper_rank_table(report, found)
-    for metric, comparison in found.items():
+    yield _rank_table(report, comparisons)
+    for metric, comparison in comparisons.items():
         yield Paragraph(f"{METRICS[metric]}: {words.comparison_in_words(comparison)}")
-    tests = {METRICS[metric]: words.rank_tests_in_words(one)[::2] for metric, one in found.items()}
-    yield Bullets([f"{label}: {line}" for label, lines in tests.items() for line in lines])
+    tests = []
+    for metric, comparison in comparisons.items():
+        friedman, _, critical_difference, *_ = words.rank_tests_in_words(comparison)
+        tests += [f"{METRICS[metric]}: {line}" for line in (friedman, critical_difference)]
+    yield Bullets(tests)
     yield Gallery(
-        [pictures.ranks_picture(one, m, METRICS[m], prefix="paper-") for m, one in found.items()]
+        [ranks_picture(comparisons[metric], metric, prefix="paper-") for metric in comparisons]
     )
 
 
-def _paper_rank_table(report: Report, found: dict[str, Comparison]) -> ReportTable:
-    first = next(iter(found.values()))
-    methods = [method for method in methods_in_paper_order(report) if method in first.table.methods]
-    places = [first.table.methods.index(method) for method in methods]
-    order = [
-        scenario for scenarios in _paper_form_families(report).values() for scenario in scenarios
-    ]
-    rows = [
-        [
-            Cell(scenario),
-            *(
-                _rank_pair_cell(found, first.table.scenarios.index(scenario), place)
-                for place in places
-            ),
-        ]
-        for scenario in order
-        if scenario in first.table.scenarios
-    ]
-    for metric, comparison in found.items():
+def _rank_table(report: Report, comparisons: Mapping[str, Comparison]) -> ReportTable:
+    table = next(iter(comparisons.values())).table
+    methods = [method for method in _methods_in_paper_order(report) if method in table.methods]
+    columns = [table.methods.index(method) for method in methods]
+    rows = []
+    for scenarios in _scenarios_by_data_set(report).values():
+        for scenario in scenarios:
+            if scenario in table.scenarios:
+                row = table.scenarios.index(scenario)
+                ranks = [_ranks_cell(comparisons, row, column) for column in columns]
+                rows.append([Cell(scenario), *ranks])
+    count = _number_word(len(rows))
+    for metric, comparison in comparisons.items():
         average = comparison.average_ranks
-        best = min(round(value, 2) for value in average.values())
+        best = min(round(rank, 2) for rank in average.values())
         cells = [
-            Cell(f"{average[m]:.2f}", average[m], round(average[m], 2) == best) for m in methods
+            Cell(f"{average[method]:.2f}", average[method], round(average[method], 2) == best)
+            for method in methods
         ]
         rows.append([Cell(f"Average rank ({METRICS[metric]})"), *cells])
-    scenarios = _number_word(len(rows) - len(found))
     return ReportTable(
-        "Per-scenario ranks of every method used in the Friedman test "
-        "(AUC / GM; rank 1 = best, tied methods receive the average of the tied ranks)",
-        ["Scenario", *map(name_in_paper, methods)],
-        rows,
-        note=(
-            f"The last two rows report the average AUC and GM ranks across the {scenarios}"
-            " scenarios."
+        caption=(
+            "Per-scenario ranks of every method used in the Friedman test "
+            "(AUC / GM; rank 1 = best, tied methods receive the average of the tied ranks)"
         ),
+        header=["Scenario", *map(_name_in_paper, methods)],
+        rows=rows,
+        note=f"The last two rows report the average AUC and GM ranks across the {count} scenarios.",
         label="paper-ranks",
     )
 
 
-def _rank_pair_cell(found: dict[str, Comparison], row: int, column: int) -> Cell:
-    ranks = [float(comparison.ranks[row, column]) for comparison in found.values()]
+def _ranks_cell(comparisons: Mapping[str, Comparison], row: int, column: int) -> Cell:
+    ranks = [float(comparison.ranks[row, column]) for comparison in comparisons.values()]
     return Cell(" / ".join(f"{rank:g}" for rank in ranks), sum(ranks))
 
 
-def paper_weight_panels(report: Report) -> Iterator[Picture]:
-    """Panels (a) to (d): the weights of the method in focus, and how clients of one size differ, in
-    two scenarios.
+# ------------------------------------------------------------------------------ the weights' figure
+
+
+def _weight_panels(report: Report) -> Iterator[Picture]:
+    """Panels (a) to (d): the weights of the method in focus in two scenarios, and how clients of
+    one size differ there.
     """
     letters = iter("abcd")
-    for scenario in _paper_form_scenarios(report):
-        runs = methods_with_weights(report.collection, scenario)[report.focus]
-        yield from pictures.paper_weight_pictures(runs, scenario, letters)
+    for scenario in _panel_scenarios(report):
+        runs = runs_with_weights(report, scenario)[report.focus]
+        weights, _ = ledger_column(runs, "weight")
+        letter = next(letters)
+        figure, axes = plots.panel_figure()
+        plots.draw_weights(axes, weights, title=f"({letter}) {scenario}")
+        shown = f"Weight of each client in every round in {scenario}"
+        yield Picture(f"paper-weights-{letter}", figure, shown)
+        letter = next(letters)
+        figure, axes = plots.panel_figure()
+        title = f"({letter}) {scenario}, clients of one size"
+        if plots.draw_deviation(axes, weights, ledger_client_sizes(runs[0]), title=title):
+            shown = f"Deviation from the mean weight of a size in {scenario}"
+            yield Picture(f"paper-weights-{letter}", figure, shown)
 
 
-def _paper_form_scenarios(report: Report) -> list[str]:
-    """Those of the paper's figure, or the two whose client sizes differ most; with clients of one
-    size among them.
-    """
-    collection = report.collection
-    there = [s for s in collection.scenarios if report.focus in methods_with_weights(collection, s)]
-    if named := [scenario for scenario in PAPER_PANELS if scenario in there]:
-        return named
+def _panel_scenarios(report: Report) -> list[str]:
+    """Those of the paper's figure, or the two whose client sizes differ most."""
+    weighted = [
+        scenario
+        for scenario in report.scenarios
+        if report.focus in runs_with_weights(report, scenario)
+    ]
+    of_paper = [scenario for scenario in PANEL_SCENARIOS if scenario in weighted]
 
-    def unequal(scenario: str) -> float:
-        sizes = collection.of(scenario, report.focus)[0].ledger.sizes
+    def size_ratio(scenario: str) -> float:
+        sizes = report.runs(scenario, report.focus)[0].ledger.sizes
         return float(np.max(sizes) / max(np.min(sizes), 1.0))
 
-    return sorted(there, key=unequal, reverse=True)[:2]
+    return of_paper or sorted(weighted, key=size_ratio, reverse=True)[:2]
 
 
-def paper_weight_caption(report: Report) -> str:
+def weights_caption(report: Report) -> str:
     """What the panels show."""
-    said, compared = [], False
-    for pair, scenario in zip(
-        (("(a)", "(b)"), ("(c)", "(d)")), _paper_form_scenarios(report), strict=False
-    ):
-        ledger = report.collection.of(scenario, report.focus)[0].ledger
-        alike = grouped((int(size), place) for place, size in enumerate(ledger.sizes))
-        several = any(len(who) > 1 for who in alike.values())  # else there is no panel on the right
-        sizes = [
-            f"{_client_range(ledger.clients, who)} with {size:,} images{' each' * (len(who) > 1)}"
-            for size, who in alike.items()
+    panels = []
+    right_panels = False
+    for letters, scenario in zip(("ab", "cd"), _panel_scenarios(report), strict=False):
+        ledger = report.runs(scenario, report.focus)[0].ledger
+        places_by_size = grouped((int(size), place) for place, size in enumerate(ledger.sizes))
+        groups = [
+            f"{_client_range(ledger.clients, places)} with {size:,}"
+            f" images{' each' if len(places) > 1 else ''}"
+            for size, places in places_by_size.items()
         ]
-        said.append(f"{', '.join(pair[: 1 + several])} {scenario}, {', '.join(sizes)}")
-        compared |= several
-    right = (
-        " The panel on the right has the deviation from the mean weight of clients of one size."
-        if compared
-        else ""
+        # without two clients of one size there is no panel on the right
+        has_right_panel = any(len(places) > 1 for places in places_by_size.values())
+        right_panels = right_panels or has_right_panel
+        shown = ", ".join(f"({letter})" for letter in letters[: 1 + has_right_panel])
+        panels.append(f"{shown} {scenario}, {', '.join(groups)}")
+    caption = (
+        f"Evolution of {_name_in_paper(report.focus)} aggregation weights across communication"
+        f" rounds, mean over runs: {'; '.join(panels)}."
     )
-    return (
-        f"Evolution of {name_in_paper(report.focus)} aggregation weights across communication"
-        f" rounds, mean over runs: {'; '.join(said)}.{right}"
-    )
+    if right_panels:
+        caption += (
+            " The panel on the right has the deviation from the mean weight of clients of one size."
+        )
+    return caption
 
 
 def _client_range(names: Sequence[str], places: Sequence[int]) -> str:
+    """Several clients in a row as C1–C9, others one by one."""
     if len(places) > 2 and places[-1] - places[0] == len(places) - 1:
         return f"{names[places[0]]}–{names[places[-1]]}"
     return join_names([names[place] for place in places])
 
 
-def _paper_form_comparison(report: Report) -> Iterator[Block]:
-    """Our means above the published ones, and both average ranks."""
+# ---------------------------------------------------------------------------- the published numbers
+
+
+def _means_beside_published(report: Report) -> Iterator[Block]:
+    """Our means above the published ones, and both average ranks, where two scenarios and two
+    methods are the paper's.
+    """
     for metric in METRICS:
-        table = published_tables.published_results(metric)
-        scenarios = [s for s in table.scenarios if s in report.collection.scenarios]
-        methods = [m for m in table.methods if m.lower() in report.collection.methods]
+        published = published_results(metric)
+        scenarios = [name for name in published.scenarios if name in report.scenarios]
+        methods = [name for name in published.methods if name.lower() in report.methods]
         if len(scenarios) < 2 or len(methods) < 2:
             return
-        yield _means_beside_paper(report, metric, scenarios, methods)
-    yield from _beside_published_tests(report)
+        yield _means_table(report, metric, scenarios, methods)
+    yield from _tests_beside_published(report)
 
 
-def _means_beside_paper(
+def _means_table(
     report: Report, metric: str, scenarios: Sequence[str], methods: Sequence[str]
 ) -> ReportTable:
-    label, published, rows = METRICS[metric], published_tables.published_results(metric).rows(), []
+    published = published_results(metric).rows()
+    rows = []
     for method in methods:
-        ours = [report.mean(s, method.lower(), metric).value for s in scenarios]
-        theirs = [published[s][method] for s in scenarios]
-        rows.append([Cell(method), *(_percent_cell(100 * value) for value in ours)])
+        ours = [100 * report.mean(name, method.lower(), metric).value for name in scenarios]
+        theirs = [published[name][method] for name in scenarios]
+        differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+        rows.append([Cell(method), *map(_percent_cell, ours)])
         rows.append([Cell(f"{method}, paper"), *map(_percent_cell, theirs)])
-        differences = [100 * a - b for a, b in zip(ours, theirs, strict=True)]
         rows.append([Cell(f"{method}, difference"), *map(_signed_cell, differences)])
     return ReportTable(
-        f"{label} (%): our means, the paper's (M. Moradpour and A.-C. Hauschild, preprint), and"
-        " ours minus the paper's",
-        ["", *scenarios],
-        rows,
+        caption=(
+            f"{METRICS[metric]} (%): our means, the paper's (M. Moradpour and A.-C. Hauschild,"
+            " preprint), and ours minus the paper's"
+        ),
+        header=["", *scenarios],
+        rows=rows,
         label=f"paper-beside-{metric}",
     )
 
@@ -308,38 +346,33 @@ def _signed_cell(value: float) -> Cell:
     return Cell(f"{value:+.2f}".replace("-", "−"), value) if math.isfinite(value) else Cell("–")
 
 
-def _beside_published_tests(report: Report) -> Iterator[Block]:
+def _tests_beside_published(report: Report) -> Iterator[Block]:
     """Average ranks, Friedman's chi-square and the critical difference, here and in the paper."""
     rows = []
     for metric, label in METRICS.items():
         ours = report.rankings[metric].comparison
         if ours is None:
             continue
-        theirs = published_tables.published_comparisons(ours.alpha)[metric]
-        named = {name_in_paper(method): rank for method, rank in ours.average_ranks.items()}
-        both = [
-            method
-            for method in published_tables.published_results(metric).methods
-            if method in named
-        ]
+        theirs = published_comparisons(ours.alpha)[metric]
+        our_ranks = {_name_in_paper(method): rank for method, rank in ours.average_ranks.items()}
         pairs = {
-            f"average rank of {method}": (named[method], theirs.average_ranks[method])
-            for method in both
+            f"average rank of {method}": (our_ranks[method], theirs.average_ranks[method])
+            for method in theirs.table.methods
+            if method in our_ranks
         }
         pairs["Friedman's chi-square"] = ours.friedman.statistic, theirs.friedman.statistic
         pairs["critical difference"] = ours.difference, theirs.difference
-        for what, pair in pairs.items():
-            rows.append([Cell(f"{what} ({label})"), *(number_cell(one, ".2f") for one in pair)])
+        for what, (here, paper) in pairs.items():
+            numbers = [number_cell(here, ".2f"), number_cell(paper, ".2f")]
+            rows.append([Cell(f"{what} ({label})"), *numbers])
     if rows:
-        note = (
-            "The paper's are recomputed from its tables at the same alpha, over all of its"
-            " scenarios and methods."
-        )
         yield ReportTable(
-            "Ranks and tests beside the paper's",
-            ["", "here", "paper"],
-            rows,
-            (),
-            note,
-            "paper-tests",
+            caption="Ranks and tests beside the paper's",
+            header=["", "here", "paper"],
+            rows=rows,
+            note=(
+                "The paper's are recomputed from its tables at the same alpha, over all of its"
+                " scenarios and methods."
+            ),
+            label="paper-tests",
         )

@@ -3,250 +3,304 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
-from feddraw.analysis.statistics_in_words import interval_from_to
 from feddraw.report.blocks import Block, Bullets, Heading
-from feddraw.report.bootstrap_over_patients import patients_interval_name
-from feddraw.report.differences_over_trainings import differences_over_trainings
-from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.patients import interval_over_patients
+from feddraw.report.runs import (
+    METRICS,
+    REFERENCES,
+    RecordedRun,
+    findings_without_scores,
+    undefined_findings,
+)
+from feddraw.report.sections import servers
 from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
-from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
-from feddraw.results.run_collection import RunCollection
+from feddraw.report.statistics import Report, mean_over_repeats
+from feddraw.report.trainings import differences_over_trainings
 from feddraw.text import grouped, join_names
+
+
+def section(report: Report) -> Iterator[Block]:
+    yield Heading("Summary", anchor="summary")
+    yield Bullets(list(_after_headline(report)))
+    yield from caveats(report)
 
 
 def summary_sentences(report: Report) -> Iterator[str]:
     """What a reader should take home; the first sentence is the headline."""
-    collection = report.collection
-    yield _metric_headline(report, "auc")
-    yield _metric_headline(report, "gm")
-    runs, seeds = len(collection.runs), len({run.repeat for run in collection.runs})
-    chance = "one seed only, so a difference may be noise between trainings"
-    of_seeds = chance if seeds == 1 else f"{seeds} seeds"
-    what = f"{join_names(report.shown)}; in {join_names(collection.scenarios)}; {of_seeds}"
-    yield f"{runs} finished run{'s' * (runs > 1)}: {what}."
-    yield from _summary_of_pairs(report)
-    yield from _summary_of_references(report)
-    yield from _summary_of_gains(report)
+    if report.collection.runs:
+        yield headline(report)
+        yield from _after_headline(report)
+    else:
+        yield from servers.sentences(report)
 
 
-def _metric_headline(report: Report, metric: str) -> str:
-    scenarios, label, ranking = (
-        report.collection.scenarios,
-        METRICS[metric],
-        report.rankings[metric],
+def headline(report: Report) -> str:
+    return _result_of_metric(report, "auc")
+
+
+def _after_headline(report: Report) -> Iterator[str]:
+    yield _result_of_metric(report, "gm")
+    yield _what_was_compared(report)
+    yield from _wins_and_losses(report)
+    yield from _no_worse(report)
+    yield from _references(report)
+    yield from _client_gains(report)
+    yield from servers.sentences(report)
+
+
+def _what_was_compared(report: Report) -> str:
+    runs = report.collection.runs
+    seeds = len({run.repeat for run in runs})
+    repeats = f"{seeds} seeds"
+    if seeds == 1:
+        repeats = "one seed only, so a difference may be noise between trainings"
+    return (
+        f"{len(runs)} finished run{'s' * (len(runs) > 1)}: {join_names(report.shown)}; in"
+        f" {join_names(report.scenarios)}; {repeats}."
     )
-    if (comparison := ranking.comparison) is not None:
-        return (
-            f"Test {label} over {len(comparison.table.scenarios)} scenarios:"
-            f" {words.comparison_in_words(comparison)}"
-        )
-    if len(scenarios) == 1:
-        return _summary_headline(report, scenarios[0], metric)
-    return f"Test {label}: {ranking.reason}"
 
 
-def _summary_headline(report: Report, scenario: str, metric: str) -> str:
-    runs = [
-        run
-        for run in report.collection.of(scenario)
-        if not run.reference and math.isfinite(run.test(metric))
-    ]
-    seeds = [set(repeats) for repeats in grouped((run.method, run.repeat) for run in runs).values()]
-    draws = report.draws[scenario]
-    drawn = [set(draws.repeats)] if draws.repeats else []
-    shared = (
-        set.intersection(*seeds, *drawn) if seeds else set()
-    )  # the intervals are over these, so the means are, too
-    compared = grouped((run.method, run) for run in runs if run.repeat in shared or not shared)
-    means = {method: mean_over_repeats(own, metric).value for method, own in compared.items()}
+# ---------------------------------------------------------------------------------- the best method
+
+
+def _result_of_metric(report: Report, metric: str) -> str:
+    """The ranks over scenarios, or in one scenario the best method."""
+    ranking = report.rankings[metric]
+    if ranking.comparison is not None:
+        scenarios = len(ranking.comparison.table.scenarios)
+        result = words.comparison_in_words(ranking.comparison)
+        return f"Test {METRICS[metric]} over {scenarios} scenarios: {result}"
+    if len(report.scenarios) == 1:
+        return _best_in_scenario(report, report.scenarios[0], metric)
+    return f"Test {METRICS[metric]}: {ranking.reason}"
+
+
+def _best_in_scenario(report: Report, scenario: str, metric: str) -> str:
+    label = METRICS[metric]
+    compared = _compared_runs(report, scenario, metric)
+    means = {method: mean_over_repeats(runs, metric).value for method, runs in compared.items()}
     if not means:
-        return f"Test {METRICS[metric]} is undefined in every run."
+        return f"Test {label} is undefined in every run."
     best = max(means, key=lambda method: means[method])
-    said = f"{best} has the highest test {METRICS[metric]} in {scenario}: {means[best]:.4f}"
     others = [method for method in means if method != best]
     if not others:
-        return f"{best} has a test {METRICS[metric]} of {means[best]:.4f} in {scenario}."
+        return f"{best} has a test {label} of {means[best]:.4f} in {scenario}."
     second = max(others, key=lambda method: means[method])
-    said += f", {means[best] - means[second]:+.4f} vs {second}"
+    sentence = (
+        f"{best} has the highest test {label} in {scenario}: {means[best]:.4f},"
+        f" {means[best] - means[second]:+.4f} vs {second}"
+    )
+    draws = report.draws[scenario]
     if not {best, second} <= draws.methods[metric].keys():
-        return f"{said}."
-    found: dict[str, Interval | Difference] = {
-        patients_interval_name(draws): draws.difference(metric, best, second)
+        return f"{sentence}."
+    intervals: dict[str, Interval | Difference] = {
+        interval_over_patients(draws): draws.difference(metric, best, second)
     }
-    trainings = differences_over_trainings(
-        [run for own in compared.values() for run in own], metric, best
-    )
-    repeated = trainings.found.get((scenario, second))
+    every_run = [run for runs in compared.values() for run in runs]
+    trainings = differences_over_trainings(every_run, metric, best)
+    repeated = trainings.differences.get((scenario, second))
     if repeated is not None and repeated.repeats > 1:
-        found[f"over {repeated.repeats} trainings"] = repeated
-    said += f" ({'; '.join(f'{name}: {interval_from_to(one)}' for name, one in found.items())})."
-    if any(one.low <= 0 <= one.high for one in found.values()):
-        which = "An" if len(found) > 1 else "The"
-        return f"{said} {which} interval includes 0: no difference between the two is shown."
-    return (
-        said
-        if len(found) > 1
-        else f"{said} One seed that all have: noise between trainings is not in the interval."
-    )
+        intervals[f"over {repeated.repeats} trainings"] = repeated
+    ends = [f"{name}: {words.interval_from_to(ends)}" for name, ends in intervals.items()]
+    sentence = f"{sentence} ({'; '.join(ends)})."
+    if any(interval.low <= 0 <= interval.high for interval in intervals.values()):
+        which = "An" if len(intervals) > 1 else "The"
+        return f"{sentence} {which} interval includes 0: no difference between the two is shown."
+    if len(intervals) == 1:
+        return f"{sentence} One seed that all have: noise between trainings is not in the interval."
+    return sentence
+
+
+def _compared_runs(report: Report, scenario: str, metric: str) -> dict[str, list[RecordedRun]]:
+    """By method, the runs with a value of the seeds that all methods have; all where there is none.
+
+    The intervals are over these seeds, so the means are, too.
+    """
+    defined = [
+        run
+        for run in report.runs(scenario)
+        if not run.reference and math.isfinite(run.test(metric))
+    ]
+    seeds_by_method = grouped((run.method, run.repeat) for run in defined)
+    shared = {run.repeat for run in defined}.intersection(*seeds_by_method.values())
+    if report.draws[scenario].repeats:
+        shared &= set(report.draws[scenario].repeats)
+    return grouped((run.method, run) for run in defined if run.repeat in shared or not shared)
+
+
+# ------------------------------------------------------------------------------ the method in focus
 
 
 BothIntervals = tuple[Interval, Difference]  # over patients, over trainings
 
 
-def _summary_of_pairs(report: Report) -> Iterator[str]:
-    """In how many scenarios the method in focus differs from each other, over patients and over
-    trainings.
-    """
-    found = _summary_differences(report)
-    if not found:
+def _wins_and_losses(report: Report) -> Iterator[str]:
+    """In how many scenarios the method in focus differs from each other."""
+    differences = _differences_by_method(report)
+    if not differences or len(report.scenarios) == 1:
         return
-    units = {one.unit for one in report.draws.values() if one.unit}
-    both = f"over the same test {' or '.join(sorted(units))} and over trainings"
-    if len(report.collection.scenarios) > 1:
-        said = []
-        for other, pairs in found.items():
-            won = sum(all(one.low > 0 for one in pair) for pair in pairs)
-            lost = sum(all(one.high < 0 for one in pair) for pair in pairs)
-            decided = f"{won} win{'s' * (won != 1)}, {lost} loss{'es' * (lost != 1)}"
-            said.append(f"vs {other}: {decided}, {len(pairs) - won - lost} undecided")
-        how = f"win or loss: both 95 % CIs, {both}, exclude 0; no correction for multiple tests"
-        yield f"AUC of {report.focus} by scenario ({how}): {'; '.join(said)}."
-    if report.margin:
-        said = [
-            f"{other} in {sum(all(one.low > -report.margin for one in pair) for pair in pairs)} of"
-            f" {len(pairs)}"
-            for other, pairs in found.items()
-        ]
-        how = (
-            f"With a margin of {report.margin:g} in AUC (both 95 % CIs, {both}, lie above"
-            f" -{report.margin:g})"
+    counts = []
+    for other, by_scenario in differences.items():
+        won = sum(all(interval.low > 0 for interval in both) for both in by_scenario)
+        lost = sum(all(interval.high < 0 for interval in both) for both in by_scenario)
+        counts.append(
+            f"vs {other}: {won} win{'s' * (won != 1)}, {lost} loss{'es' * (lost != 1)},"
+            f" {len(by_scenario) - won - lost} undecided"
         )
-        yield f"{how}, {report.focus} is shown to be no worse than {join_names(said)} scenarios."
+    rule = (
+        f"win or loss: both 95 % CIs, {_both_populations(report)}, exclude 0; no correction for"
+        " multiple tests"
+    )
+    yield f"AUC of {report.focus} by scenario ({rule}): {'; '.join(counts)}."
 
 
-def _summary_differences(report: Report) -> dict[str, list[BothIntervals]]:
+def _no_worse(report: Report) -> Iterator[str]:
+    """In how many scenarios the method in focus is no worse than each other by the margin."""
+    differences = _differences_by_method(report)
+    if not differences or not report.margin:
+        return
+    counts = []
+    for other, by_scenario in differences.items():
+        shown = sum(all(interval.low > -report.margin for interval in both) for both in by_scenario)
+        counts.append(f"{other} in {shown} of {len(by_scenario)}")
+    yield (
+        f"With a margin of {report.margin:g} in AUC (both 95 % CIs, {_both_populations(report)},"
+        f" lie above -{report.margin:g}), {report.focus} is shown to be no worse than"
+        f" {join_names(counts)} scenarios."
+    )
+
+
+def _both_populations(report: Report) -> str:
+    units = {draws.unit for draws in report.draws.values() if draws.unit}
+    return f"over the same test {' or '.join(sorted(units))} and over trainings"
+
+
+def _differences_by_method(report: Report) -> dict[str, list[BothIntervals]]:
     """By other method, the differences in AUC of the method in focus in each scenario with more
     than one training.
     """
-    found: dict[str, list[BothIntervals]] = {}
+    pairs = []
     for scenario, draws in report.draws.items():
-        for other in report.collection.methods:
-            over = report.over_repeats(scenario, "auc", other)
-            if over is not None and {report.focus, other} <= draws.methods["auc"].keys():
-                found.setdefault(other, []).append(
-                    (draws.difference("auc", report.focus, other), over)
-                )
-    return found
+        for other in report.methods:
+            trainings = report.over_repeats(scenario, "auc", other)
+            if trainings is not None and {report.focus, other} <= draws.methods["auc"].keys():
+                patients = draws.difference("auc", report.focus, other)
+                pairs.append((other, (patients, trainings)))
+    return grouped(pairs)
 
 
-def _summary_of_references(report: Report) -> Iterator[str]:
-    collection = report.collection
-    for name in collection.references:
+def _references(report: Report) -> Iterator[str]:
+    """The mean of each reference beside that of the method in focus."""
+    if not report.methods:
+        return
+    for reference in report.collection.references:
         both = [
-            s
-            for s in collection.scenarios
-            if collection.of(s, name) and collection.of(s, report.focus)
+            scenario
+            for scenario in report.scenarios
+            if report.runs(scenario, reference) and report.runs(scenario, report.focus)
         ]
-        if both and collection.methods:
-            theirs = np.mean([report.mean(s, name, "auc").value for s in both])
-            ours = np.mean([report.mean(s, report.focus, "auc").value for s in both])
-            what = REFERENCES[name.split(" ")[0]]
+        if both:
+            theirs = np.mean([report.mean(scenario, reference, "auc").value for scenario in both])
+            ours = np.mean([report.mean(scenario, report.focus, "auc").value for scenario in both])
             yield (
-                f"Reference {name} ({what}) has a mean AUC of {theirs:.4f}, {report.focus} of"
-                f" {ours:.4f}."
+                f"Reference {reference} ({REFERENCES[reference.split(' ')[0]]}) has a mean AUC of"
+                f" {theirs:.4f}, {report.focus} of {ours:.4f}."
             )
 
 
-def _summary_of_gains(report: Report) -> Iterator[str]:
-    scenarios = report.collection.scenarios
-    found = {
-        f"{gain.client} in {scenario}" if scenarios[1:] else gain.client: gain.gain.value
-        for scenario in scenarios
-        for gain in gains_over_alone(report, scenario, "auc")
-        if gain.method == report.focus and math.isfinite(gain.gain.value)
-    }
-    if found:
-        least, most = (
-            min(found, key=lambda client: found[client]),
-            max(found, key=lambda client: found[client]),
-        )
-        who = (
-            f"With {report.focus}, {sum(gain > 0 for gain in found.values())} of {len(found)}"
-            " clients"
-        )
-        who += " (of all scenarios)" if scenarios[1:] else ""
-        reach = f"from {found[least]:+.4f} ({least}) to {found[most]:+.4f} ({most})"
-        yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
-
-
-def summary_caveats(report: Report) -> Iterator[Block]:
-    collection = report.collection
-    if collection.problems:
-        yield Heading("Left out", 3)
-        telling = [
-            one for one in _summary_paths(collection) if one.is_absolute() or ".." in one.parts
-        ]
-        places = {str(one): shown_path(one, report.folders) for one in telling}
-        yield Bullets(
-            [
-                f"{shown_path(one.path, report.folders)}: {_summary_with_paths(places, one.reason)}"
-                for one in collection.problems
-            ]
-        )
-    undefined = sorted(
-        {
-            f"{finding} has no {_summary_of_undefined(run, finding)}, left out of the mean."
-            for run in collection.runs
-            for finding in run.metrics["test"].get("undefined", [])
-            if finding not in run.metrics["test"].get("not_finite", [])
-        }
+def _client_gains(report: Report) -> Iterator[str]:
+    """How many clients gain over training alone, and how much."""
+    several = len(report.scenarios) > 1
+    gains = {}
+    for scenario in report.scenarios:
+        for gain in gains_over_alone(report, scenario, "auc"):
+            if gain.method == report.focus and math.isfinite(gain.gain.value):
+                client = f"{gain.client} in {scenario}" if several else gain.client
+                gains[client] = gain.gain.value
+    if not gains:
+        return
+    least = min(gains, key=lambda client: gains[client])
+    most = max(gains, key=lambda client: gains[client])
+    better = sum(gain > 0 for gain in gains.values())
+    yield (
+        f"With {report.focus}, {better} of {len(gains)} clients{' (of all scenarios)' * several}"
+        " have a higher test AUC than with the model they train alone: from"
+        f" {gains[least]:+.4f} ({least}) to {gains[most]:+.4f} ({most})."
     )
-    broken = [
-        f"{run.method} in {run.scenario}, seed {run.repeat}, has no AUC or GM for"
-        f" {', '.join(names)}: the model's scores are not finite numbers."
-        for run in collection.runs
-        if (names := run.metrics["test"].get("not_finite", []))
-    ]
-    diverged = [
-        f"{run.method} in {run.scenario}, seed {run.repeat}, diverged in round {run.diverged[0]}:"
-        f" {run.diverged[1]}."
-        for run in collection.runs
-        if run.diverged
-    ]
-    notes = [*collection.notes, *undefined, *diverged, *broken]
+
+
+# ----------------------------------------------------------------------------- what to keep in mind
+
+
+def caveats(report: Report) -> Iterator[Block]:
+    """What was left out, and what makes numbers less certain than they look."""
+    if report.collection.problems:
+        yield Heading("Left out", 3)
+        yield Bullets(list(_left_out(report)))
+    runs = report.collection.runs
+    notes = [*report.collection.notes, *_undefined(runs), *_diverged(runs), *_not_finite(runs)]
     if notes:
         yield Heading("To keep in mind", 3)
         yield Bullets(notes)
 
 
-def _summary_of_undefined(run: RecordedRun, finding: str) -> str:
-    """Which metrics a finding does not have in a run, and why."""
-    if math.isnan(run.test("auc", finding)):
-        return f"AUC or GM in {run.scenario}: only positives or only negatives in the test data"
-    return (
-        f"GM in {run.scenario}: only positives or only negatives in the validation data, so there"
-        " is no threshold"
-    )
+def _left_out(report: Report) -> Iterator[str]:
+    """Each folder that is not in the tables, and why; paths as the page shows them."""
+    collection = report.collection
+    paths = {run.path for run in collection.runs} | {left.path for left in collection.problems}
+    outside = [path for path in paths if path.is_absolute() or ".." in path.parts]
+    outside.sort(key=lambda path: -len(str(path)))  # one may be the beginning of another
+    for problem in collection.problems:
+        reason = problem.reason
+        for path in outside:
+            reason = reason.replace(str(path), shown_path(path, report.folders))
+        yield f"{shown_path(problem.path, report.folders)}: {reason}"
 
 
-def _summary_paths(collection: RunCollection) -> list[Path]:
-    """All that a sentence may name, the longest first."""
-    found = [run.path for run in collection.runs] + [
-        problem.path for problem in collection.problems
-    ]
-    return sorted(set(found), key=lambda path: -len(str(path)))
+def _undefined(runs: Sequence[RecordedRun]) -> list[str]:
+    """Which metrics a finding does not have, and why."""
+    sentences = set()
+    for run in runs:
+        for finding in undefined_findings(run):
+            if math.isnan(run.test("auc", finding)):
+                what = "AUC or GM"
+                why = "only positives or only negatives in the test data"
+            else:
+                what = "GM"
+                why = (
+                    "only positives or only negatives in the validation data, so there is no"
+                    " threshold"
+                )
+            sentences.add(
+                f"{finding} has no {what} in {run.scenario}: {why}, left out of the mean."
+            )
+    return sorted(sentences)
 
 
-def _summary_with_paths(places: Mapping[str, str], words: str) -> str:
-    for path, shown in places.items():
-        words = words.replace(path, shown)
-    return words
+def _diverged(runs: Sequence[RecordedRun]) -> Iterator[str]:
+    for run in runs:
+        if run.diverged:
+            divergence = run.diverged
+            yield f"{_named(run)}, diverged in round {divergence.round}: {divergence.why}."
+
+
+def _not_finite(runs: Sequence[RecordedRun]) -> Iterator[str]:
+    for run in runs:
+        findings = findings_without_scores(run)
+        if findings:
+            yield (
+                f"{_named(run)}, has no AUC or GM for {', '.join(findings)}: the model's scores are"
+                " not finite numbers."
+            )
+
+
+def _named(run: RecordedRun) -> str:
+    return f"{run.method} in {run.scenario}, seed {run.repeat}"

@@ -124,7 +124,8 @@ class TrainingRules:
         if statement is None:
             raise UserError("it does not say how it weighs itself")
         statement.check()
-        facts, place = announcement.facts, announcement.place(name)
+        facts = announcement.facts
+        place = announcement.place(name)
         outputs = rules_of_method.outputs_with_own_weight(self.method, self.layout, facts)
         own = statement.own
         if len(own) != 1 + len(outputs):
@@ -209,7 +210,7 @@ def result_of_outcome(
         return result
     # How long each client's move is stays hidden, and with it how much each moved the model.
     ledger = tuple(
-        replace(entry, influence=HIDDEN) if entry.counted else entry for entry in result.ledger
+        replace(entry, influence=HIDDEN) if entry.weighted else entry for entry in result.ledger
     )
     return replace(result, ledger=ledger, loss=step.loss)
 
@@ -275,7 +276,8 @@ class _Reading:
 
     def aggregate(self) -> Aggregate:
         """The server rule's step."""
-        sent, server = self._cohort.sent, rules_of_method.server_of(self._rules.method)
+        sent = self._cohort.sent
+        server = rules_of_method.server_of(self._rules.method)
         weights = self._weights()
         sums = self._sums(weights)
         params, server_state = server.step(sums, self._rules.state["server"])

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Facts, Model, Vector
+from feddraw.core import MOST_IMAGES, MOST_STEPS, Facts, Model, Vector
 from feddraw.errors import UserError
 from feddraw.secure.sums.message_fields import pack_fields
 from feddraw.secure.sums.session import FEWEST_SUMMED
-from feddraw.server.gate import MOST_IMAGES, MOST_STEPS
 from feddraw.server.policy import Policy
 
 

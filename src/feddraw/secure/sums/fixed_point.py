@@ -39,7 +39,8 @@ def to_fixed_point(values: NDArray[Any], clients: int, out: Words | None = None)
     """
     flat = np.asarray(values).reshape(-1)
     words = np.empty(len(flat), np.uint64) if out is None else out
-    largest, scale = fixed_point_limit(clients), math.ldexp(1.0, FRACTION_BITS)
+    largest = fixed_point_limit(clients)
+    scale = math.ldexp(1.0, FRACTION_BITS)
     scratch = np.empty(min(_BLOCK, len(flat)))
     for start in range(0, len(flat), _BLOCK):
         block = flat[start : start + _BLOCK]

@@ -21,7 +21,8 @@ def pack_fields(*fields: bytes) -> bytes:
 
 def unpack_fields(content: bytes, count: int) -> list[bytes]:
     """The fields of a message, all of it and nothing beside it."""
-    fields, position = [], 0
+    fields = []
+    position = 0
     while position < len(content):
         start = position + LENGTH_BYTES
         position = start + int.from_bytes(content[position:start], "little")

@@ -141,7 +141,8 @@ class OneTimeEnvelope:
 
     def __init__(self, secret: bytes, context: bytes, sender: str, receiver: str) -> None:
         self._cipher = AESGCM(derived_key(secret, context, "shares", sender, receiver))
-        self._context, self._sender = context, sender
+        self._context = context
+        self._sender = sender
 
     def close(self, content: bytes, nonce: bytes) -> bytes:
         return nonce + self._cipher.encrypt(nonce, content, self._context)

@@ -153,7 +153,8 @@ class SecureSumServer:
         """Each summed client's own mask, and the masks that it shares with those whose values did
         not come.
         """
-        secrets, digest = self._joined(), self._context.digest
+        secrets = self._joined()
+        digest = self._context.digest
         masks = [self_mask(secrets[name], digest, name) for name in self.survivors]
         for gone in sorted(set(self._shares) - self._summed):
             private = X25519PrivateKey.from_private_bytes(secrets[gone])

@@ -23,13 +23,13 @@ from feddraw.errors import UserError
 
 LARGEST_KEY_FILE = 64 * 1024  # bytes of a key or of a signature
 LARGEST_DIRECTORY = 16 * 1024 * 1024
-BARE_TOML_LETTERS = (
-    string.ascii_letters + string.digits + "_-"
-)  # letters of a name that TOML wants no quotes for
+# Letters of a name that TOML wants no quotes for.
+BARE_TOML_LETTERS = string.ascii_letters + string.digits + "_-"
+# What makes keys of each kind.
 OPERATOR_KEY_COMMAND, SITE_KEY_COMMAND = (
     "feddraw operator key",
     "feddraw site key",
-)  # what makes keys of each kind
+)
 
 SiteDirectory = Mapping[str, Ed25519PublicKey]
 
@@ -53,9 +53,8 @@ def new_signing_key(path: Path, passphrase: str = "") -> str:
 
 def _write_key_file(path: Path, content: bytes, mode: int) -> None:
     try:
-        handle = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode
-        )  # never through a link, never over a file
+        # Never through a link, never over a file.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     with os.fdopen(handle, "wb") as file:

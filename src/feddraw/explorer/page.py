@@ -18,6 +18,7 @@ from feddraw.analysis.web_page import offline_policy, read_page_file
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS
 from feddraw.data.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
 from feddraw.errors import UserError
+from feddraw.system.file_writing import write_whole
 
 EXPLORER_MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
 _STYLE = '<link rel="stylesheet" href="explorer.css">'
@@ -27,27 +28,28 @@ _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*?(?=</scri
 
 def explorer_page() -> str:
     """The whole page as one text."""
-    source = read_page_file("explorer", "explorer.html")
-    rooms = {"chart.js": "analysis"}  # the others are this room's own
-    script = "\n" + "\n".join(
-        read_page_file(rooms.get(name, "explorer"), name) for name in _SCRIPT.findall(source)
-    )
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{offline_policy(script)}">'
+    page = read_page_file("explorer", "explorer.html")
+    scripts = [
+        read_page_file("analysis" if name == "chart.js" else "explorer", name)
+        for name in _SCRIPT.findall(page)
+    ]
+    script = "\n" + "\n".join(scripts)
     style = (
         css_variables()
         + read_page_file("analysis", "chart.css")
         + read_page_file("explorer", "explorer.css")
     )
-    text = _SCRIPT.sub("", source).replace("<!-- scripts -->", f"<script>{script}</script>")
-    text = _DATA.sub(lambda _: _paper_presets(), text)
-    text = text.replace(_STYLE, f"<style>\n{style}</style>")
-    return text.replace("VERSION", __version__).replace(EXPLORER_MARK, f"{EXPLORER_MARK}\n{policy}")
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{offline_policy(script)}">'
+    page = _SCRIPT.sub("", page)
+    page = page.replace("<!-- scripts -->", f"<script>{script}</script>")
+    page = _DATA.sub(lambda _: _paper_presets(), page)
+    page = page.replace(_STYLE, f"<style>\n{style}</style>")
+    page = page.replace("VERSION", __version__)
+    return page.replace(EXPLORER_MARK, f"{EXPLORER_MARK}\n{policy}")
 
 
 def write_explorer(path: Path) -> None:
     """The page to a file; a file that is something else is left alone."""
-    from feddraw.system.file_writing import write_whole
-
     if path.is_dir():
         raise UserError(
             f"{path} is a folder: give the name of a file, such as {path / 'feddraw-explorer.html'}"
@@ -67,17 +69,17 @@ def _is_explorer_page(path: Path) -> bool:
 
 
 def _paper_presets() -> str:
-    """The scenarios and settings of the paper; no `<`, so that nothing in it can end the element it
-    stands in.
+    """The scenarios and settings of the paper as JSON; no `<`, so that nothing in it can end the
+    element it stands in.
     """
     presets = [
         {
-            "name": one.name,
-            "dataset": PAPER_DATASET_TITLES[one.dataset],
-            "composition": one.composition,
-            "sizes": one.sizes,
+            "name": scenario.name,
+            "dataset": PAPER_DATASET_TITLES[scenario.dataset],
+            "composition": scenario.composition,
+            "sizes": scenario.sizes,
         }
-        for one in PAPER_SCENARIOS.values()
+        for scenario in PAPER_SCENARIOS.values()
     ]
     settings = {
         "rounds": ROUNDS,

@@ -1,0 +1,53 @@
+"""How many images each client has, and how common each finding is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from feddraw.analysis import plots
+from feddraw.report.blocks import Block, Gallery, Picture
+from feddraw.report.pictures import panel_height
+from feddraw.report.runs import (
+    RecordedRun,
+    findings_of_partition,
+    ledger_client_sizes,
+    recorded_client_sizes,
+    shares_with_finding,
+)
+from feddraw.report.statistics import Report
+from feddraw.text import join_names, slug
+
+
+def section(report: Report, scenario: str) -> Iterator[Block]:
+    pictures = []
+    runs = report.runs(scenario)
+    with_partition = next((run for run in runs if recorded_client_sizes(run)), None)
+    if with_partition is not None:
+        pictures.append(_sizes_picture(recorded_client_sizes(with_partition), scenario))
+        pictures.append(_findings_picture(with_partition, scenario))
+    else:
+        federated = next((run for run in runs if len(run.ledger.clients) > 1), None)
+        if federated is not None:
+            pictures.append(_sizes_picture(ledger_client_sizes(federated), scenario))
+    yield Gallery(pictures, "Client sizes and how common each finding is there.")
+
+
+def _sizes_picture(sizes: dict[str, int] | dict[str, float], scenario: str) -> Picture:
+    figure, axes = plots.panel_figure(height=panel_height(len(sizes)))
+    plots.draw_sizes(axes, sizes)
+    counts = join_names([f"{client} {size:,.0f}" for client, size in sizes.items()])
+    return Picture(f"{slug(scenario)}-sizes", figure, f"Images at each client: {counts}")
+
+
+def _findings_picture(run: RecordedRun, scenario: str) -> Picture:
+    clients = list(recorded_client_sizes(run))
+    shares = np.array([shares_with_finding(run, client) for client in clients])
+    figure, axes = plots.panel_figure(height=panel_height(len(clients)) + 0.5)
+    plots.draw_heat_map(axes, shares, clients, findings_of_partition(run), percent=True)
+    words = (
+        "Share of each client's images that show each finding, of those whose label is known; a"
+        " dash where none is"
+    )
+    return Picture(f"{slug(scenario)}-findings", figure, words)

@@ -1,0 +1,76 @@
+"""The ranks of the methods over scenarios, and the tests on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from feddraw.analysis import statistics_in_words as words
+from feddraw.analysis.statistics import Comparison, Pair
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Fold,
+    Gallery,
+    Heading,
+    OnlyFor,
+    Paragraph,
+    ReportTable,
+)
+from feddraw.report.cells import number_cell
+from feddraw.report.pictures import ranks_picture
+from feddraw.report.runs import METRICS
+from feddraw.report.statistics import MethodRanking, Report
+
+
+def section(report: Report) -> Iterator[Block]:
+    rankings = report.rankings.values()
+    if not any(ranking.comparison or ranking.left_out for ranking in rankings):
+        return
+    yield Heading("Ranks over scenarios", anchor="ranks")
+    for metric in METRICS:
+        yield OnlyFor(list(_of_metric(report.rankings[metric], metric)), metric=metric)
+
+
+def _of_metric(ranking: MethodRanking, metric: str) -> Iterator[Block]:
+    label = METRICS[metric]
+    if ranking.left_out:
+        yield Paragraph(f"Left out of the ranks of {label}:")
+        yield Bullets(ranking.left_out)
+    comparison = ranking.comparison
+    if comparison is None:
+        yield Paragraph(
+            f"{label}: {ranking.reason} So there is no average rank and no test over scenarios."
+        )
+        return
+    yield Paragraph(f"{label}: {words.comparison_in_words(comparison)}")
+    yield Gallery([ranks_picture(comparison, metric)])
+    yield Bullets([*words.rank_tests_in_words(comparison), *words.what_tests_can_show(comparison)])
+    yield Fold(f"All pairs of methods ({label})", [_pairs_table(comparison, metric)])
+
+
+def _pairs_table(comparison: Comparison, metric: str) -> ReportTable:
+    return ReportTable(
+        caption=f"{METRICS[metric]}, pairs of methods",
+        header=[*words.PAIR_COLUMNS, "won-tied-lost"],
+        rows=list(map(_pair_row, comparison.pairs)),
+        note=(
+            f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's"
+            " signed-rank test, corrected for all pairs. Difference: mean of first minus second."
+            " Effect: matched-pairs rank-biserial."
+        ),
+        label=f"pairs-{metric}",
+    )
+
+
+def _pair_row(pair: Pair) -> list[Cell]:
+    return [
+        Cell(pair.first),
+        Cell(pair.second),
+        Cell(f"{pair.rank_gap:.2f}{'*' if pair.significant else ''}", pair.rank_gap),
+        Cell(words.p_text(pair.nemenyi_p), pair.nemenyi_p),
+        Cell(words.p_text(pair.holm_p), pair.holm_p),
+        number_cell(pair.mean_difference, "+.4f"),
+        number_cell(pair.rank_biserial, "+.2f"),
+        Cell(f"{pair.wins}-{pair.ties}-{pair.losses}", pair.wins - pair.losses),
+    ]
