@@ -91,10 +91,9 @@ class EffectsThenUniform(AfterFirstSum):
         return np.array([state["rho"]]), shown, state
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        """With each client's distance from the others, as `random_effects` shows it."""
+        """With each client's distance from the others, as in random effects."""
         weights, state = super().weigh(cohort, state)
-        parts = {**weights.parts, **self._effects.distances(cohort)}
-        return replace(weights, parts=parts), state
+        return replace(weights, parts={**weights.parts, **self._effects.distances(cohort)}), state
 
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
         return self._log_weight(facts, place), {"prior": float(facts.priors[place])}
