@@ -90,6 +90,12 @@ class EffectsThenUniform(AfterFirstSum):
         shown = {**parts, "rho": state["rho"], "beta": self._effects_share(facts)}
         return np.array([state["rho"]]), shown, state
 
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        """With each client's distance from the others, as `random_effects` shows it."""
+        weights, state = super().weigh(cohort, state)
+        parts = {**weights.parts, **self._effects.distances(cohort)}
+        return replace(weights, parts=parts), state
+
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
         return self._log_weight(facts, place), {"prior": float(facts.priors[place])}
 

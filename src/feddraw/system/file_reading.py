@@ -152,7 +152,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def parse_csv(text: str, header: list[str], path: Path) -> Iterator[dict[str, str]]:
-    """The same of a part of the table at this path: its first line fills `header` if that is empty."""
+    """The same of a part of the table at this path; the first line fills an empty `header`."""
     values = 0
     try:
         for line in filter(None, csv.reader(io.StringIO(text, newline=""))):

@@ -4,7 +4,7 @@ again.
 A key makes one mask and is used for nothing else, so the counter starts at 0. A block of the vector
 stays in the processor's cache while all masks are added to it, and the stream of each block goes
 into one buffer that is used again. AES-CTR was measured at 1.6 times the speed of ChaCha20
-(`python -m benchmarks --only secure`).
+(`feddraw bench --only secure`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def apply_masks(masks: Sequence[Mask], words: Words) -> None:
 def _apply_from(masks: Sequence[Mask], words: Words, start: int) -> None:
     """The same for words that begin at some place of the whole vector."""
     block = min(BLOCK, len(words))
-    zeros = memoryview(bytes(8 * block))
-    stream = bytearray(8 * block + _SLACK)
+    zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + _SLACK)
     drawn = np.frombuffer(stream, "<u8", block)
     counter = (start // _WORDS_PER_CIPHER_BLOCK).to_bytes(16, "big")
     running = []
@@ -57,8 +56,7 @@ def _apply_from(masks: Sequence[Mask], words: Words, start: int) -> None:
         running.append((cipher, np.add if mask.plus else np.subtract))
     for first in range(0, len(words), BLOCK):
         part = words[first : first + BLOCK]
-        nothing = zeros[: 8 * len(part)]
-        mine = drawn[: len(part)]
+        nothing, mine = zeros[: 8 * len(part)], drawn[: len(part)]
         for cipher, combine in running:
             cipher.update_into(nothing, stream)
             combine(part, mine, out=part)
