@@ -110,7 +110,7 @@ def _table(explained: WeightExplanation, name: str) -> ReportTable:
             Cell(percent(client["mean"])),
             Cell(percent(client["last"])),
             Cell(f"{percent(client['most'])} ({client['most_round']})"),
-            Cell(percent(client["influence"])),
+            Cell("hidden" if client["influence"] is None else percent(client["influence"])),
         ]
         for client in clients
     ]
