@@ -388,8 +388,9 @@ def _measured_distances(explained: WeightExplanation) -> Iterator[str]:
     for measurement in (first, last) if last is not first else (first,):
         words = site_distances_in_words(measurement.overall)
         yield f"Measured in round {measurement.round}: {words}."
-    if len(measured) > 1:
-        above = sum(one.overall.q > one.overall.expected for one in measured)
+    overall = [measurement.overall for measurement in measured]
+    if len(overall) > 1:
+        above = sum(group.q > group.expected for group in overall)
         yield f"Q was above its expectation in {above} of {len(measured)} measurements."
     farthest = max(last.sites, key=lambda site: -np.inf if site.distance is None else site.distance)
     yield f"In the last measurement {farthest.site} was farthest from the others."

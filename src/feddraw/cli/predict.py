@@ -50,13 +50,13 @@ def predict(
     from feddraw.experiment.prediction import find_images_to_predict, predict_images
     from feddraw.system.file_writing import require_writable_place, write_whole
 
-    found = find_images_to_predict(images, root, column)
+    to_predict = find_images_to_predict(images, root, column)
     if out is not None:
         require_writable_place(out)
     begun = time.perf_counter()
     with counting_bar(console(stderr=True), prefix="") as report_progress:
         done = predict_images(
-            run, found, model, trust=trust, workers=workers, progress=report_progress
+            run, to_predict, model, trust=trust, workers=workers, progress=report_progress
         )
     seconds = time.perf_counter() - begun
     if out is None:
@@ -65,11 +65,9 @@ def predict(
         write_whole(out, done.csv().encode())
     say = console(stderr=True)
     where = "" if out is None else f", written to {out}"
-    say.print(
-        f"{len(found) - len(done.problems):,} of {len(found):,} images scored in {seconds:.1f}"
-        f" s{where}"
-    )
+    scored = len(to_predict) - len(done.problems)
+    say.print(f"{scored:,} of {len(to_predict):,} images scored in {seconds:.1f} s{where}")
     for place, why in list(done.problems.items())[:SHOWN_UNREADABLE]:
         say.print(f"not read: {done.images[place].name}: {why}")
     if done.problems:
-        raise RunFailed(f"{len(done.problems)} of {len(found)} images could not be read")
+        raise RunFailed(f"{len(done.problems)} of {len(to_predict)} images could not be read")

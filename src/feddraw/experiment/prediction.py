@@ -53,11 +53,10 @@ class Prediction:
         """One row per image: each finding's score and call, and in the last column why there is
         none.
         """
-        header = [
-            "image",
-            *(word for name in self.findings for word in (name, f"{name} call")),
-            "problem",
-        ]
+        header = ["image"]
+        for name in self.findings:
+            header += [name, f"{name} call"]
+        header.append("problem")
         return csv_text([header, *map(self._row, range(len(self.images)))])
 
     def _row(self, place: int) -> list[object]:
@@ -73,20 +72,20 @@ def find_images_to_predict(
     """Image files as they were named: files themselves, all in a folder and below it, or the rows
     of a table.
     """
-    found: list[ImageToPredict] = []
+    to_predict: list[ImageToPredict] = []
     for path in inputs:
         if path.is_dir():
-            found += [ImageToPredict(str(file), file) for file in _images_in_folder(path)]
+            to_predict += [ImageToPredict(str(file), file) for file in _images_in_folder(path)]
         elif path.name.lower().endswith(TABLE_SUFFIXES):
-            found += _images_in_table(path, root, column)
+            to_predict += _images_in_table(path, root, column)
         elif path.exists():
-            found.append(ImageToPredict(str(path), path))
+            to_predict.append(ImageToPredict(str(path), path))
         else:
             raise UserError(f"no file or folder {path}")
-    if not found:
+    if not to_predict:
         raise UserError(f"no PNG, JPEG or DICOM file in {', '.join(map(str, inputs))}")
-    require_pydicom_for(image.name for image in found)
-    return found
+    require_pydicom_for(image.name for image in to_predict)
+    return to_predict
 
 
 def _images_in_folder(folder: Path) -> Iterator[Path]:
@@ -131,19 +130,18 @@ def predict_images(
     problems: dict[int, str] = {}
     done = 0
     say("scoring images", 0, len(images))
-    for start, (block, bad) in job.chunks(
-        range(0, len(images), SCORED_CHUNK), limited_workers(workers)
-    ):
+    starts = range(0, len(images), SCORED_CHUNK)
+    for start, (block, bad) in job.chunks(starts, limited_workers(workers)):
         scores[start : start + len(block)] = block
         problems |= {start + row: why for row, why in bad.items()}
         done += len(block)
         say("scoring images", done, len(images))
     return Prediction(
-        tuple(images),
-        trained.findings,
-        scores,
-        trained.calls(scores),
-        dict(sorted(problems.items())),
+        images=tuple(images),
+        findings=trained.findings,
+        scores=scores,
+        calls=trained.calls(scores),
+        problems=dict(sorted(problems.items())),
     )
 
 
@@ -172,14 +170,15 @@ class ImageScoring:
         yield starts[0], self(starts[0])
         rest = starts[1:]
         left = (time.perf_counter() - begun) * (len(starts) - 1)
-        if (
-            workers > 1
-            and len(rest) > 1
-            and left > WORKERS_PAY
-            and not multiprocessing.current_process().daemon
-        ):
-            words = {"doing": "scored images", "then": "no scores were written: start again"}
-            yield from in_workers(self, rest, min(workers, len(rest)), **words)
+        may_start_others = workers > 1 and not multiprocessing.current_process().daemon
+        if may_start_others and len(rest) > 1 and left > WORKERS_PAY:
+            yield from in_workers(
+                self,
+                rest,
+                min(workers, len(rest)),
+                doing="scored images",
+                then="no scores were written: start again",
+            )
         else:
             yield from ((start, self(start)) for start in rest)
 

@@ -51,6 +51,10 @@ class Compared:
     before: str
     again: str
 
+    @property
+    def same(self) -> bool:
+        return self.before == self.again
+
 
 def verify(
     path: Path,
@@ -91,8 +95,8 @@ def verify(
     return Verification(
         rounds=wanted,
         finished=to_the_end,
-        equal=tuple((one.what, one.before) for one in compared if one.before == one.again),
-        different=tuple(one.what for one in compared if one.before != one.again),
+        equal=tuple((item.what, item.before) for item in compared if item.same),
+        different=tuple(item.what for item in compared if not item.same),
         other_environment=moved,
     )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import MOST_LEDGER_CELLS, LedgerTable, read_pieces
-from feddraw.results.metrics import Divergence, ModelMetrics
+from feddraw.results.metrics import ClientMetrics, Divergence, ModelMetrics
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.predictions import Predictions, read_predictions
 from feddraw.results.round_log import RoundLine, first_divergence
@@ -123,10 +123,7 @@ class RecordedRun:
         """
         scores = self.metrics.test
         if client:
-            own = self.metrics.clients.get(client)
-            if own is None:
-                return math.nan
-            scores = own.on(split)
+            scores = self.metrics.clients.get(client, ClientMetrics()).on(split)
         values = scores.of(metric)
         return values.per_class.get(finding, math.nan) if finding else values.macro
 

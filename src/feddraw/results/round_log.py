@@ -33,7 +33,8 @@ class EvaluatedRound(RoundResult):
     @staticmethod
     def of(result: RoundResult, **more: Any) -> EvaluatedRound:
         """A round as the server ended it, and what is now known of it."""
-        known = {one.name: getattr(result, one.name) for one in fields(RoundResult)}
+        names = [field.name for field in fields(RoundResult)]
+        known = {name: getattr(result, name) for name in names}
         return EvaluatedRound(**(known | more))
 
     @property
