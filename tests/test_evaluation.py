@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from feddraw.analysis import metrics
-from feddraw.data.folds import refold
+from feddraw.data.splits import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data, prepare

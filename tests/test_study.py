@@ -373,7 +373,7 @@ def test_a_worker_process_prepares_images_alone(archive, tmp_path):
     work = f"open_dataset({str(archive)!r}, size=28, options=dict(workers=2))"
     script = tmp_path / "script.py"
     script.write_text(
-        "import multiprocessing\nfrom feddraw.experiment.dataset_by_name import open_dataset\n"
+        "import multiprocessing\nfrom feddraw.data.dataset_by_name import open_dataset\n"
         f"def work(): {work}\n"
         "if __name__ == '__main__':\n"
         "    process = multiprocessing.Process(target=work, daemon=True)\n"
@@ -471,10 +471,3 @@ def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path)
     site, *curve = row["auc_by_site_by_round"].split()
     assert site == "C2"
     assert len(curve) == len(row["auc_by_round"].split()) == 2
-
-
-def test_a_finished_run_under_the_key_of_an_earlier_version_is_one_row(tmp_path):
-    row = {"run": "iid_feddraw_seed=0", "key": "old", "partition": "abc", "auc": 0.8}
-    ResultTable(tmp_path / "runs.csv").add([row])
-    ResultTable(tmp_path / "runs.csv").add([row | {"key": "new"}])
-    assert list(ResultTable(tmp_path / "runs.csv").rows) == ["new"]

@@ -70,9 +70,7 @@ def stats(
         ),
     ] = None,
 ) -> None:
-    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect
-    sizes.
-    """
+    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon, effect sizes."""
     from feddraw.analysis.tidy_results import TidyTable
     from feddraw.data.csv_sheet import CsvSheet
 

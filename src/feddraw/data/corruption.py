@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError, unknown
+from feddraw.text import parse_pairs
 
 Rows = NDArray[np.intp]
 SiteRows = Mapping[str, Rows]  # by site
@@ -52,14 +53,17 @@ class Alteration:
         """The images as this site has them: cut, blurred, then as its scanner shows them, with its
         noise.
         """
+        if not len(images):
+            return images
         starts = range(0, len(images), ALTERED_TOGETHER)
-        pieces = [self._altered(images[first : first + ALTERED_TOGETHER], rng) for first in starts]
-        return np.concatenate(pieces) if pieces else images
+        return np.concatenate(
+            [self._altered(images[start : start + ALTERED_TOGETHER], rng) for start in starts]
+        )
 
     def _altered(self, images: Grey, rng: np.random.Generator) -> Grey:
         grey = images.astype(np.float32) / np.float32(255)
         if self.crop:
-            grey = _corrupt_by_crop(_corrupt_by_crop(grey, self.crop, 1), self.crop, 2)
+            grey = _cropped(_cropped(grey, self.crop, axis=1), self.crop, axis=2)
         if self.blur:
             from scipy.ndimage import gaussian_filter
 
@@ -73,19 +77,19 @@ class Alteration:
         return np.asarray(np.rint(np.clip(grey, 0, 1) * 255).astype(np.uint8))
 
 
-def _corrupt_by_crop(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
+def _cropped(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
     """Without this share at either end of an axis, stretched to its old length by linear
     interpolation.
     """
     length = grey.shape[axis]
-    at = np.linspace(share * (length - 1), (1 - share) * (length - 1), length)
-    left = np.minimum(at.astype(np.intp), length - 2)
-    part = (
-        (at - left)
-        .astype(np.float32)
-        .reshape([-1 if one == axis else 1 for one in range(grey.ndim)])
-    )
-    return np.asarray((1 - part) * grey.take(left, axis) + part * grey.take(left + 1, axis))
+    position = np.linspace(share * (length - 1), (1 - share) * (length - 1), length)
+    left = np.minimum(position.astype(np.intp), length - 2)
+    shape = [1] * grey.ndim
+    shape[axis] = length
+    right_part = (position - left).astype(np.float32).reshape(shape)
+    left_pixels = grey.take(left, axis)
+    right_pixels = grey.take(left + 1, axis)
+    return np.asarray((1 - right_part) * left_pixels + right_part * right_pixels)
 
 
 @dataclass(frozen=True)
@@ -104,36 +108,36 @@ class Corruption:
         """What is done at each site; refuses sites that there are not, and numbers that make no
         sense.
         """
-        found = {site: Alteration() for site in sites}
+        alterations = {site: Alteration() for site in sites}
         for kind in fields(self):
-            for site, value in _corruption_by_site(kind.name, getattr(self, kind.name)).items():
-                if site not in found:
+            for site, value in self._by_site(kind.name).items():
+                if site not in alterations:
                     raise unknown("sites", site, sites)
-                found[site] = replace(found[site], **{kind.name: value})
-        return {site: one for site, one in found.items() if one != Alteration()}
+                alterations[site] = replace(alterations[site], **{kind.name: value})
+        unchanged = Alteration()
+        return {site: change for site, change in alterations.items() if change != unchanged}
 
     def check(self) -> None:
         """Refuse what cannot be read, before the sites are known."""
         for kind in fields(self):
-            _corruption_by_site(kind.name, getattr(self, kind.name))
+            self._by_site(kind.name)
+
+    def _by_site(self, kind: str) -> dict[str, float]:
+        """How much of one kind of alteration each site gets."""
+        setting = f"corruption.{kind}"
+        example = "'C4=0.3, C2=1' (site = number)"
+        low, high = ALTERATION_BOUNDS[kind]
+        values = parse_pairs(getattr(self, kind), _number, setting=setting, example=example)
+        for value in values.values():
+            if not low <= value <= high:
+                raise UserError(f"{setting} must be from {low:g} to {high:g}, not {value:g}")
+        return values
 
 
-def _corruption_by_site(what: str, text: str) -> dict[str, float]:
-    """'C4=0.3, C2=1' as a dict."""
-    found = {}
-    low, high = ALTERATION_BOUNDS[what]
-    for item in filter(str.strip, text.split(",")):
-        name, _, number = item.rpartition("=")
-        if not re.fullmatch(r" *[0-9]{1,6}(\.[0-9]{1,9})? *", number):
-            raise UserError(
-                f"corruption.{what} must read like 'C4=0.3, C2=1' (site = number), not '{text}'"
-            )
-        if not low <= float(number) <= high:
-            raise UserError(
-                f"corruption.{what} must be from {low:g} to {high:g}, not {number.strip()}"
-            )
-        found[name.strip()] = float(number)
-    return found
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
+        raise ValueError(text)
+    return float(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +157,8 @@ def corrupt_dataset(
     trained_on: SiteRows,
     seed: int,
 ) -> CorruptedDataset:
-    """The data set with each site's data altered as told; `rows` are all of a site, `trained_on`
-    those it trains on.
+    """The data set with each site's data altered; `rows` are all of a site, `trained_on` those it
+    trains on.
 
     The images are copied into memory. What is left to chance depends on the seed and the site's
     place only.
@@ -163,57 +167,52 @@ def corrupt_dataset(
         return CorruptedDataset(dataset, {})
     images = np.array(dataset.images)
     values = np.array(dataset.labels.values)
-    for number, (site, own) in enumerate(rows.items()):
-        one = alterations.get(site, Alteration())
-        if one.of_images:
-            images[own] = one.altered_images(images[own], np.random.default_rng([seed, number, 0]))
-        if one.flip:
-            _flip_labels(
-                dataset.labels,
-                values,
-                trained_on[site],
-                one.flip,
-                np.random.default_rng([seed, number, 1]),
-            )
+    for number, (site, of_site) in enumerate(rows.items()):
+        alteration = alterations.get(site, Alteration())
+        if alteration.of_images:
+            rng = np.random.default_rng([seed, number, 0])
+            images[of_site] = alteration.altered_images(images[of_site], rng)
+        if alteration.flip:
+            rng = np.random.default_rng([seed, number, 1])
+            turned = _turned_labels(dataset.labels, trained_on[site], alteration.flip, rng)
+            values[trained_on[site]] ^= turned.astype(values.dtype)
     altered = replace(dataset, images=images, labels=replace(dataset.labels, values=values))
-    return _with_corrupted_views(altered, alterations, list(rows), seed)
+    return _with_views(altered, alterations, list(rows), seed)
 
 
-def _flip_labels(
-    labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.Generator
-) -> None:
-    """Turn each known label of these rows round with this probability."""
-    turned = rng.random((len(rows), values.shape[1])) < rate
+def _turned_labels(
+    labels: Labels, rows: Rows, rate: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """(rows, findings): which labels are turned round, each known one with this probability."""
+    turned = rng.random((len(rows), labels.values.shape[1])) < rate
     if labels.known is not None:
         turned &= labels.known[rows]
-    values[rows] ^= turned.astype(values.dtype)
+    return turned
 
 
-def _with_corrupted_views(
+def _with_views(
     dataset: Dataset, alterations: Mapping[str, Alteration], sites: Sequence[str], seed: int
 ) -> CorruptedDataset:
-    """With one copy of the test images for every site that has other images than the rest, in no
-    split.
+    """With one copy of the test images, in no split, for every site that has other images than the
+    rest.
     """
     test = dataset.rows["test"]
-    different = [site for site in sites if site in alterations and alterations[site].of_images]
-    if not different:
+    end = len(dataset.images)
+    images = [dataset.images]
+    rows = [np.arange(end)]
+    names = [dataset.labels.names]
+    views: dict[str, Rows] = {}
+    for number, site in enumerate(sites):
+        if site not in alterations or not alterations[site].of_images:
+            continue
+        rng = np.random.default_rng([seed, number, 2])
+        images.append(alterations[site].altered_images(dataset.images[test], rng))
+        rows.append(test)
+        of_view = [f"{name} as at {site}" for name in dataset.labels.names[test].tolist()]
+        names.append(np.array(of_view, dtype=np.str_))
+        views[site] = end + np.arange(len(test))
+        end += len(test)
+    if not views:
         return CorruptedDataset(dataset, {})
-    chances = {site: np.random.default_rng([seed, sites.index(site), 2]) for site in different}
-    copies = [
-        alterations[site].altered_images(dataset.images[test], rng) for site, rng in chances.items()
-    ]
-    first = len(dataset.images)
-    views = {
-        site: first + len(test) * place + np.arange(len(test))
-        for place, site in enumerate(different)
-    }
-    labels = dataset.labels.take(np.concatenate([np.arange(first), *[test] * len(different)]))
-    named = [
-        f"{name} as at {site}" for site in different for name in dataset.labels.names[test].tolist()
-    ]
-    names = np.concatenate([dataset.labels.names, np.array(named, dtype=np.str_)])
-    images = np.concatenate([dataset.images, *copies])
-    return CorruptedDataset(
-        replace(dataset, images=images, labels=replace(labels, names=names)), views
-    )
+    labels = replace(dataset.labels.take(np.concatenate(rows)), names=np.concatenate(names))
+    return CorruptedDataset(replace(dataset, images=np.concatenate(images), labels=labels), views)

@@ -24,11 +24,11 @@ class Labels:
     names: NDArray[np.str_]  # (n,), unique and stable: partitions are drawn in the order of names
     patients: NDArray[np.str_] | None = None  # (n,)
     sites: NDArray[np.str_] | None = None  # (n,)
-    # (n,), how many of the findings were marked uncertain.
+    # (n,), how many of the findings were marked uncertain
     uncertain: NDArray[np.uint8] | None = None
-    # (n,), such as the patient's sex, for rules that compare groups.
+    # (n,), such as the patient's sex, for rules that compare groups
     groups: NDArray[np.str_] | None = None
-    # (n, findings), which labels are known (the others hold 0); None = all.
+    # (n, findings), which labels are known (the others hold 0); None = all
     known: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
@@ -38,12 +38,15 @@ class Labels:
             raise ValueError(
                 f"known must be a bool array of shape {self.values.shape}, one entry per label"
             )
-        # one way to say "all known", so that a complete table gives the same bits however it was
-        # read
-        object.__setattr__(self, "known", None if self.known.all() else self.known)
-        if self.known is not None and (unknown := ~self.known & (self.values != 0)).any():
+        if self.known.all():
+            # one way to say it, so that a complete table gives the same bits however it was read
+            object.__setattr__(self, "known", None)
+            return
+        contradictions = ~self.known & (self.values != 0)
+        if contradictions.any():
             raise ValueError(
-                f"{int(unknown.sum())} labels are marked unknown and hold a value other than 0"
+                f"{int(contradictions.sum())} labels are marked unknown and hold a value other than"
+                " 0"
             )
 
     def __len__(self) -> int:
@@ -51,30 +54,26 @@ class Labels:
 
     def take(self, rows: NDArray[np.intp]) -> Labels:
         """The same for some of the images."""
-        chosen: dict[str, Any] = {
-            name: one[rows] for name, one in vars(self).items() if isinstance(one, np.ndarray)
+        arrays: dict[str, Any] = {
+            name: array[rows] for name, array in vars(self).items() if isinstance(array, np.ndarray)
         }
-        return replace(self, **chosen)
+        return replace(self, **arrays)
 
     def truth(self, rows: NDArray[np.intp]) -> NDArray[np.integer[Any]]:
         """Labels of some of the images as metrics read them: 1, 0, and UNKNOWN (−1) where a label
         is not known.
         """
         values = self.values[rows]
-        known = None if self.known is None else self.known[rows]
-        return (
-            values
-            if known is None or known.all()
-            else np.where(known, values, UNKNOWN).astype(np.int8)
-        )
+        if self.known is None or self.known[rows].all():
+            return values
+        return np.where(self.known[rows], values, UNKNOWN).astype(np.int8)
 
     def patient_numbers(self) -> NDArray[np.int64] | None:
         """Each image's patient as a number."""
-        return (
-            None
-            if self.patients is None
-            else np.unique(self.patients, return_inverse=True)[1].astype(np.int64)
-        )
+        if self.patients is None:
+            return None
+        _, numbers = np.unique(self.patients, return_inverse=True)
+        return np.asarray(numbers.astype(np.int64))
 
     def two_groups(self) -> NDArray[np.int8] | None:
         """Each image's group as 0 or 1, the two most common in the order of their names; -1 for
@@ -82,11 +81,10 @@ class Labels:
         """
         if self.groups is None:
             return None
-        counts = Counter(word for word in self.groups.tolist() if word)
-        names = sorted(word for word, _ in counts.most_common(2))
-        return np.array(
-            [names.index(word) if word in names else -1 for word in self.groups.tolist()], np.int8
-        )
+        counts = Counter(group for group in self.groups.tolist() if group)
+        two = sorted(group for group, _ in counts.most_common(2))
+        numbers = [two.index(group) if group in two else -1 for group in self.groups.tolist()]
+        return np.array(numbers, np.int8)
 
     def targets(self) -> NDArray[np.float32]:
         """Labels as training reads them: 1, 0, and NaN where a label is not known."""
@@ -109,7 +107,7 @@ class Dataset:
     name: str
     images: NDArray[np.uint8]  # (n, height, width), memory-mapped where they come from a file
     labels: Labels
-    # Which images are for training, validation, test.
+    # which images are for training, validation, test
     rows: dict[Split, NDArray[np.intp]] = field(repr=False)
     mean: float = 0.5  # of pixel / 255, subtracted before training
     std: float = 0.25

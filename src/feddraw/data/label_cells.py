@@ -1,5 +1,5 @@
-"""What a cell of a label table says: present, absent, uncertain, or nothing; and what a column of
-such cells is.
+"""What a cell of a label table says: present, absent, uncertain, or nothing; and whether a column
+holds such cells.
 
 Only what can be read in one way is read. A column of 1 and 2 may code yes and no or no and yes, so
 it is named and left to the user.
@@ -18,6 +18,12 @@ from feddraw.errors import UserError, one_of, unknown
 
 PRESENT, ABSENT, UNCERTAIN, BLANK = 1, 0, -1, -2
 NO_COLUMN = -3  # of a finding that a table lacks: unknown, however blank cells are read
+LABELS_IN_WORDS = {
+    PRESENT: "present",
+    ABSENT: "absent",
+    UNCERTAIN: "uncertain",
+    BLANK: "blank",
+}
 CELL_WORDS = {
     **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present"), PRESENT),
     **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent"), ABSENT),
@@ -38,7 +44,7 @@ def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
     word = text.strip().lower()
     if word in CELL_WORDS:
         return CELL_WORDS[word]
-    number = _label_cell_number(word)
+    number = _number(word)
     if two_is_present and number == 2:
         return PRESENT
     return int(number) if number is not None and number in (PRESENT, ABSENT, UNCERTAIN) else None
@@ -47,9 +53,9 @@ def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
 def label_in_numeric_cell(text: str) -> int | None:
     """The same for archives that write numbers only."""
     word = text.strip().lower()
-    return (
-        label_in_cell(word) if word in ("", "nan") or _label_cell_number(word) is not None else None
-    )
+    if word in ("", "nan") or _number(word) is not None:
+        return label_in_cell(word)
+    return None
 
 
 @dataclass
@@ -57,9 +63,8 @@ class ColumnCells:
     """What is in a column of a table, counted."""
 
     name: str
-    values: Counter[str] = field(
-        default_factory=Counter
-    )  # of the first so many different entries, as written
+    # the first MOST_CELL_VALUES different entries, as written
+    values: Counter[str] = field(default_factory=Counter)
     others: int = 0  # cells with other entries
 
     def add(self, text: str) -> None:
@@ -79,7 +84,7 @@ class ColumnCells:
     @property
     def two_is_present(self) -> bool:
         """Whether 0 and 2 are the column's only numbers: 0 is then absent in any reading."""
-        numbers = {value for value in map(_label_cell_number, self.filled) if value is not None}
+        numbers = {value for value in map(_number, self.filled) if value is not None}
         return numbers - {-1.0} == {0.0, 2.0} and not self.others
 
     def read(self, text: str) -> int | None:
@@ -94,36 +99,26 @@ class ColumnCells:
         readable = sum(count for word, count in filled.items() if self.read(word) is not None)
         if readable >= READABLE_CELLS * total:
             return ""
-        numbers = {value for value in map(_label_cell_number, filled) if value is not None}
-        if numbers == {1.0, 2.0} and len(numbers) == len(
-            {_label_cell_number(word) for word in filled}
-        ):
+        numbers = {value for value in map(_number, filled) if value is not None}
+        only_numbers = all(_number(word) is not None for word in filled)
+        if numbers == {1.0, 2.0} and only_numbers:
             return "holds 1 and 2, and either may be present: write 1 and 0"
-        shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (
-            ", …" if len(filled) > 3 else ""
-        )
-        return (
-            f"holds {shown}"
-            if readable < total / 2
-            else f"{total - readable:,} of {total:,} entries are not labels"
-        )
+        if readable >= total / 2:
+            return f"{total - readable:,} of {total:,} entries are not labels"
+        first = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3])
+        return f"holds {first}, …" if len(filled) > 3 else f"holds {first}"
 
     def unusual_entries(self) -> str:
         """How entries other than 0, 1, -1 and blank are read; nothing where there are none."""
-        said = {}
+        readings = []
         for word in self.filled | {word: 0 for word in self.values if word}:
-            meaning = self.read(word)
-            if meaning is not None and _label_cell_number(word) not in (0.0, 1.0, -1.0):
-                said[word] = {
-                    PRESENT: "present",
-                    ABSENT: "absent",
-                    UNCERTAIN: "uncertain",
-                    BLANK: "blank",
-                }[meaning]
-        return ", ".join(f"'{word}' as {meaning}" for word, meaning in said.items())
+            label = self.read(word)
+            if label is not None and _number(word) not in (0.0, 1.0, -1.0):
+                readings.append(f"'{word}' as {LABELS_IN_WORDS[label]}")
+        return ", ".join(readings)
 
 
-def _label_cell_number(text: str) -> float | None:
+def _number(text: str) -> float | None:
     try:
         return float(text.replace(",", "."))  # some spreadsheets write 1,0
     except ValueError:
@@ -135,21 +130,23 @@ def cell_meanings(
 ) -> dict[str, str]:
     """What such a cell counts as, for each finding: as the user says, else as usual."""
     if isinstance(policy, str):
-        given = dict.fromkeys(findings, policy)
+        chosen = dict.fromkeys(findings, policy)
     elif policy is None or isinstance(policy, Mapping):
-        given = dict(policy or {})
+        chosen = dict(policy or {})
     else:
         raise UserError(
             f"{option} must be unknown, negative or positive, or one of them for each finding:"
             f" {policy!r}"
         )
-    for name, word in given.items():
+    for name, word in chosen.items():
         if not isinstance(word, str):
             raise UserError(f"{option}.{name} must be unknown, negative or positive, not {word!r}")
         if name not in findings:
             raise unknown("findings", name, findings)
-    said = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
-    return {name: one_of(f"{option}.{name}", word, CELL_MEANINGS) for name, word in said.items()}
+    meanings = {name: chosen.get(name, usual.get(name, "unknown")) for name in findings}
+    for name, word in meanings.items():
+        one_of(f"{option}.{name}", word, CELL_MEANINGS)
+    return meanings
 
 
 def labels_from_cells(
@@ -159,9 +156,12 @@ def labels_from_cells(
     uncertain: Mapping[str, str],
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Labels (0 where unknown) and whether each is known, both (images, findings)."""
-    values, known = marks == PRESENT, marks != NO_COLUMN
-    for code, policy in ((BLANK, blank), (UNCERTAIN, uncertain)):
-        there = marks == code
-        values |= there & np.array([policy[name] == "positive" for name in findings], dtype=bool)
-        known &= ~(there & np.array([policy[name] == "unknown" for name in findings], dtype=bool))
+    values = marks == PRESENT
+    known = marks != NO_COLUMN
+    for mark, meanings in ((BLANK, blank), (UNCERTAIN, uncertain)):
+        marked = marks == mark
+        as_positive = np.array([meanings[name] == "positive" for name in findings], dtype=bool)
+        as_unknown = np.array([meanings[name] == "unknown" for name in findings], dtype=bool)
+        values |= marked & as_positive
+        known &= ~(marked & as_unknown)
     return values.astype(np.uint8), known

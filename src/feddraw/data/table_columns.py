@@ -60,17 +60,18 @@ class TableColumns:
     @property
     def unusual_entries(self) -> dict[str, str]:
         """Findings with entries other than 0, 1, -1 and blank, and how those are read."""
-        return {
-            name: said
-            for name, column in self.columns.items()
-            if (said := column.unusual_entries())
-        }
+        entries = {name: column.unusual_entries() for name, column in self.columns.items()}
+        return {name: readings for name, readings in entries.items() if readings}
 
 
 def guess_columns(
     sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
 ) -> TableColumns:
-    """What each column is. `may_lack`: a finding that is asked for need not be in this table."""
+    """What each column is.
+
+    `named` has the columns that the user names, by kind; `may_lack`: a finding that is asked for
+    need not be in this table.
+    """
     columns = read_columns(sheet)
     if not any(column.values for column in columns):
         raise UserError(f"{sheet.path} has a header but no rows")
@@ -78,38 +79,56 @@ def guess_columns(
         kind: _column_of_kind(sheet, named.get(kind, ""), kind, columns)
         for kind in USUAL_COLUMN_NAMES
     }
-    path = places.pop("path")
+    path = places["path"]
     if path is None:
         there = ", ".join(sheet.header)
         raise UserError(
             f"{sheet.path} has no column with image paths; it has {there} (data.path_column)"
         )
-    taken = {path, *places.values()}
-    rest = {column.name: place for place, column in enumerate(columns) if place not in taken}
-    others = {"(unnamed)": "has no name"} if "" in rest else {}
-    rest.pop("", None)
+    rest = {
+        column.name: place
+        for place, column in enumerate(columns)
+        if place not in places.values() and column.name
+    }
+    unnamed = any(
+        not column.name and place not in places.values() for place, column in enumerate(columns)
+    )
     if findings == "all":
-        others |= {
-            name: why for name, place in rest.items() if (why := columns[place].why_no_labels())
-        }
+        others = _columns_without_labels(columns, rest)
         chosen = {name: place for name, place in rest.items() if name not in others}
-        if not chosen and not may_lack:
-            said = (
-                "; ".join(f"{name} {why}" for name, why in others.items())
-                or "it has no other column"
-            )
-            raise UserError(
-                f"{sheet.path} has no column of labels (0, 1, -1 or blank): {said} (data.findings)"
-            )
     else:
-        chosen = _finding_columns_at(findings, rest, str(sheet.path), may_lack)
-        others |= {
+        chosen = _listed_columns(findings, rest, str(sheet.path), may_lack)
+        others = {
             name: "not among data.findings"
             for name, place in rest.items()
             if place not in chosen.values()
         }
-    own = {name: columns[place] for name, place in chosen.items()}
-    return TableColumns(path, **places, findings=chosen, columns=own, others=others)
+    if unnamed:
+        others = {"(unnamed)": "has no name", **others}
+    if findings == "all" and not chosen and not may_lack:
+        reasons = "; ".join(f"{name} {why}" for name, why in others.items())
+        raise UserError(
+            f"{sheet.path} has no column of labels (0, 1, -1 or blank):"
+            f" {reasons or 'it has no other column'} (data.findings)"
+        )
+    return TableColumns(
+        path=path,
+        split=places["split"],
+        site=places["site"],
+        patient=places["patient"],
+        group=places["group"],
+        findings=chosen,
+        columns={name: columns[place] for name, place in chosen.items()},
+        others=others,
+    )
+
+
+def _columns_without_labels(
+    columns: Sequence[ColumnCells], places: Mapping[str, int]
+) -> dict[str, str]:
+    """Which of the columns are no findings, and why."""
+    reasons = {name: columns[place].why_no_labels() for name, place in places.items()}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def path_column(sheet: CsvSheet, named: str = "") -> int | None:
@@ -140,11 +159,7 @@ def _column_of_kind(
     usual = column_by_usual_name(sheet.header, USUAL_COLUMN_NAMES[kind])
     if kind == "path" and (usual is None or not _holds_paths(columns[usual])):
         return next((place for place, column in enumerate(columns) if _holds_paths(column)), usual)
-    if (
-        kind == "split"
-        and usual is not None
-        and not any(word.lower() in SPLIT_NAMES for word in columns[usual].values)
-    ):
+    if kind == "split" and usual is not None and not _holds_splits(columns[usual]):
         return None
     return usual
 
@@ -156,13 +171,17 @@ def column_by_usual_name(header: Sequence[str], usual: Sequence[str]) -> int | N
 
 def _holds_paths(column: ColumnCells) -> bool:
     """Most entries end like images."""
-    seen = [word for word in column.values if word]
-    return bool(seen) and 2 * sum(word.lower().endswith(IMAGE_SUFFIXES) for word in seen) > len(
-        seen
-    )
+    entries = [word.lower() for word in column.values if word]
+    images = sum(word.endswith(IMAGE_SUFFIXES) for word in entries)
+    return 2 * images > len(entries)
 
 
-def _finding_columns_at(
+def _holds_splits(column: ColumnCells) -> bool:
+    """Some entry is the name of a split."""
+    return any(word.lower() in SPLIT_NAMES for word in column.values)
+
+
+def _listed_columns(
     findings: FindingChoice, rest: Mapping[str, int], where: str, may_lack: bool
 ) -> dict[str, int]:
     """The findings that the user lists, and where they are; capitals and underscores do not
@@ -171,12 +190,11 @@ def _finding_columns_at(
     wanted = listed_findings(findings)
     if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
         raise UserError(f"data.findings lists {twice[0]} twice")
-    alike = {canonical_finding(name).lower(): name for name in rest}
-    found = {
-        name: name if name in rest else alike.get(canonical_finding(name).lower(), "")
-        for name in wanted
+    by_spelling = {canonical_finding(name).lower(): place for name, place in rest.items()}
+    places = {
+        name: rest.get(name, by_spelling.get(canonical_finding(name).lower())) for name in wanted
     }
-    missing = [name for name, own in found.items() if not own]
+    missing = [name for name, place in places.items() if place is None]
     if missing and not may_lack:
         raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(rest)}")
-    return {name: rest[own] for name, own in found.items() if own}
+    return {name: place for name, place in places.items() if place is not None}
