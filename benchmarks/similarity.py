@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from feddraw.system.markdown import markdown_table
+
 
 def ledgers(study: Path, method: str) -> pd.DataFrame:
     """The ledgers of a method's runs, with the setting that each belongs to and who is
@@ -52,10 +54,8 @@ def main() -> None:
     parser.add_argument("--method", default="feddraw")
     chosen = parser.parse_args()
     table = summary(ledgers(chosen.study, chosen.method))
-    print("| setting | " + " | ".join(table.columns) + " |")
-    print("|---|" + "---|" * len(table.columns))
-    for setting, row in table.iterrows():
-        print(f"| {setting} | " + " | ".join(f"{value:.3g}" for value in row) + " |")
+    rows = [[str(setting), *(f"{value:.3g}" for value in row)] for setting, row in table.iterrows()]
+    print("\n".join(markdown_table(["setting", *table.columns], rows)))
 
 
 if __name__ == "__main__":

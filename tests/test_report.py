@@ -27,7 +27,7 @@ from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.report import WrittenReport, markdown, write_report
+from feddraw.report import WrittenReport, markdown, section_order, sections, write_report
 from feddraw.report.blocks import Bullets, Fold
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.section_order import compose_report
@@ -428,6 +428,11 @@ def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_interv
     assert re.search(
         r"\| uniform \| 0\.7950 \| [+-]0\.\d{4} \| \[[+-]0\.\d{4}, [+-]0\.\d{4}\] \|", first
     )
+
+
+def test_every_section_has_a_place_in_the_order() -> None:
+    files = {path.stem for path in Path(sections.__file__).parent.glob("*.py")} - {"__init__"}
+    assert [name for name in sorted(files) if not hasattr(section_order, name)] == []
 
 
 def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) -> None:

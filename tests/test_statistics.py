@@ -20,6 +20,7 @@ from scipy import stats
 from feddraw import cli
 from feddraw.analysis import bootstrap, statistics
 from feddraw.analysis import statistics_in_words as words
+from feddraw.analysis.metrics import auc
 from feddraw.analysis.paired_differences import against, repeats_needed
 from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
@@ -320,6 +321,20 @@ def test_the_estimate_is_the_difference_of_macro_aucs_and_its_interval_is_that_o
         tuple(np.quantile(plain, [0.025, 0.975])), abs=0.015
     )
     assert found.low < found.estimate < found.high
+
+
+def test_copies_of_images_give_the_replicates_that_weights_give() -> None:
+    """The same patients are drawn, for measures with a form for weights and for those without."""
+    good, _, truth, _ = scores_of_two(60)
+    patients = np.arange(60) // 3
+    options = {"patients": patients, "replicates": 120}
+    by_weights = bootstrap.bootstrap(
+        [good[:, :1]], truth[:, :1], np.random.default_rng(5), **options
+    )
+    by_copies = bootstrap.bootstrap_by_copies(
+        auc, good[:, 0], truth[:, 0], np.random.default_rng(5), **options
+    )
+    assert by_copies == pytest.approx(by_weights[0, 1:])
 
 
 def test_whole_patients_are_drawn_so_copies_of_an_image_add_no_certainty() -> None:

@@ -28,6 +28,7 @@ from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system import csv_cells
 from feddraw.system.file_reading import read_csv, read_json
+from feddraw.system.markdown import escape_markdown, markdown_table
 from feddraw.text import distinct_slugs, folder_name, parse_pairs, slug
 from run_folders import make_run
 
@@ -281,3 +282,14 @@ def test_pairs_of_a_name_and_a_value_are_read_in_their_order():
 def test_what_is_no_pair_or_names_something_twice_is_refused_with_an_example(written):
     with pytest.raises(UserError, match=r"x\.y must read like 'a=1' \(name = number\), not"):
         parse_pairs(written, float, setting="x.y", example="'a=1' (name = number)")
+
+
+def test_a_name_can_neither_end_a_cell_of_a_markdown_table_nor_begin_markup():
+    name = "a|b\n*c* <i> `d` $e$"
+    lines = markdown_table(["client", "AUC"], [[escape_markdown(name), "0.8"]], numbers=True)
+    assert lines == [
+        "| client | AUC |",
+        "|---|---:|",
+        r"| a\|b \*c\* &lt;i&gt; \`d\` \$e\$ | 0.8 |",
+    ]
+    assert markdown_table(["a", "b"], [])[1] == "|---|---|"

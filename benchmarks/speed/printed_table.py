@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.speed import rivals
+from feddraw.system.markdown import markdown_table
 
 Row = tuple[str, str, str, str]  # what, the figure, its interval, the bar
 
@@ -204,5 +205,5 @@ ROWS_OF_PART: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
 
 def bench_markdown(measured: Mapping[str, Any]) -> str:
     """The table of a whole document in Markdown."""
-    rows = [f"| {' | '.join(row)} |" for row in printed_rows(measured["parts"])]
-    return "\n".join(["| what | median | 95 % interval | bar |", "|---|---|---|---|", *rows]) + "\n"
+    header = ["what", "median", "95 % interval", "bar"]
+    return "\n".join(markdown_table(header, printed_rows(measured["parts"]))) + "\n"
