@@ -74,8 +74,8 @@ def test_half_precision_learns_as_whole_precision_does(amp):
     assert half == pytest.approx(whole, abs=0.03)
 
 
-@pytest.mark.parametrize(("overflows", "weighted"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
-def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
+@pytest.mark.parametrize(("overflows", "steps_taken"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
+def test_a_step_that_float16_cannot_hold_is_none(overflows, steps_taken):
     training = Training(epochs=1, batch_size=8, optimizer="sgd", lr=1e-2, amp="fp16")
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), "1", training)
     before, drift, batch = network.read().params, np.ones(len(network.params), np.float32), count()
@@ -86,7 +86,7 @@ def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
     how = LocalTraining(training, loss, seed=0, correction=Correction(drift=drift))
     optimizer = make_optimizer(network, training)
     steps, _ = fit(network, optimizer, tiny.examples(), np.arange(24), how)
-    assert steps == counted  # one at the least, that nothing is divided by zero
+    assert steps == steps_taken  # one at the least, that nothing is divided by zero
     moved = 1e-2 * (3 - len(overflows))
     np.testing.assert_allclose(before - network.read().params, moved, rtol=1e-4)
 
