@@ -42,8 +42,9 @@ from feddraw.server.method_check import (
 ANSWERS = json.loads(Path(__file__).with_name("answers.json").read_text())
 # These moved to studies/.
 GONE = {"move_effects", "power_by_validation", "size_until_slow", "effects_then_uniform"}
-# A first sum of gradients beside the weighted sum of moves can leave a single client's move.
-NO_LONGER_SECURE = {"random_effects"}
+# A first sum of gradients beside the weighted sum of moves can leave a single client's move; under
+# FedCav and FedEBA a client's own weight, said in clear, is its loss.
+NO_LONGER_SECURE = {"random_effects", "fedcav", "fedeba"}
 # Its score needs the client's own update only, so it streams.
 NOW_STREAMS = {"feddraw_variant"}
 # Joint rules combine with another's local rule; FedMGDA+'s weights fit any server rule.

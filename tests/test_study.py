@@ -471,10 +471,3 @@ def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path)
     site, *curve = row["auc_by_site_by_round"].split()
     assert site == "C2"
     assert len(curve) == len(row["auc_by_round"].split()) == 2
-
-
-def test_a_finished_run_under_the_key_of_an_earlier_version_is_one_row(tmp_path):
-    row = {"run": "iid_feddraw_seed=0", "key": "old", "partition": "abc", "auc": 0.8}
-    ResultTable(tmp_path / "runs.csv").add([row])
-    ResultTable(tmp_path / "runs.csv").add([row | {"key": "new"}])
-    assert list(ResultTable(tmp_path / "runs.csv").rows) == ["new"]

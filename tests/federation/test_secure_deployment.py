@@ -124,7 +124,7 @@ def secured(made: Any) -> None:
     for number, site in enumerate(SITES):
         config = (
             f'partition-id={number} key="{made.folder}/{site}.sign"'
-            f' memory="{made.folder}/memory-{site}"'
+            f' memory="{made.folder}/memory-{site}" simulated=true'
         )
         made.supernode(f"node{number}", f'{config} sites="{made.folder}/sites.toml"')
 

@@ -454,6 +454,7 @@ def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
 def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]:
     ledger = explained.run.ledger
     shares = explained.shares[:, place]
+    influence = ledger["influence"][:, place]
     parts = {
         name: None if part is None else float(part[:, place].mean())
         for name, part in explained.parts.items()
@@ -467,7 +468,8 @@ def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]
         "last": float(shares[-1]),
         "most": float(shares.max()),
         "most_round": int(shares.argmax()),
-        "influence": float(np.nan_to_num(ledger["influence"][:, place]).mean()),
+        # none under secure sums, where only the client knows the length of its move
+        "influence": float(np.nan_to_num(influence).mean()) if ledger.has("influence") else None,
         **parts,
     }
 

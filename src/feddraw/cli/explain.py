@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -91,16 +91,17 @@ def _headline(explained: WeightExplanation) -> str:
     )
 
 
-def _weight_row(client: dict[str, float]) -> list[str]:
+def _weight_row(client: dict[str, Any]) -> list[str]:
     from feddraw.analysis.explain_weights import percent
 
+    influence = client["influence"]
     return [
         str(client["client"]),
         f"{client['size']:,}",
         percent(client["image_share"]),
         *(percent(client[name]) for name in ("first", "mean", "last")),
         f"{percent(client['most'])} ({client['most_round']})",
-        percent(client["influence"]),
+        "hidden" if influence is None else percent(influence),
     ]
 
 

@@ -73,6 +73,8 @@ def _why_weighting_not_secure(weighting: Weighting) -> str:
             f"its first sum is of {weighting.contributes}, and beside the weighted sum of moves it "
             "can leave a single client's as their difference"
         )
+    if weighting.reveals:
+        return f"a client's own weight, which it says in clear, would give away {weighting.reveals}"
     return ""
 
 

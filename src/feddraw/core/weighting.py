@@ -90,6 +90,10 @@ class Selection(Weighting):
 class SelfScored(Weighting):
     """A client's weight is exp(score) / sum, and its score follows from itself and the facts."""
 
+    # What can be computed from a client's weight and must stay hidden under secure sums, where each
+    # client says its own weight in clear.
+    reveals: str = ""
+
     @abstractmethod
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
         """The logarithm of a client's weight, up to a constant that all share, and its parts.

@@ -30,6 +30,7 @@ from feddraw.core import (
 @dataclass(frozen=True)
 class FedCavWeighting(AfterFirstSum):
     needs = Needs(asks=(LOSS,))
+    reveals = "its loss at any model that it is sent"
 
     def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
         return np.array([client.number("loss")])

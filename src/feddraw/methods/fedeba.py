@@ -41,6 +41,7 @@ class FedEbaWeighting(AfterFirstSum):
     start: Start = "uniform"
 
     needs = Needs(sizes=True, asks=(LOSS,))
+    reveals = "its loss at any model that it is sent"
 
     def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
         return np.array([client.number("loss")])

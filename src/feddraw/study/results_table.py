@@ -21,7 +21,10 @@ from feddraw.system.locks import lock_file
 
 def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
-    run = read_run(out / planned.name)
+    try:
+        run = read_run(out / planned.name)
+    except UserError as mistake:
+        raise UserError(f"{planned.name}: {mistake}") from None
     test = run.metrics.test
     row: dict[str, Any] = {
         "run": planned.name,
@@ -84,20 +87,12 @@ class ResultTable:
         with lock_file(self.path):
             before = _results_by_key(self.path)
             new = {row["key"]: dict(row) for row in rows if row["key"] not in before}
-            # An earlier version may have given them other keys.
-            again = {_dealt_run(row) for row in new.values()}
-            self.rows = {
-                key: row for key, row in before.items() if _dealt_run(row) not in again
-            } | new
+            self.rows = before | new
             columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
             lines = [
                 [_result_cell(row.get(name)) for name in columns] for row in self.rows.values()
             ]
             write_whole(self.path, csv_text([columns, *lines]).encode())
-
-
-def _dealt_run(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return row.get("run", row["key"]), row.get("partition")
 
 
 def _results_by_key(path: Path) -> dict[str, dict[str, Any]]:
