@@ -502,13 +502,6 @@ STILL = {
     "fedadp": ({"alpha": 1e-9}, "fedavg"),
     "feddraw_adaptive": ({}, "feddraw"),  # these clients' similarities are steady
 }
-# What these remember decides for all clients alike.
-OF_THE_FEDERATION = {
-    "effects_then_uniform",
-    "move_effects",
-    "power_by_validation",
-    "size_until_slow",
-}
 
 
 def some(present, round=0):
@@ -531,7 +524,7 @@ def some(present, round=0):
 
 def test_every_rule_that_remembers_is_tried_with_absent_clients():
     remembering = {name for name in METHODS if method(name).init(initial())["weighting"]}
-    assert remembering - OF_THE_FEDERATION == STILL.keys()
+    assert remembering == STILL.keys()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -168,7 +168,6 @@ METHODS = catalog.names("methods")
 FEWER: dict[str, dict[str, Any]] = {  # slow at the server; too few images
     "fedlaw": {"epochs": 2},
     "random_effects": {"batch_size": 4},
-    "effects_then_uniform": {"batch_size": 4},
 }
 
 

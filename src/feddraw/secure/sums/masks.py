@@ -4,7 +4,7 @@ again.
 A key makes one mask and is used for nothing else, so the counter starts at 0. A block of the vector
 stays in the processor's cache while all masks are added to it, and the stream of each block goes
 into one buffer that is used again. AES-CTR was measured at 1.6 times the speed of ChaCha20
-(`feddraw bench --only secure`).
+(`python -m benchmarks --only secure`).
 """
 
 from __future__ import annotations
