@@ -74,7 +74,7 @@ def test_half_precision_learns_as_whole_precision_does(amp):
     assert half == pytest.approx(whole, abs=0.03)
 
 
-@pytest.mark.parametrize(("overflows", "weighted"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
+@pytest.mark.parametrize(("overflows", "counted"), [({0}, 2), ({0, 1, 2}, 1)])  # of three batches
 def test_a_step_that_float16_cannot_hold_is_none(overflows, counted):
     training = Training(epochs=1, batch_size=8, optimizer="sgd", lr=1e-2, amp="fp16")
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), "1", training)
