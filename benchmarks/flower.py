@@ -70,12 +70,15 @@ def fresh(replies: list[Message]) -> list[Message]:
     """The same messages in new envelopes, because ours takes the tensors out as it reads them."""
     copies = []
     for reply in replies:
-        arrays, metrics = (
-            ArrayRecord(dict(reply.content["arrays"].items())),
-            reply.content["metrics"],
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(dict(reply.content["arrays"].items())),
+                "metrics": reply.content["metrics"],
+            }
         )
-        copies.append(Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=reply))
-        copies[-1].metadata.__dict__.update(reply.metadata.__dict__)
+        copy = Message(content, reply_to=reply)
+        copy.metadata.__dict__.update(reply.metadata.__dict__)
+        copies.append(copy)
     return copies
 
 
@@ -147,9 +150,11 @@ def peak(which: str) -> float:
 def _peak(which: str) -> float:
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    strategy = {"FedAvg": FedAvg, "FedDRAW": partial(FedDRAW, keep_replies=False)}[which](
-        fraction_evaluate=0.0
-    )
+    strategy: Any
+    if which == "FedAvg":
+        strategy = FedAvg(fraction_evaluate=0.0)
+    else:
+        strategy = FedDRAW(fraction_evaluate=0.0, keep_replies=False)
     replies = replies_to(strategy)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
@@ -175,7 +180,8 @@ def main() -> None:
         f"load {os.getloadavg()[0]:.2f} at the start, {blocks} alternating blocks, {CLIENTS}"
         " replies of DenseNet121"
     )
-    theirs, ours = FedAvg(fraction_evaluate=0.0), FedDRAW(fraction_evaluate=0.0)
+    theirs = FedAvg(fraction_evaluate=0.0)
+    ours = FedDRAW(fraction_evaluate=0.0)
     plain = MethodStrategy(fedavg(), fraction_evaluate=0.0)
     replies = replies_to(ours)
     replies_to(plain)
@@ -188,11 +194,13 @@ def main() -> None:
     slow, *others = works
     samples = TimingSession(blocks).interleave("", works)
     for name in others:
-        one = ratio_of_times(samples[slow], samples[name])
-        print(f"{slow} ÷ {name:<34} {one['median']:6.2f}  [{one['low']:.2f}, {one['high']:.2f}]")
-    found = [stages(ours, replies) for _ in range(blocks)]
-    for name in found[0]:
-        print(f"  {name:<16} {1e3 * float(np.median([one[name] for one in found])):7.1f} ms")
+        ratio = ratio_of_times(samples[slow], samples[name])
+        interval = f"[{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        print(f"{slow} ÷ {name:<34} {ratio['median']:6.2f}  {interval}")
+    clocks = [stages(ours, replies) for _ in range(blocks)]
+    for name in clocks[0]:
+        milliseconds = 1e3 * float(np.median([clock[name] for clock in clocks]))
+        print(f"  {name:<16} {milliseconds:7.1f} ms")
     print(f"  {'Flower, all':<16} {1e3 * float(np.median(samples[slow])):7.1f} ms")
     for which in ("FedAvg", "FedDRAW"):
         print(f"peak extra memory, {which}: {peak(which):.0f} MB")

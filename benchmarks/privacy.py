@@ -25,7 +25,7 @@ from feddraw.core import Entry, Layout, Model, Update
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.methods.feddraw import feddraw
-from feddraw.secure.rounds.in_process import InProcessSecureRounds
+from feddraw.secure.rounds.in_process import Secure
 from feddraw.secure.rounds.round_weights import SECURE_PRECISION
 from feddraw.server.collectors import Together
 from feddraw.server.round import Round
@@ -53,10 +53,7 @@ def distance(clients: int, parameters: int) -> None:
     )
     in_clear = Together()(round, updates)
     plain = in_clear.model.params
-    secure = InProcessSecureRounds(names, sizes, {"name": "feddraw"})
-    hidden = secure.round(
-        7, 15, sent, method, method.init(sent), updates, range(clients)
-    ).model.params
+    hidden = Secure(names, sizes, section={"name": "feddraw"})(round, updates).model.params
     exact = sent.params.astype(np.float64)
     moved = np.zeros(parameters)
     longest = np.zeros(parameters)

@@ -15,9 +15,11 @@ from unittest.mock import patch
 
 import psutil
 import pytest
+import typer
 
 import feddraw
-from feddraw.cli import main
+from feddraw import catalog
+from feddraw.cli import app, main
 
 SMALL = (
     "--scenario",
@@ -298,3 +300,14 @@ def test_the_mathematics_and_the_help_start_without_torch(tmp_path: Path) -> Non
         " not in sys.modules and 'matplotlib' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_the_first_sentence_of_every_command_and_of_everything_listed_is_one_line():
+    """A line break in it would stand in the middle of the help."""
+    commands = typer.main.get_command(app).commands.values()
+    first_lines = [(command.help or "").partition("\n")[0] for command in commands]
+    assert first_lines
+    assert all(line.endswith((".", "?")) for line in first_lines), first_lines
+    for kind in ("methods", "models", "datasets", "scenarios", "engines"):
+        for name in catalog.functions_of_kind(kind):
+            assert catalog.first_doc_line(kind, name).endswith((".", ")", "?")), (kind, name)

@@ -22,6 +22,7 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment import running
 from feddraw.experiment.running import run
 from feddraw.flower import score_histograms
+from feddraw.results.metrics import Divergence
 from feddraw.results.recorded_run import read_run
 from feddraw.results.tensorboard import tensorboard_scalars
 from feddraw.server.ledger import LedgerEntry
@@ -104,7 +105,7 @@ def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_ro
     assert board["validation/findings without AUC"] == len(findings)
     assert "validation/AUC" not in board
     found = read_run(tmp_path / "run")
-    assert found.diverged == (1, second["diverged"])
+    assert found.diverged == Divergence(1, second["diverged"])
     assert any(
         sentence.startswith("The run diverged in round 1: ")
         for sentence in weights_in_sentences(explain_run_weights(found))
@@ -170,10 +171,10 @@ def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
         for s in (good, bad)
     ]
     contents = [flwr.RecordDict({"metrics": flwr.MetricRecord(one)}) for one in sent]
-    found = score_histograms.merged_histogram_metrics(contents, ("Edema", "Nodule"))["validation"]
-    assert (found["undefined"], found["not_finite"]) == (["Nodule"], ["Nodule"])
-    assert math.isnan(found["gm"]["per_class"]["Nodule"])
-    assert 0 < found["auc"]["per_class"]["Edema"] < 1
+    found = score_histograms.merged_histogram_metrics(contents, ("Edema", "Nodule")).validation
+    assert (found.undefined, found.not_finite) == (("Nodule",), ("Nodule",))
+    assert math.isnan(found.gm.per_class["Nodule"])
+    assert 0 < found.auc.per_class["Edema"] < 1
     assert (
         json.dumps(
             score_histograms.histograms_to_metrics(

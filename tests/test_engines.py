@@ -20,8 +20,7 @@ import psutil
 import pytest
 from torch import nn
 
-from feddraw import catalog
-from feddraw.core import Job, Local
+from feddraw.core import Extra, Job, Local
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed, UserError
@@ -29,12 +28,13 @@ from feddraw.experiment.device_placement import places_for_clients
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import federate
 from feddraw.methods.fedavg import fedavg
 from feddraw.system.shared_memory import SharedArrays, attach_shared
 from feddraw.system.workers import WorkerDied
 from small import small
-from tiny import NAMES, bench, kinds_of_client, same
+from tiny import NAMES, bench, federate, kinds_of_client, method_of, same
+
+LONG = "FEDDRAW_LONG" in os.environ  # every kind and number, at seconds each
 
 
 def final(experiment: Any) -> Any:
@@ -52,7 +52,7 @@ def serial() -> Any:
     return final(small())
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 3] if LONG else [2])
 def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -> None:
     result = final(small(engine="processes", workers=workers))
     assert same_bits(result.model, serial.model)
@@ -62,11 +62,20 @@ def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -
     assert result.metrics == serial.metrics
 
 
-@pytest.mark.parametrize("method", kinds_of_client())
+def kinds_of_traffic() -> list[str]:
+    """A method for every kind of memory and of vectors that cross the border of a process."""
+    methods = {name: method_of(name) for name in kinds_of_client()}
+    return list(
+        {
+            (frozenset(method.local.keeps.values()), frozenset(method.sends.values())): name
+            for name, method in methods.items()
+        }.values()
+    )
+
+
+@pytest.mark.parametrize("method", kinds_of_client() if LONG else kinds_of_traffic())
 def test_every_kind_of_client_gives_the_same_bits_in_worker_processes(method: str) -> None:
-    workers = (
-        2 if catalog.find("methods", method)().local.keeps else 1
-    )  # memory may move between workers
+    workers = 2 if method_of(method).local.keeps else 1  # memory may move between workers
     ours, theirs = (
         final(small(method=method, rounds=2, engine=e, workers=workers))
         for e in ("serial", "processes")
@@ -97,7 +106,7 @@ def test_a_persistent_optimiser_gives_the_same_bits_with_two_workers(
 class Reversed(Serial):
     """Clients that answer in the other order."""
 
-    def train(self, jobs: Any) -> Any:
+    def train(self, jobs: Any, *, in_turn: bool = False) -> Any:
         updates = [replace(update) for update in super().train(jobs)]
         yield from reversed(updates)
 
@@ -330,7 +339,7 @@ def test_an_engine_may_be_anyones_function_and_a_file_that_names_it_must_be_trus
 class Listening(Local):
     """Sends how many vectors it was sent beside the model."""
 
-    sends = {"heard": "number"}
+    sends = (Extra("heard", "number"),)
 
     def end(self, job: Any, update: Any, memory: Any, client: Any) -> Any:
         return {"heard": np.array([float(len(job.broadcast))])}, {}

@@ -141,7 +141,7 @@ def test_a_quickstart_app_runs_with_one_line_changed(monkeypatch: pytest.MonkeyP
     assert strategy.model.layout.classifier == "head"
     assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
     assert result.train_metrics_clientapp[3]["ledger-weight"] == pytest.approx([1 / 3] * 3)
-    assert result.train_metrics_clientapp[3]["clients-counted"] == 3
+    assert result.train_metrics_clientapp[3]["clients-weighted"] == 3
 
 
 def test_the_strategy_takes_the_place_of_fedavg_in_every_argument() -> None:

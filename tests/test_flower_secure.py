@@ -29,7 +29,13 @@ from feddraw.flower.array_records import model_to_arrays, unpack_array
 from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
-from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, RecordNames, read_offer
+from feddraw.flower.secure_messages import (
+    SECURE_ORDER,
+    SECURE_RECORD,
+    FlowerRun,
+    RecordNames,
+    read_offer,
+)
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
@@ -782,7 +788,7 @@ def test_a_resumed_server_asks_for_the_same_and_one_with_other_settings_does_not
     run(Watched(plain_app(secure_mod), nodes(keys, tmp_path)))
 
     def digest(**run_config: Any) -> bytes:
-        return read_offer(sent[0], "train", run_config, RecordNames()).digest
+        return read_offer(sent[0], FlowerRun(1, "train", run_config), RecordNames()).digest
 
     first = digest(rounds=3, lr=0.1)
     assert digest(rounds=3, lr=0.1, resume=True) == first

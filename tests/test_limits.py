@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import feddraw
-from feddraw.core import Layout
 from feddraw.data import csv_sheet, dataset_by_name, imaging, npz_archive
 from feddraw.data.datasets import nih
 from feddraw.data.imaging import BadImage, decode
@@ -25,7 +24,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import write_report
-from feddraw.results import checkpoint, predictions
+from feddraw.results import predictions
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.study.plan import read_study
@@ -57,7 +56,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "data.npz": npz_archive.NpzArchive.open,
     "x.dcm": decode,
     "w.pth": read_saved_parameters,
-    "state.safetensors": lambda path: checkpoint.read_checkpoint(path, Layout((), "")),
 }
 
 
@@ -158,7 +156,6 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "label tables, unpacked": csv_sheet.MAX_TEXT,
         "a line of them": csv_sheet.MAX_LINE,
         "predictions": predictions.MAX_PREDICTIONS,
-        "checkpoints": checkpoint.MAX_CHECKPOINT,
         "weights files": densenet121.MAX_DENSENET121_FILE,
         "DICOM files": imaging.MAX_FILE,
         "labels or names in an `.npz`": npz_archive.MAX_ARCHIVE_TABLE,

@@ -27,7 +27,7 @@ from feddraw.flower import FedDRAW, job_orders, secure_messages, secure_mod
 from feddraw.flower.frozen_layers import frozen_digest
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
-from feddraw.flower.secure_messages import RecordNames, read_offer
+from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
@@ -546,23 +546,24 @@ class Federation:
         (folder / "sites.toml").write_text("\n".join(lines))
         self.contexts = {}
         for number, name in enumerate(SITES):
-            node = {"partition-id": number, "key": str(folder / f"{name}.key")}
+            node: dict[str, Any] = {"partition-id": number, "key": str(folder / f"{name}.key")}
             node |= {"sites": str(folder / "sites.toml"), "memory": str(folder / name)} | settings
             self.contexts[name] = Context(1, 1001 + number, node, RecordDict(), {})
 
     def _train(self, message: Message, context: Context) -> Message:
         """As careless as an app may be: it takes the first tensors that it finds."""
         number = int(context.node_config["partition-id"])
-        arrays = next(iter(message.content.array_records.values()))
+        received = next(iter(message.content.array_records.values()))
         orders = job_orders.read_orders(message.content)
-        sent = next(iter(arrays.values())).numpy()
+        sent = next(iter(received.values())).numpy()
         self.runs.append((SITES[number], float(sent.ravel()[0]), int(orders.get("client-seed", 0))))
         if sent.ravel()[0] == 99:
             raise ValueError(f"patient 4711 at {SITES[number]}")
         moved = sent + np.float32(0.1 * (number + 1))
         metrics = MetricRecord({"num-examples": 10 + number, "loss": 0.5 + number, "num-steps": 3})
-        reply = {"arrays": ArrayRecord({"head.weight": Array(moved)}), "metrics": metrics}
-        return Message(RecordDict(reply), reply_to=message)
+        arrays = ArrayRecord({"head.weight": Array(moved)})
+        reply = RecordDict({"arrays": arrays, "metrics": metrics})
+        return Message(reply, reply_to=message)
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         self.runs.append((SITES[int(context.node_config["partition-id"])], 0.0, 0))
@@ -599,7 +600,8 @@ class Federation:
         shares = {
             peer: one.shares["moves"].closed[site] for peer, one in joined.items() if peer != site
         }
-        return self.ask(site, Add("moves", self.announcement(joined, **lies), shares))
+        masked: Masked = self.ask(site, Add("moves", self.announcement(joined, **lies), shares))
+        return masked
 
 
 def terms(method: Any = None, policy: Policy | None = None, **changes: Any) -> Terms:
@@ -625,7 +627,7 @@ def offered(
     config = ConfigRecord(dict(settings or {}))
     ours = {"round": 0, "rounds": 3, "seed": 0, "run": "a run"} | dict(orders or {}) | secure
     arrays = model if isinstance(model, ArrayRecord) else ArrayRecord({"head.weight": Array(model)})
-    records = {"arrays": arrays, "config": job_orders.add_orders(config, ours)}
+    records: dict[str, Any] = {"arrays": arrays, "config": job_orders.add_orders(config, ours)}
     beside = dict(more or {})
     return RecordDict({**beside, **records} if last else {**records, **beside})
 
@@ -697,7 +699,7 @@ def test_records_in_another_order_change_neither_the_digest_nor_what_is_trained_
 
 
 def digest_of(**lies: Any) -> bytes:
-    return read_offer(offered(**lies), "train", {}, RecordNames()).digest
+    return read_offer(offered(**lies), FlowerRun(1, "train", {}), RecordNames()).digest
 
 
 @attack(
@@ -875,8 +877,7 @@ def test_a_restarted_site_forgets_nothing(tmp_path: Path) -> None:
 def test_a_site_weighs_itself_once_and_for_what_it_masks(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "sites")
     policy = Policy(cap_times=1.5)
-    lies = {"agreed": terms(policy=policy)}
-    joined = federation.meet(**lies)
+    joined = federation.meet(agreed=terms(policy=policy))
     told = federation.announcement(joined, policy=policy)
     others = (replace(told.parties[1], size=9999), *told.parties[2:])
     federation.ask("North", Weigh(told))
@@ -967,6 +968,19 @@ def test_the_text_of_an_apps_error_stays_at_the_site(federation: Federation) -> 
     with pytest.raises(UserError) as error:
         federation.meet(model=np.full(SHAPE, 99, np.float32))
     assert str(error.value) == "its app failed, and its own log says why"
+    assert len(federation.runs) == 1
+
+
+def test_a_site_whose_app_was_cut_off_does_not_run_it_again(federation: Federation) -> None:
+    lethal = np.full(SHAPE, 99, np.float32)
+    keys = {site: federation.offer(site, model=lethal) for site in SITES}
+    with refused("its app failed"):
+        federation.ask("North", met(keys))
+    with refused("has run its app on this before"):
+        federation.ask("North", met(keys))
+    with refused("has run its app on this before"):
+        federation.offer("North", model=lethal, attempt=1)
+    assert len(federation.runs) == 1
 
 
 @attack(
@@ -982,7 +996,8 @@ def test_a_server_does_not_choose_which_metric_is_said_in_clear(federation: Fede
 
 def test_loss_and_length_are_in_no_answer(federation: Federation) -> None:
     keys = {site: federation.offer(site) for site in SITES}
-    joined, said = {}, []
+    joined: dict[str, Any] = {}
+    said = []
     for site in SITES:
         content = federation.send(site, secure_messages.request_to_records(met(keys)))
         said.append(str(content.config_records["secure"]["facts"]))
@@ -1049,7 +1064,7 @@ def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
     def answer(message: Message, context: Context) -> Message:
         """South's own code says what it likes."""
         reply = federation.app(message, context)
-        record = reply.content.config_records.get("secure", {})
+        record: Any = reply.content.config_records.get("secure", {})
         facts = json.loads(str(record.get("facts", "{}")))
         if context.node_id == 1003 and "size" in facts and "num-examples" in lie:
             size = "9" * 400 if lie["num-examples"] == "digits" else repr(lie["num-examples"])
@@ -1138,7 +1153,9 @@ def test_exchanging_two_sites_updates_changes_nothing_that_the_server_sees_but_m
                 replace(site.settings, key=keys[name], directory=directory), MemoryOfProcess()
             )
         source = Random(7).randbytes
-        monkeypatch.setitem(SecureSumClient.__init__.__kwdefaults__, "rng", source)
+        defaults = SecureSumClient.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "rng", source)
         monkeypatch.setattr("feddraw.secure.rounds.in_process.InProcess", Watched)
         monkeypatch.setattr(Watched, "seen", [])
         state = method.init(cohort.sent)

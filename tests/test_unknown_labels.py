@@ -258,11 +258,11 @@ def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_
     validation[1, 1] = 0  # no site has a positive validation image of b
     edges = [merged_edge(*validation[:, place]) for place in range(2)]
     found = histogram_metrics(counts, ("a", "b"), edges)
-    assert found["auc"]["per_class"] == {"a": 1.0, "b": 1.0}
-    assert found["gm"]["per_class"]["a"] == found["gm"]["macro"] == 1.0
-    assert math.isnan(found["gm"]["per_class"]["b"])
-    assert math.isnan(found["thresholds"]["b"])
-    assert found["undefined"] == ["b"]
+    assert found.auc.per_class == {"a": 1.0, "b": 1.0}
+    assert found.gm.per_class["a"] == found.gm.macro == 1.0
+    assert math.isnan(found.gm.per_class["b"])
+    assert math.isnan(found.thresholds["b"])
+    assert found.undefined == ("b",)
 
 
 def test_a_contact_sheet_calls_no_image_healthy_whose_labels_are_not_known() -> None:

@@ -23,7 +23,7 @@ def client_names(clients: int) -> list[str]:
     return [f"C{number + 1}" for number in range(clients)]
 
 
-def made_up_model(parameters: int = WIDE_PARAMETERS) -> Model:
+def made_up_model(parameters: int = WIDE_PARAMETERS, seed: int = 0) -> Model:
     """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are
     the classifier's.
     """
@@ -34,7 +34,7 @@ def made_up_model(parameters: int = WIDE_PARAMETERS) -> Model:
     entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), weight))
     entries.append(Entry("classifier.bias", "param", (CLASSES,), bias))
     return Model(
-        params=np.random.default_rng(0).standard_normal(bias + CLASSES, dtype=np.float32),
+        params=np.random.default_rng(seed).standard_normal(bias + CLASSES, dtype=np.float32),
         buffers=np.zeros(0, np.float32),
         counters=np.zeros(0, np.int64),
         layout=Layout(tuple(entries), "classifier"),

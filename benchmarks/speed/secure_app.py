@@ -40,9 +40,12 @@ def answer_untrained(message: Message, context: Context) -> Message:
 
 
 def seconds_of_secure_rounds(
-    grid: Grid, rounds: int, parameters: int, *, secure: bool
+    grid: Grid, rounds: int, parameters: int, *, secure: bool, seed: int = 0
 ) -> list[float]:
-    """Of each round, from the first message to the new model."""
+    """Of each round, from the first message to the new model.
+
+    The first model is drawn from the seed: sites answer the same one under masks only once.
+    """
     ends = [time.perf_counter()]
     strategy = FedDRAW(
         fraction_evaluate=0.0,
@@ -51,7 +54,7 @@ def seconds_of_secure_rounds(
         secure=secure,
         on_round=lambda _: ends.append(time.perf_counter()),
     )
-    strategy.start(grid, model_to_arrays(made_up_model(parameters)), rounds, timeout=900)
+    strategy.start(grid, model_to_arrays(made_up_model(parameters, seed)), rounds, timeout=900)
     if any(len(done.weights) < CLIENTS for done in strategy.history):
         raise RuntimeError(f"not all clients counted: {strategy.history[-1].ledger}")
     return np.diff(ends).tolist()

@@ -42,7 +42,7 @@ from feddraw.secure.sums import masks
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.fixed_point import to_fixed_point
 from feddraw.secure.sums.server import SecureSumServer
-from feddraw.secure.sums.session import Session as Sum
+from feddraw.secure.sums.session import Session
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.machine import installed, peak_memory
 
@@ -163,7 +163,7 @@ class ReadySum:
         names = client_names(clients)
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
-        sum = Sum("bench", 0, "moves", 0, tuple(names))
+        sum = Session(digest=bytes(32), sum="moves", members=tuple(names))
         collector = SecureSumServer(sum, directory)
         members = {name: SecureSumClient(sum, name, keys[name], directory) for name in names}
         for name, member in members.items():
@@ -229,7 +229,7 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
         def timed_round(name: str) -> float:
             start = time.process_time()
             (seconds,) = seconds_of_secure_rounds(
-                grids[name], 1, parameters, secure=name == "secure"
+                grids[name], 1, parameters, secure=name == "secure", seed=len(processor[name])
             )
             processor[name].append(time.process_time() - start)
             return seconds

@@ -69,7 +69,14 @@ from feddraw.report import (
 )
 from feddraw.report.blocks import all_pictures
 from feddraw.report.sections import client_gains
-from feddraw.results import checkpoint, ledger_table, predictions, recorded_run, run_collection
+from feddraw.results import (
+    checkpoint,
+    ledger_table,
+    predictions,
+    recorded_run,
+    run_collection,
+    run_reader,
+)
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
@@ -411,7 +418,7 @@ FILES = (
 def finished(room: Path) -> Path:
     target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
     lines = [
-        f"{round},C{client},{piece},0.9,0.3,0.25"
+        f"{round},C{client},{piece},0.9,0.3,0.25,,"
         for round in (0, 1)
         for client in (1, 2)
         for piece in FINDINGS
@@ -436,7 +443,8 @@ def odd_ledgers() -> list[bytes]:
     """Ledgers of other methods and of rounds that did not go well."""
 
     def ledger(*lines: str) -> bytes:
-        return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]).encode()
+        whole = [line + "," * 9 for line in lines]  # without policy, without measurement
+        return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *whole, ""]).encode()
 
     alone = "0,C1,10,2,,,,,,1,1,weighted"
     return [
@@ -473,12 +481,13 @@ def read_folder(data: bytes, room: Path) -> object:
             list(explain_weights.weights_in_sentences(found)),
             explain_weights.explanation_document(found),
         )
-        _ = list(verify._compared_hashes(RunFolder(place), RunFolder(place), 2, True))
-        _ = list(verify._differing_environment(RunFolder(place), HERE))
+        _ = list(verify.compare_records(run, run, 2))
+        _ = list(verify.compare_files(RunFolder(place), RunFolder(place)))
+        _ = list(verify.differing_environment(run.environment, HERE))
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
-            RunFolder(place).begin({}, resume=True, defaults={})
+            RunFolder(place).begin({}, resume=True)
         return run
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
@@ -930,7 +939,7 @@ def crowded(room: Path) -> object:
     place = room / "crowded"
     if not place.exists():
         make_run(place)
-    lines = [f"{number},C{number},1,1,,,,,,1,1,weighted" for number in range(4000)]
+    lines = [f"{number},C{number},1,1,,,,,,1,1,weighted,,,,,,,,," for number in range(4000)]
     (place / "weights.csv").write_text(
         "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8"
     )
@@ -1002,8 +1011,8 @@ SHEET = (
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
-    "_labelled_runs _differing_settings _is_crossed_setting _collection_notes _without_copies"
-    " _name_with_settings _collection_setting"
+    "_labelled_runs _differing_settings _is_crossed _notes _without_copies _name_with_settings"
+    " _setting"
 )
 
 
@@ -1011,7 +1020,7 @@ def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
     toml = named(file_reading, "read_text read_toml")
     lines = [
-        *named(ledger_table, "ledger_lines_before"),
+        *named(ledger_table, "read_ledger ledger_entry _from_cell"),
         *named(file_reading, "read_csv read_jsonl read_text parse_json"),
     ]
     settings = [
@@ -1022,9 +1031,7 @@ def targets(room: Path) -> list[Target]:
         *named(corruption, "_number"),
         *named(corruption.Corruption, "alterations check _by_site"),
     ]
-    sheet = functions(
-        csv_sheet, finding_names, label_table, without="split_rows _first"
-    )
+    sheet = functions(csv_sheet, finding_names, label_table, without="split_rows _first")
     release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
     logs = [
         bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes()
@@ -1127,7 +1134,7 @@ def targets(room: Path) -> list[Target]:
             read_similarities,
             ONE_LINE,
             SIMILARITIES,
-            named(weights, "parse_similarity _weights_similarity_line"),
+            named(weights, "parse_similarity _holds_numbers"),
             TABLE_WORDS,
             odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
@@ -1148,13 +1155,15 @@ def targets(room: Path) -> list[Target]:
             run_seeds(room),
             [
                 *named(run_collection, RUNS),
-                *named(recorded_run, "read_run _check_recorded_metrics"),
+                recorded_run.read_run,
                 *functions(ledger_table.LedgerTable),
                 *named(recorded_run.RecordedRun, "predictions curve by_class"),
+                *named(run_reader.RunReader, "look _read_settings _read_metrics _new_lines"),
+                *named(run_reader.RunReader, "_new_entries"),
                 predictions.read_predictions,
                 *named(file_reading, "read_json number_or_nan"),
-                recorded_run.damage_told,
-                *named(verify, "_compared_hashes _lines_to_verify _differing_environment"),
+                run_reader.damage_told,
+                *named(verify, "compare_records compare_files differing_environment"),
                 *functions(explain_weights),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'],

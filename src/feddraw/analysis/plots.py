@@ -415,7 +415,7 @@ def differences_figure(by_column: Mapping[str, Sequence[Difference]], reference:
         )
         for row, of_column in zip(grid, by_column.values(), strict=True):
             for axes, scenario in zip(row, scenarios, strict=True):
-                here = [one for one in of_column if one.scenario == scenario]
+                here = [diff for diff in of_column if diff.scenario == scenario]
                 draw_gains(axes, _gains_by_method(here, methods), "")
                 axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
                 axes.tick_params(axis="x", labelsize=7)

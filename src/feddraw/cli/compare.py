@@ -49,8 +49,7 @@ def compare(
         bool, Option("--trust", help="Allow code that the experiment file names.")
     ] = False,
 ) -> None:
-    """Compare FedDRAW, FedAvg, uniform averaging and each client alone on your data, and write the
-    report.
+    """Compare FedDRAW, FedAvg, uniform averaging and each client alone on your data.
 
     Prepares the images, times a few training steps, prints how long everything will take, then
     trains. Runs are carried out seed by seed. With --minutes a seed begins only if all its methods

@@ -50,8 +50,7 @@ def doctor(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     trust: Annotated[bool, Option("--trust", help="Allow code that the study file names.")] = False,
 ) -> None:
-    """Examine torch, devices, disk and versions within two minutes; exit code 1 if something is
-    broken.
+    """Examine torch, devices, disk and versions; exit code 1 if something is broken.
 
     Compares each GPU with the processor and with itself, measures images per second with one and
     several workers, and says how to start a study and what it would cost here, and what the paper's

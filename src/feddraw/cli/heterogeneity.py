@@ -67,9 +67,7 @@ def heterogeneity(
     ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that
-    follow.
-    """
+    """Measure how much the sites differ, and show the weights that follow."""
     from feddraw.experiment.settings import complete, parse_settings
 
     typed = {

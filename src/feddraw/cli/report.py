@@ -39,9 +39,7 @@ def report(
         bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")
     ] = False,
 ) -> None:
-    """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and
-    figures.
-    """
+    """Write a report of all runs below the folders: HTML, Markdown, LaTeX tables, figures."""
     not_negative("replicates", replicates)
     alpha = report_significance_level(preset) if alpha is None else alpha
     if not 0 < alpha < 1:

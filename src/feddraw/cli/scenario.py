@@ -109,9 +109,7 @@ def build_scenario(
         Path | None, Option(help="File to write (default: NAME.json in this folder).")
     ] = None,
 ) -> None:
-    """Write each client's image names and their SHA-256 to a file, which can be used as a
-    scenario.
-    """
+    """Write each client's image names and their SHA-256 to a file that can be a scenario."""
     from feddraw.data.scenarios.index_list import write_index_list
     from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 
@@ -154,9 +152,7 @@ def check_scenario(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train every client alone: is every small client better than every large one, as in
-    the paper?
-    """
+    """Train every client alone: are small clients better than large ones, as in the paper?"""
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     from feddraw.experiment import scenario_check

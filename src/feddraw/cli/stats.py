@@ -70,9 +70,7 @@ def stats(
         ),
     ] = None,
 ) -> None:
-    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect
-    sizes.
-    """
+    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon, effect sizes."""
     from feddraw.analysis.tidy_results import TidyTable
     from feddraw.data.csv_sheet import CsvSheet
 
@@ -263,7 +261,7 @@ def _show_differences(differences: _Differences) -> None:
 
     for column, of_column in differences.by_column.items():
         last_rounds = differences.last_rounds[column]
-        scenarios = dict.fromkeys(one.scenario for one in of_column)
+        scenarios = dict.fromkeys(difference.scenario for difference in of_column)
         rows = []
         for scenario in sorted(scenarios, key=lambda name: not name):  # all together comes last
             for difference in of_column:

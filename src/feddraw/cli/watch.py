@@ -27,8 +27,7 @@ def watch(
         bool, Option("--expose", help="Allow other machines to connect, unencrypted.")
     ] = False,
 ) -> None:
-    """Show running and finished runs on a web page of this machine: weights, validation AUC, times,
-    problems.
+    """Show running and finished runs on a web page: weights, validation AUC, times, problems.
 
     The page reads the files that runs write, changes nothing, and reconnects after a restart. End
     it with Ctrl-C.

@@ -170,8 +170,9 @@ def weights(
     """How much each client counts in one round.
 
     Examples:
-        >>> weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99,
-        .99, .98]).round(3) array([0.263, 0.248, 0.248, 0.242])
+        >>> sizes, similarities = [20000, 5000, 5000, 5000], [0.91, 0.99, 0.99, 0.98]
+        >>> weights(round=4, rounds=15, sizes=sizes, similarities=similarities).round(3)
+        array([0.263, 0.248, 0.248, 0.242])
     """
     check_schedule_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     if round not in range(rounds):

@@ -165,7 +165,7 @@ def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dic
     devices = []
     for name in names:
         facts = _SURVEYED[name]
-        device = {"device": name}
+        device: dict[str, Any] = {"device": name}
         device |= {key: facts[key] for key in ("type", "name", "capability") if key in facts}
         if facts["type"] == "cuda":
             device["memory_gb"] = round(facts["memory"] / 1e9, 1)

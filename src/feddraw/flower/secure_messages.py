@@ -106,9 +106,16 @@ def secure_order_in(content: RecordDict) -> dict[str, Any] | None:
     return order
 
 
-def read_offer(
-    content: RecordDict, message_type: str, run_config: Mapping[str, Any], names: RecordNames
-) -> OfferedWork:
+@dataclass(frozen=True)
+class FlowerRun:
+    """What an app sees of the run that a message belongs to."""
+
+    run_id: int
+    message_type: str
+    settings: Mapping[str, Any]
+
+
+def read_offer(content: RecordDict, run: FlowerRun, names: RecordNames) -> OfferedWork:
     """What a message offers; refuses records that are not expected."""
     with reading_secure_message():
         arrays, config = _expected_records(content, names)
@@ -125,8 +132,9 @@ def read_offer(
             records[BROADCAST] = content[BROADCAST]
         _check_frozen(content, str(orders.get(frozen_layers.FROZEN, "")))
         used = (
-            message_type.encode(),
-            repr(sorted(item for item in run_config.items() if item[0] != RESUME)).encode(),
+            str(run.run_id).encode(),
+            run.message_type.encode(),
+            repr(sorted(item for item in run.settings.items() if item[0] != RESUME)).encode(),
             repr(list(settings.items())).encode(),
             _digest_of_arrays(records),
         )
@@ -286,7 +294,7 @@ def answer_to_records(answer: Answer) -> RecordDict:
     elif isinstance(answer, Masked):
         said = answer.statement
         facts = {"statement": None if said is None else said.to_json()}
-        pairs = {"seal": answer.seal}
+        pairs = {"seal": answer.seal or b""}
         words = answer.words
     elif isinstance(answer, Signed):
         pairs = {"signature": answer.signature}
@@ -326,10 +334,8 @@ def _read_joined(facts: dict[str, Any], pairs: dict[str, bytes], content: Record
         raise ValueError("a list of labelled findings is none")
     labelled = None if marks is None else np.array(marks, bool)
     signatures = {sum: bytes.fromhex(text) for sum, text in facts["signatures"].items()}
-    shares = {
-        sum: Shares(closed, signatures[sum])
-        for sum, closed in ({sum: {} for sum in signatures} | _by_sum(pairs)).items()
-    }
+    closed = _by_sum(pairs)
+    shares = {sum: Shares(closed.get(sum, {}), signatures[sum]) for sum in signatures}
     return Joined(facts["size"], labelled, shares)
 
 

@@ -25,8 +25,14 @@ from feddraw.flower.client_memory import memory_folder
 from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_from_text
 from feddraw.flower.reply_intake import ReplyFormat
-from feddraw.flower.secure_messages import OfferedWork, RecordNames, reading_secure_message
+from feddraw.flower.secure_messages import (
+    FlowerRun,
+    OfferedWork,
+    RecordNames,
+    reading_secure_message,
+)
 from feddraw.flower.secure_site_memory import (
+    SHARED,
     SecureSiteMemory,
     update_of_memory,
     update_to_memory,
@@ -194,9 +200,8 @@ def _answer_offer(
 ) -> RecordDict:
     """Keys that sign the digest of what was sent; it is kept until enough others agree."""
     message_type = message.metadata.message_type
-    offered = secure_messages.read_offer(
-        message.content, message_type, context.run_config, node.names
-    )
+    run = FlowerRun(context.run_id, message_type, context.run_config)
+    offered = secure_messages.read_offer(message.content, run, node.names)
     if offered.terms.kind != message_type.partition(".")[0]:
         raise UserError("the terms are those of another kind of round than the message")
     node.check(offered)
@@ -230,7 +235,7 @@ class _FlowerWork:
     def run(self) -> SiteFacts:
         terms = self._round.terms
         content = self.memory.offer(self._round.digest)
-        sent = self._sent_model(content, terms) if terms.kind == TRAIN else None
+        sent = self._sent_model() if terms.kind == TRAIN else None
         reply = self._answer_of_app(content)
         self._check_name(reply)
         held = reply_intake.client_in_reply(reply).get(FROZEN)
@@ -246,7 +251,7 @@ class _FlowerWork:
         facts, vectors = self.memory.part()
         if terms.kind == EVALUATE:
             return CountsPart(vectors["counts"])
-        sent = self._sent_model(self.memory.offer(self._round.digest), terms)
+        sent = self._sent_model()
         update = update_of_memory(facts, vectors, sent.layout)
         method = method_of_terms(terms)
         return UpdatePart(method, announcement, self.node.settings.name, sent, update)
@@ -254,11 +259,18 @@ class _FlowerWork:
     def forget(self) -> None:
         self.memory.forget()
 
-    def _sent_model(self, content: RecordDict, terms: Terms) -> Model:
+    def _sent_model(self) -> Model:
         """The model from which the move is measured: the record that the app trains on."""
+        round = self._round
+        if SHARED.digest == round.digest and SHARED.sent is not None:
+            return SHARED.sent
         with reading_secure_message():
+            content = self.memory.offer(round.digest)
             arrays = content.array_records[self.node.names.arrays]
-            return arrays_to_model(arrays, _layout_of(arrays, terms.reading))
+            sent = arrays_to_model(arrays, _layout_of(arrays, round.terms.reading))
+        SHARED.remember(round.digest, content)
+        SHARED.sent = sent
+        return sent
 
     def _answer_of_app(self, content: RecordDict) -> RecordDict:
         """The app's answer to what was agreed on, with a seed of this site's own."""
@@ -304,11 +316,19 @@ class _FlowerWork:
             method_of_terms(terms).sends, self.node.size_key, self.node.names.arrays
         )
         named = reply_intake.named_reply(0, reply)
-        updates, refused, _ = reply_intake.decode_replies([named], {named.name: 0}, sent, format)
-        if refused:
-            log.error("this site's own update cannot be used: %s", refused[named.name])
+        used = SHARED.matrices
+        decoded = reply_intake.decode_replies(
+            [named],
+            {named.name: 0},
+            sent,
+            format,
+            reuse=used if used is not None and used.layout == sent.layout else None,
+        )
+        SHARED.matrices = decoded.matrices
+        if decoded.refused:
+            log.error("this site's own update cannot be used: %s", decoded.refused[named.name])
             raise UserError("this site's own update cannot be used: its own log says why")
-        update = _with_counted_steps(updates[0], sent)
+        update = _with_counted_steps(decoded.updates[0], sent)
         self.memory.keep_part(*update_to_memory(update))
         return SiteFacts(update.size, update.labelled)
 

@@ -93,6 +93,7 @@ class SecureSiteMemory:
 
     def keep_offer(self, content: RecordDict, digest: bytes) -> None:
         """What was sent, until it is agreed that it is run."""
+        SHARED.remember(digest, content)
         head: list[Any] = [digest.hex()]
         blobs: list[Any] = []
         for name, record in content.items():
@@ -108,6 +109,8 @@ class SecureSiteMemory:
 
     def offer(self, digest: bytes) -> RecordDict:
         """What was kept, if it is that of this digest."""
+        if digest == SHARED.digest and self._offer.is_file():
+            return _fresh_records(SHARED.content)
         (kept, *records), blobs = _read_blobs(self._offer)
         if kept != digest.hex():
             raise UserError(DAMAGED)
@@ -142,6 +145,40 @@ class SecureSiteMemory:
         for file in (self._part, self._offer):
             with suppress(FileNotFoundError):
                 file.unlink()
+
+
+class SharedBySites:
+    """What was offered last in this process, whichever of its sites it came to.
+
+    Equal digests are equal contents: in a simulation all sites get the same, and share it.
+    """
+
+    def __init__(self) -> None:
+        self.digest = b""
+        self.content = RecordDict()
+        self.sent: Model | None = None  # the model in it, once it was read
+        self.matrices: Model | None = None  # memory for an app's answer, used again
+
+    def remember(self, digest: bytes, content: RecordDict) -> None:
+        """Keep what was offered, if it is not the same as before."""
+        if digest != self.digest:
+            self.digest = digest
+            self.content = _fresh_records(content)
+            self.sent = None
+
+
+SHARED = SharedBySites()
+
+
+def _fresh_records(content: RecordDict) -> RecordDict:
+    """The same tensors in records that an app may change."""
+    records = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            records[name] = ArrayRecord(dict(record.items()))
+        else:
+            records[name] = ConfigRecord(dict(record.items()))
+    return records
 
 
 def _write_blobs(path: Path, head: list[Any], blobs: Sequence[Any]) -> None:
@@ -189,8 +226,12 @@ def update_of_memory(
     facts: dict[str, Any], vectors: dict[str, NDArray[Any]], layout: Layout
 ) -> Update:
     """The update, from what `update_to_memory` made of it."""
-    params, buffers, counters = (vectors[f"own.{name}"] for name in MODEL_VECTORS)
-    model = Model(params, buffers, counters, layout)
+    model = Model(
+        params=vectors["own.params"],
+        buffers=vectors["own.buffers"],
+        counters=vectors["own.counters"],
+        layout=layout,
+    )
     prefix = "extra."
     extra = {
         name.removeprefix(prefix): vector

@@ -205,7 +205,7 @@ def _renamed(block: Block, names: Iterator[str]) -> Block:
         case Gallery(pictures):
             return replace(block, pictures=[replace(p, name=next(names)) for p in pictures])
         case OnlyFor(inner) | SideBySide(inner) | Fold(blocks=inner):
-            return replace(block, blocks=[_renamed(one, names) for one in inner])
+            return replace(block, blocks=[_renamed(block, names) for block in inner])
     return block
 
 

@@ -29,6 +29,7 @@ from feddraw.report.sections import (
     paper_form,
     ranks,
     roc_curves,
+    servers,
     summary,
     what_was_run,
 )
@@ -73,11 +74,13 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     over_rounds.section,
     roc_curves.section,
 )
-AFTER_SCENARIOS: tuple[Section, ...] = (what_was_run.section,)
+AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 
 
 def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
     """The whole report as blocks."""
+    if not report.collection.runs:
+        return ReportDocument(title, list(servers.only_servers(report)), report.scenarios)
     blocks: list[Block] = []
     for section in BEFORE_SCENARIOS:
         blocks += section(report)

@@ -25,13 +25,13 @@ class MacroMetric:
     per_class: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def read(document: Mapping[str, Any]) -> MacroMetric:
+    def read(document: Mapping[str, Any], name: str) -> MacroMetric:
         metric = MacroMetric(
             macro=number_or_nan(document["macro"]), per_class=_numbers(document["per_class"])
         )
         values = (metric.macro, *metric.per_class.values())
         if not all(math.isnan(value) or 0 <= value <= 1 for value in values):
-            raise ValueError("a metric outside 0 to 1")
+            raise ValueError(f"{name} outside 0 to 1")
         return metric
 
     def document(self) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class SplitMetrics:
     def read(document: Mapping[str, Any]) -> SplitMetrics:
         """What `document` wrote to metrics.json."""
         return SplitMetrics(
-            auc=MacroMetric.read(document["auc"]),
-            gm=MacroMetric.read(document["gm"]),
+            auc=MacroMetric.read(document["auc"], "auc"),
+            gm=MacroMetric.read(document["gm"], "gm"),
             sensitivity=_numbers(document["sensitivity"]),
             specificity=_numbers(document["specificity"]),
             thresholds=_numbers(document["thresholds"]),
@@ -101,8 +101,8 @@ class SplitMetrics:
     def read_from_log(document: Mapping[str, Any]) -> SplitMetrics:
         """What `log_document` wrote to a line of rounds.jsonl."""
         return SplitMetrics(
-            auc=MacroMetric.read(document),
-            gm=MacroMetric.read(document["gm"]) if "gm" in document else UNDEFINED,
+            auc=MacroMetric.read(document, "auc"),
+            gm=MacroMetric.read(document["gm"], "gm") if "gm" in document else UNDEFINED,
             undefined=_names(document.get("undefined", [])),
             sites=_numbers(document.get("sites", {})),
         )

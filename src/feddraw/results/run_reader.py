@@ -7,12 +7,9 @@ ledger, but no settings and no metrics: what a folder does not hold is empty her
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,7 @@ from feddraw.results.metrics import RunMetrics
 from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
-from feddraw.system.csv_cells import from_csv_cell
-from feddraw.system.file_reading import MAX_LOG, parse_json, read_json, read_toml
+from feddraw.system.file_reading import MAX_LOG, parse_csv, parse_jsonl, read_json, read_toml
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,6 @@ def damage_told(path: Path) -> Iterator[None]:
         IndexError,
         OverflowError,
         OSError,
-        csv.Error,
     ) as error:
         detail = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None
@@ -143,7 +138,7 @@ class RunReader:
         self._metrics_time: float | None = None
         self._log = GrowingFile(self.folder.rounds)
         self._ledger = GrowingFile(self.folder.ledger, table=True)
-        self._header: list[str] | None = None
+        self._header: list[str] = []  # of the ledger
 
     def look(self) -> Additions:
         """Read what is new; a file that is not as a run writes it is named, and read again at the
@@ -193,27 +188,15 @@ class RunReader:
     def _new_lines(self) -> tuple[bool, list[RoundLine]]:
         with damage_told(self.folder.rounds):
             anew, text = self._log.added()
-            documents = (parse_json(line) for line in text.split("\n"))
-            whole = takewhile(lambda document: isinstance(document, dict), documents)
-            return anew, [RoundLine.read(document) for document in whole]
+            return anew, [RoundLine.read(line) for line in parse_jsonl(text, self.folder.rounds)]
 
     def _new_entries(self) -> tuple[bool, list[LedgerEntry]]:
         with damage_told(self.folder.ledger):
             anew, text = self._ledger.added()
             if anew:
-                self._header = None
-            return anew, [ledger_entry(row) for row in self._rows(text)]
-
-    def _rows(self, text: str) -> Iterator[Mapping[str, str]]:
-        """Rows of the ledger by column; one with more or fewer cells was torn, and is passed
-        over.
-        """
-        for cells in csv.reader(io.StringIO(text, newline="")):
-            if self._header is None:
-                self._header = cells
-            elif len(cells) == len(self._header):
-                values = map(from_csv_cell, cells)
-                yield dict(zip(self._header, values, strict=True))
+                self._header = []
+            rows = parse_csv(text, self._header, self.folder.ledger)
+            return anew, [ledger_entry(row) for row in rows]
 
 
 def read_metrics(path: Path) -> RunMetrics:

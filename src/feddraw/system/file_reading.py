@@ -13,6 +13,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The lines of a log up to the first that is torn."""
     if not path.is_file():
         return []
-    text = read_text(path, MAX_LOG)
+    return parse_jsonl(read_text(path, MAX_LOG), path)
+
+
+def parse_jsonl(text: str, path: Path) -> list[dict[str, Any]]:
+    """The same of a part of the log at this path."""
     _refuse_too_many(_json_values_at_most(text), path)
     entries = (parse_json(line) for line in io.StringIO(text, newline="\n"))
     return list(takewhile(lambda entry: isinstance(entry, dict), entries))
@@ -143,20 +148,24 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     text = read_text(path, MAX_LOG)
-    whole_lines = text[: text.rfind("\n") + 1]
-    rows: list[dict[str, str]] = []
+    return list(parse_csv(text[: text.rfind("\n") + 1], [], path))
+
+
+def parse_csv(text: str, header: list[str], path: Path) -> Iterator[dict[str, str]]:
+    """The same of a part of the table at this path; the first line fills an empty `header`."""
     values = 0
     try:
-        reader = filter(None, csv.reader(io.StringIO(whole_lines, newline="")))
-        header = [from_csv_cell(name) for name in next(reader, [])]
-        for cells in reader:
+        for line in filter(None, csv.reader(io.StringIO(text, newline=""))):
+            cells = [from_csv_cell(cell) for cell in line]
+            if not header:
+                header += cells
+                continue
             values += ROW_VALUES + len(cells)
             _refuse_too_many(values, path)
             if len(cells) == len(header):
-                rows.append(dict(zip(header, map(from_csv_cell, cells), strict=True)))
+                yield dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise UserError(f"{path} is not a table: {error}") from None
-    return rows
 
 
 def _refuse_too_many(values: int, path: Path) -> None:

@@ -15,10 +15,9 @@ MIN_SITE_IMAGES = 8  # training images that a site should have to be a client
 
 
 def by_site(pool: ImagePool, scale: float, *, minimum: int = MIN_SITE_IMAGES) -> ClientRows:
-    """One client per site in the data; at a smaller scale a random part of each. Sites below the
-    minimum are left out.
+    """One client per site in the data; at a smaller scale a random part of each.
 
-    Their validation and test images are not touched.
+    Sites below the minimum are left out. Their validation and test images are not touched.
     """
     if pool.labels.sites is None:
         raise UserError(

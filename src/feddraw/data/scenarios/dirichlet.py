@@ -22,9 +22,7 @@ MOST_DRAWS = 1000
 def dirichlet(
     pool: ImagePool, scale: float, *, clients: int = 4, alpha: float = 0.5, min_size: int = 10
 ) -> ClientRows:
-    """Label skew: each class spread by Dirichlet(alpha); the smaller alpha, the more clients
-    differ.
-    """
+    """Label skew: each class spread by Dirichlet(alpha); a smaller alpha makes clients differ."""
     positive("alpha", alpha)
     not_negative("min_size", min_size)
     pool = pool.sample(scale, clients, min_size)

@@ -15,9 +15,7 @@ from feddraw.errors import UserError, at_least
 
 
 def shards(pool: ImagePool, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:
-    """Label skew: images sorted by class and cut into equal shards, `per_client` of them for each
-    client.
-    """
+    """Label skew: images sorted by class, in equal shards, `per_client` of them for each client."""
     pool = pool.sample(scale, clients)
     at_least("per_client", per_client, 1)
     units = pool.units

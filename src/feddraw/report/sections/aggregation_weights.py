@@ -38,7 +38,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             " when."
         )
     for method, runs in weighted.items():
-        parts = [picture for draw in PARTS for picture in draw(runs, method, slug(scenario))]
+        parts = part_pictures(runs, method, slug(scenario))
         if parts:
             yield Gallery(parts, f"What the weights of {method} are made of.")
         if parts or method in limited:
@@ -82,7 +82,12 @@ def _in_words(runs: Runs, method: str) -> Iterator[Block]:
 # --------------------------------------------------------------------- what the weights are made of
 
 
-def _part_pictures(runs: Runs, method: str, prefix: str) -> Iterator[Picture]:
+def part_pictures(runs: Runs, method: str, prefix: str) -> list[Picture]:
+    """What the ledger says of the parts of a weight; their names begin with the prefix."""
+    return [picture for draw in PARTS for picture in draw(runs, method, prefix)]
+
+
+def _similarity_and_reputation(runs: Runs, method: str, prefix: str) -> Iterator[Picture]:
     """Similarity and reputation, where the method has them."""
     for part in ("similarity", "reputation"):
         if all(run.ledger.has(part) for run in runs):
@@ -187,7 +192,7 @@ def _deviation_picture(runs: Runs, method: str, prefix: str) -> Iterator[Picture
 
 
 PARTS: tuple[Callable[[Runs, str, str], Iterator[Picture]], ...] = (
-    _part_pictures,
+    _similarity_and_reputation,
     _schedule_picture,
     _heterogeneity_pictures,
     weights_by_finding_picture,

@@ -19,6 +19,7 @@ from feddraw.report.runs import (
     findings_without_scores,
     undefined_findings,
 )
+from feddraw.report.sections import servers
 from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report, mean_over_repeats
@@ -34,8 +35,11 @@ def section(report: Report) -> Iterator[Block]:
 
 def summary_sentences(report: Report) -> Iterator[str]:
     """What a reader should take home; the first sentence is the headline."""
-    yield headline(report)
-    yield from _after_headline(report)
+    if report.collection.runs:
+        yield headline(report)
+        yield from _after_headline(report)
+    else:
+        yield from servers.sentences(report)
 
 
 def headline(report: Report) -> str:
@@ -49,6 +53,7 @@ def _after_headline(report: Report) -> Iterator[str]:
     yield from _no_worse(report)
     yield from _references(report)
     yield from _client_gains(report)
+    yield from servers.sentences(report)
 
 
 def _what_was_compared(report: Report) -> str:

@@ -64,7 +64,7 @@ def sites_of_process(names: tuple[str, ...]) -> dict[str, SecureSite]:
     directory = {name: key.public_key() for name, key in keys.items()}
     sites = {}
     for name, key in keys.items():
-        sites[name] = SecureSite(SiteSettings(name, key, directory), MemoryOfProcess())
+        sites[name] = SecureSite(SiteSettings(name, key, directory, seals=False), MemoryOfProcess())
     return sites
 
 

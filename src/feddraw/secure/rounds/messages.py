@@ -90,7 +90,7 @@ class Masked:
     """A site's words under masks, its signature under them, and what it says beside them."""
 
     words: Words
-    seal: bytes = b""
+    seal: bytes | None = None  # None: within one process
     statement: Statement | None = None
 
 

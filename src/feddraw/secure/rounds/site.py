@@ -63,6 +63,7 @@ class SiteSettings:
     directory: SiteDirectory | None
     fewest: int = FEWEST_SUMMED  # clients that must be asked for a sum
     policy: Policy | None = None  # that every round must have; None: any
+    seals: bool = True  # it signs its masked words; not where nothing can change them on the way
 
     def check(self, terms: Terms) -> None:
         """Refuse terms that this site does not accept."""
@@ -284,6 +285,8 @@ class SecureSite:
             raise UserError("the server names other members than before for the same sums")
         round.members = members
         if round.facts is None:
+            if self._memory.was_run(round.work):  # and was cut off: it may be asked for nothing
+                raise UserError(RUN_BEFORE)
             self._memory.note_run(round.work)
             round.facts = work.run()
         self._memory.save(round)
@@ -322,7 +325,7 @@ class SecureSite:
         masked = half.mask(request.shares, words, in_place=True, told=announcement.digest)
         round.announced[request.sum] = announcement
         self._memory.save(round)
-        return Masked(masked, half.seal(masked), statement)
+        return Masked(masked, half.seal(masked) if self.settings.seals else None, statement)
 
     def _sign(self, round: SiteRound, request: Sign, work: Work) -> Signed:
         """This site's word on who is in the sum; from now on there is no other attempt."""

@@ -23,6 +23,7 @@ from feddraw.secure.sums.fixed_point import Words, fixed_point_limit, to_fixed_p
 from feddraw.server.gate import Gate, check_update
 
 _BLOCK = 1 << 16  # parameters at a time: no second model in float64
+REFUSED_HERE = "its own gate refuses its update: not finite, out of bounds, or of another form"
 TOO_LARGE = "its update has numbers that are not finite, or too large for a secure sum"
 
 
@@ -45,8 +46,8 @@ class UpdatePart:
         rules_of_method.check_weights_fit_sum(method, announcement.facts)
         max_size = (gate or Gate()).max_size
         verdict = check_update(update, sent, method.extras, max_size)
-        if verdict.reason:
-            raise UserError(verdict.reason)
+        if verdict.reason:  # its words may hold a number of the update
+            raise UserError(REFUSED_HERE)
         self._method = method
         self._name = name
         self._client = ClientView(sent, update)
