@@ -13,7 +13,7 @@ from feddraw.experiment.settings import PRESETS
 from feddraw.system.machine import installed
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
-from feddraw.training.network_by_name import build
+from feddraw.training.network_by_name import build_network
 from feddraw.training.settings import Training
 
 CORES = 2  # that bare processes and workers share
@@ -36,7 +36,7 @@ class Workload:
         total = self.clients * self.steps * self.batch
         images, targets = peer_task.random_pictures(total, self.pixels, labels=5)
         return Trainer(
-            partial(build, self.model, 5, dict(self.settings)),
+            partial(build_network, self.model, 5, dict(self.settings)),
             Examples(images, targets),
             np.split(np.arange(total), self.clients),
             Training(epochs=1, batch_size=self.batch),

@@ -16,12 +16,12 @@ from typing import Any
 
 from feddraw.errors import UserError, unknown
 
-# Others: by their kind.
+# where the files of a kind are; of other kinds, in the package of that name
 PACKAGES = {
     "datasets": "feddraw.data.datasets",
     "scenarios": "feddraw.data.scenarios",
 }
-# What stands in a room above the others of its kind, because it needs more than they do.
+# what stands in a package above the others of its kind, because it needs more than they do
 IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 
 
@@ -29,12 +29,10 @@ IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 def names(kind: str) -> tuple[str, ...]:
     """Every file of a kind."""
     package = importlib.import_module(_package_of(kind))
-    there = [
-        module.name
-        for module in pkgutil.iter_modules(package.__path__)
-        if not module.name.startswith("_")
-    ]
-    return tuple(sorted([*there, *(name for other, name in IN_OTHER_ROOMS if other == kind)]))
+    files = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    public = [name for name in files if not name.startswith("_")]
+    elsewhere = [name for other_kind, name in IN_OTHER_ROOMS if other_kind == kind]
+    return tuple(sorted(public + elsewhere))
 
 
 def _package_of(kind: str) -> str:
@@ -96,21 +94,23 @@ def own_function(name: str) -> Callable[..., Any]:
 
 
 def call_with_settings(
-    function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any
+    function: Callable[..., Any], settings: Mapping[str, Any], what: str, **arguments: Any
 ) -> Any:
-    """Call with settings from a file or the command line."""
+    """Call with settings from a file or the command line, and with arguments of the caller's.
+
+    Settings that the function names are checked by its defaults. One with `**` arguments may pass
+    others on to what it calls.
+    """
     parameters = inspect.signature(function).parameters
     named = {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    # To what it calls.
-    passed_on = settings.keys() - named.keys() if len(named) < len(parameters) else set()
-    own = {name: value for name, value in settings.items() if name not in passed_on}
-    check_setting_types(
-        own, {name: default for name, default in named.items() if name not in given}, what
-    )
+    open_ended = len(named) < len(parameters)
+    checked = {name: value for name, value in settings.items() if name in named or not open_ended}
+    defaults = {name: default for name, default in named.items() if name not in arguments}
+    check_setting_types(checked, defaults, what)
     try:
-        bound = inspect.signature(function).bind(**given, **settings)
+        bound = inspect.signature(function).bind(**arguments, **settings)
     except TypeError as error:
-        passed = ", ".join([*given, *settings])
+        passed = ", ".join([*arguments, *settings])
         raise UserError(
             f"{what} '{function.__name__}' cannot be called with {passed}: {error}"
         ) from None
@@ -123,10 +123,8 @@ def check_setting_types(
     """Refuse names that are not among the defaults, and values of another type than theirs."""
     for name, value in settings.items():
         if name not in defaults:
-            raise UserError(
-                f"{what} has no setting '{name}'"
-                + (f": it has {', '.join(defaults)}" if defaults else "")
-            )
+            known = f": it has {', '.join(defaults)}" if defaults else ""
+            raise UserError(f"{what} has no setting '{name}'{known}")
         if not _fits_default(value, defaults[name]):
             full = f"{what}.{name}" if what else name
             raise UserError(f"{full} must be {_type_in_words(defaults[name])}, not {value!r}")

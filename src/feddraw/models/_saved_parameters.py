@@ -48,22 +48,26 @@ def _load_parameter_file(path: Path) -> Any:
         raise UserError(f"{path} is not a file of weights: {first_line(error)[:200]}") from None
 
 
-def unwrapped_parameters(found: Any, depth: int = 0) -> SavedParameters | None:
+def unwrapped_parameters(content: Any, depth: int = 0) -> SavedParameters | None:
     """Tensors by name, at the top or under one of the usual keys."""
-    if not isinstance(found, dict) or depth > len(WRAPPER_KEYS):
+    if not isinstance(content, dict) or depth > len(WRAPPER_KEYS):
         return None
-    if found and all(
-        isinstance(name, str) and torch.is_tensor(value) for name, value in found.items()
+    if content and all(
+        isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
     ):
-        return dict(found)
-    inner = (unwrapped_parameters(found[key], depth + 1) for key in WRAPPER_KEYS if key in found)
-    return next((state for state in inner if state is not None), None)
+        return dict(content)
+    for key in WRAPPER_KEYS:
+        state = unwrapped_parameters(content.get(key), depth + 1)
+        if state is not None:
+            return state
+    return None
 
 
 def without_wrapper_prefix(state: SavedParameters) -> SavedParameters:
     """Names without what wrappers such as DataParallel put before all of them."""
-    prefixes = {found.group() if (found := WRAPPER_PREFIX.match(name)) else "" for name in state}
+    matches = [WRAPPER_PREFIX.match(name) for name in state]
+    prefixes = {match.group() if match else "" for match in matches}
     if len(prefixes) != 1:
         return state
-    length = len(prefixes.pop())
-    return {name[length:]: value for name, value in state.items()}
+    (prefix,) = prefixes
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}

@@ -12,6 +12,7 @@ from feddraw.errors import UserError
 from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 
 MAX_DENSENET121_FILE = 1 << 29  # bytes of a weights file; DenseNet121's has 31 million
+TORCHVISION_NAME = re.compile(r"(denselayer\d+)\.(norm|conv)\.?([12])\.")
 IMAGENET_URL = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
 
 
@@ -59,19 +60,19 @@ def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> 
     """Copy torchvision's parameters under MONAI's names; every tensor but the classifier's must be
     there.
     """
-    renamed = {
-        re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v
-        for k, v in state.items()
-    }
-    own = network.state_dict()
+    renamed = {TORCHVISION_NAME.sub(r"\1.layers.\2\3.", name): state[name] for name in state}
+    needed = network.state_dict()
     body = [
         name
-        for name, value in own.items()
-        if name.startswith("features.") and value.is_floating_point()
+        for name, tensor in needed.items()
+        if name.startswith("features.") and tensor.is_floating_point()
     ]
-    if bad := [
-        name for name in body if name not in renamed or renamed[name].shape != own[name].shape
-    ]:
-        differ = f"{len(bad)} of {len(body)} tensors differ, first {bad[0]}"
-        raise UserError(f"these are not DenseNet121's weights: {differ}")
+    different = [
+        name for name in body if name not in renamed or renamed[name].shape != needed[name].shape
+    ]
+    if different:
+        raise UserError(
+            f"these are not DenseNet121's weights: {len(different)} of {len(body)} tensors differ,"
+            f" first {different[0]}"
+        )
     network.load_state_dict({name: renamed[name] for name in body}, strict=False)

@@ -26,10 +26,10 @@ class Plain(nn.Module):
             raise UserError(f"model.width must be from 1 to {MOST_WIDTH}, not {width}")
         channels = (1, width, 2 * width, 4 * width)
         body: list[nn.Module] = []
-        for step, (given, made) in enumerate(itertools.pairwise(channels)):
+        for step, (before, after) in enumerate(itertools.pairwise(channels)):
             kernel = 3 if step else 5
-            conv = nn.Conv2d(given, made, kernel, stride=2, padding=kernel // 2, bias=False)
-            body += [conv, nn.BatchNorm2d(made), nn.ReLU(inplace=True)]
+            conv = nn.Conv2d(before, after, kernel, stride=2, padding=kernel // 2, bias=False)
+            body += [conv, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(*body)
         self.classifier = nn.Linear(channels[-1], classes)
 

@@ -21,24 +21,24 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     Words that a spreadsheet takes for a formula get an apostrophe; `from_csv_cell` removes it.
     """
     text = io.StringIO()
-    usual, quoted = (
-        csv.writer(text, lineterminator="\n", quoting=how)
-        for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-    )
-    # A carriage return is a new line for those who read a table, but not for the writer.
+    usual = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for row in rows:
-        writer = quoted if any(isinstance(value, str) and "\r" in value for value in row) else usual
+        # a carriage return is a new line for those who read a table, but not for the writer
+        breaks = any(isinstance(value, str) and "\r" in value for value in row)
+        writer = quoted if breaks else usual
         writer.writerow([to_csv_cell(value) for value in row])
     return text.getvalue()
 
 
 def to_csv_cell(value: Any) -> Any:
+    """The value; a text that a spreadsheet would calculate gets an apostrophe."""
     formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
     return f"'{value}" if formula else value
 
 
 def from_csv_cell(value: str) -> str:
     """What `to_csv_cell` was given."""
-    return (
-        value[1:] if _ESCAPED_FORMULA.match(value) and not _NUMBER.fullmatch(value[1:]) else value
-    )
+    if _ESCAPED_FORMULA.match(value) and not _NUMBER.fullmatch(value[1:]):
+        return value[1:]
+    return value

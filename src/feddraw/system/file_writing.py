@@ -25,7 +25,8 @@ from typing import IO, Any
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.locks import NOFOLLOW, flock, kernel_locks
 
-PRIVATE, PUBLIC = 0o600, 0o666  # the latter less what the umask takes away
+PRIVATE = 0o600
+PUBLIC = 0o666  # less what the umask takes away
 PRIVATE_FOLDER = 0o700
 TEMPORARY = ".feddraw-"  # how the names of temporary files begin
 
@@ -91,9 +92,7 @@ def make_subfolder(path: Path, *, private: bool = False) -> None:
 
 
 def close_to_others(*paths: Path) -> None:
-    """What an earlier version, or a copy, left open to other users of the machine is for its owner
-    only.
-    """
+    """What a copy left open to other users of the machine is for its owner only."""
     for path in paths:
         with suppress(OSError):  # not there, or somebody else's, who chose its mode
             mode = path.lstat().st_mode
@@ -196,12 +195,12 @@ def _remove_left_behind(folder: Path) -> None:
     if not kernel_locks():
         return  # one that is in use cannot be told from one left behind
     with os.scandir(folder) as entries:
-        found = [
+        temporary = [
             entry.path
             for entry in entries
             if entry.name.startswith(TEMPORARY) and entry.name.endswith(".part")
         ]
-    for path in found:
+    for path in temporary:
         with suppress(OSError):  # a link, in use, or gone by now
             handle = os.open(path, os.O_RDONLY | NOFOLLOW | os.O_NONBLOCK)
             try:

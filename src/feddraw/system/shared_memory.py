@@ -52,14 +52,13 @@ class SharedArrays:
         self._blocks.append(block)
         if not sparse:
             self._take(block, 0, length)
-        return np.ndarray(shape, dtype, buffer=block.buf), SharedHandle(
-            shape, np.dtype(dtype).str, block=block.name
-        )
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=block.buf)
+        return array, SharedHandle(shape, np.dtype(dtype).str, block=block.name)
 
     def reserve(self, handle: SharedHandle, row: int) -> None:
         """Take the memory of one row of a sparse array before it is written to."""
         length = math.prod(handle.shape[1:]) * np.dtype(handle.dtype).itemsize
-        block = next(one for one in self._blocks if one.name == handle.block)
+        block = next(block for block in self._blocks if block.name == handle.block)
         self._take(block, row * length, length)
 
     @staticmethod

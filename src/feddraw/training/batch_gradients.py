@@ -54,17 +54,17 @@ def batch_gradients(
 def gradient_summary(
     gradients: Iterator[Vector], length: int, batch_size: int
 ) -> tuple[Vector, Vector]:
-    """The mean, and the numbers of `flat_model.SPREAD`, in one pass; zeros where there are no
+    """The mean, and the numbers of `core.SPREAD`, in one pass; zeros where there are no
     gradients.
     """
     count = 0
     mean = np.zeros(length)
     squares = 0.0
-    for one in gradients:
+    for gradient in gradients:
         count += 1
-        before = one - mean
-        mean += before / count
-        squares += float(before @ (one - mean))
+        distance_before = gradient - mean
+        mean += distance_before / count
+        squares += float(distance_before @ (gradient - mean))
     variance = batch_size * squares / (count - 1) if count else 0.0
     return mean.astype(np.float32), np.array([count * batch_size, variance], np.float32)
 
@@ -78,7 +78,7 @@ def whole_batches(
 ) -> list[Rows]:
     """Up to so many batches of exactly this size, without replacement.
 
-    Where patients are known, each is in one batch at most: they are dealt in random order to groups
+    Where patients are known, each is in one batch at most: in random order they are cut into groups
     of about as many images, and a batch is drawn from each group. So images of patients with many
     images are as likely to be measured as others; with batches that are filled patient by patient
     they would not be, and sites that are alike would differ.
@@ -89,13 +89,13 @@ def whole_batches(
         return [order[start : start + size] for start in range(0, most * size, size)]
     _, owner, counts = np.unique(patients[order], return_inverse=True, return_counts=True)
     turn = rng.permutation(len(counts))
-    # Of each patient's images, one patient after another, doubled.
-    middle = np.empty(len(counts), np.int64)
-    middle[turn] = 2 * np.cumsum(counts[turn]) - counts[turn]
+    # where the middle of each patient's images is, one patient behind another, doubled
+    doubled_middle = np.empty(len(counts), np.int64)
+    doubled_middle[turn] = 2 * np.cumsum(counts[turn]) - counts[turn]
     for number in range(most, 1, -1):
-        group = (middle * number // (2 * len(order)))[owner]
+        group = (doubled_middle * number // (2 * len(order)))[owner]
         if np.bincount(group, minlength=number).min() >= size:
-            return [order[group == one][:size] for one in range(number)]
+            return [order[group == batch][:size] for batch in range(number)]
     return []
 
 

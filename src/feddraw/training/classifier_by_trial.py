@@ -42,45 +42,51 @@ def classifier_of(
     if not side:
         return choose_classifier(params, named, outputs)
     reach = reached_scores(module, outputs, side)
-    found = None if named else _layers_of_scores(reach, outputs)
-    heads = found or choose_classifier(params, named, outputs)
-    _check_classifier_order(heads, reach, outputs)
-    names = head_names(heads)
-    if tell and any(
-        name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names
-    ):
-        more = f"changes the outputs of its classifier {classifier_in_words(heads, outputs)}"
-        why = "remove this step, the loss expects raw outputs (logits)"
-        warnings.warn(f"the network {more} (with a sigmoid or tanh?): {why}", stacklevel=2)
+    heads = None if named else _layers_of_scores(reach, outputs)
+    heads = heads or choose_classifier(params, named, outputs)
+    _check_order(heads, reach, outputs)
+    squashed = [
+        name
+        for name in head_names(heads)
+        if name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE
+    ]
+    if tell and squashed:
+        warnings.warn(
+            "the network changes the outputs of its classifier"
+            f" {classifier_in_words(heads, outputs)} (with a sigmoid or tanh?): remove this step,"
+            " the loss expects raw outputs (logits)",
+            stacklevel=2,
+        )
     return heads
 
 
 def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, ScoreReach]:
-    """By layer with no more outputs than findings: each of its outputs is raised in an image of its
-    own.
+    """By layer with no more outputs than findings: how the scores change where one of its outputs
+    is raised, each in an image of its own.
     """
-    # First of all, whether the network fits the data.
-    _classifier_scores_of_noise(module, 1, outputs, side)
-    layers = {
-        name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs
-    }
-    reached = {
-        name: _scores_reached_by(module, layer, outputs, side) for name, layer in layers.items()
-    }
-    return {name: found for name, found in reached.items() if found.size}
+    _scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
+    reach: dict[str, ScoreReach] = {}
+    for name, layer in module.named_modules():
+        if _layer_outputs(layer) <= outputs:
+            scores = _scores_reached_by(module, layer, outputs, side)
+            if scores.size:
+                reach[name] = scores
+    return reach
 
 
 def _layer_outputs(layer: nn.Module) -> float:
     """How many numbers a layer makes of its features; infinitely many if it is not that kind of
     layer.
     """
-    own = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
-    return own[0].shape[0] if len(own) == 1 and own[0].shape[2:].numel() == 1 else math.inf
+    weights = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
+    if len(weights) != 1 or weights[0].shape[2:].numel() != 1:
+        return math.inf
+    return weights[0].shape[0]
 
 
 @torch.no_grad()
-def _classifier_scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
-    """Of the same image of noise, so many times."""
+def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
+    """The scores of an image of noise, so many times the same."""
     pixels = np.random.default_rng(0).normal(size=(1, 1, side, side)).astype(np.float32)
     device = next(module.parameters()).device
     try:
@@ -104,27 +110,32 @@ def _classifier_scores_of_noise(module: nn.Module, images: int, outputs: int, si
 
 
 def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> ScoreReach:
+    """How the scores change with each of a layer's outputs, which is raised by one in one image of
+    a batch; the first image stays as it is.
+    """
     rows = int(_layer_outputs(layer))
-    raised = []
+    used = False
 
     def rise(_: nn.Module, __: object, output: object) -> Tensor | None:
+        nonlocal used
         if not isinstance(output, Tensor) or len(output) != rows + 1:
             return None
-        axis = next((a for a in (output.ndim - 1, 1) if output.shape[a] == rows), 0)
+        axis = next((axis for axis in (output.ndim - 1, 1) if output.shape[axis] == rows), 0)
         if not axis:
             return None
-        shape = [rows + 1 if a == 0 else rows if a == axis else 1 for a in range(output.ndim)]
-        raised.append(axis)
-        return output + torch.from_numpy(np.eye(rows + 1, rows, -1, np.float32)).to(output).view(
-            shape
-        )
+        used = True
+        shape = [1] * output.ndim
+        shape[0] = rows + 1
+        shape[axis] = rows
+        one_each = torch.from_numpy(np.eye(rows + 1, rows, -1, np.float32))
+        return output + one_each.to(output).view(shape)
 
     hook = layer.register_forward_hook(rise)
     try:
-        scores = _classifier_scores_of_noise(module, rows + 1, outputs, side)
+        scores = _scores_of_noise(module, rows + 1, outputs, side)
     finally:
         hook.remove()
-    if not raised:  # it was not used
+    if not used:
         return np.zeros((outputs, rows), np.float32)
     return np.asarray((scores[1:] - scores[0]).abs().cpu().numpy().T)
 
@@ -133,10 +144,10 @@ def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | 
     """The layers whose outputs each go to one score, in the order of the scores; none if they are
     not all covered.
     """
-    heads = list[str]()
+    heads: list[str] = []
     start = 0
     while start < outputs:
-        fitting = [name for name, one in reach.items() if _goes_to_scores(one, start)]
+        fitting = [name for name, scores in reach.items() if _goes_to_scores(scores, start)]
         if not fitting:
             return None
         heads.append(fitting[-1])  # of a score that passes through two, the last
@@ -151,7 +162,7 @@ def _goes_to_scores(reach: ScoreReach, start: int) -> bool:
     return start + rows <= findings and bool(((reach > LEAST_SCORE_CHANGE) == one_to_one).all())
 
 
-def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outputs: int) -> None:
+def _check_order(heads: Heads, reach: Mapping[str, ScoreReach], outputs: int) -> None:
     """Refuse a classifier that the scores do not depend on, or whose outputs go to other scores
     than its own.
     """
@@ -159,16 +170,15 @@ def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outpu
     for head in head_names(heads):
         if head not in reach:  # a layer within which the scores are made
             return
-        if not (reach[head] > LEAST_SCORE_CHANGE).any():
+        reaches = reach[head] > LEAST_SCORE_CHANGE
+        if not reaches.any():
             raise UserError(
                 f"the scores do not depend on the layer '{head}': it is not the classifier"
             )
-        if ((reach[head] > LEAST_SCORE_CHANGE).sum(axis=0) == 1).all() and not _goes_to_scores(
-            reach[head], start
-        ):
-            wrong = (
-                f"{classifier_in_words(heads, outputs)}, gives its scores in another order than the"
-                " network"
+        one_score_each = (reaches.sum(axis=0) == 1).all()
+        if one_score_each and not _goes_to_scores(reach[head], start):
+            raise UserError(
+                f"the classifier {classifier_in_words(heads, outputs)}, gives its scores in another"
+                " order than the network: list the layers in the order of the findings"
             )
-            raise UserError(f"the classifier {wrong}: list the layers in the order of the findings")
         start += reach[head].shape[1]

@@ -20,6 +20,13 @@ from feddraw.training.devices import WorkerPlace
 from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
+# what a RuntimeError says that means a lack of memory
+SHORTAGE_WORDS = (
+    "can't allocate memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 GPU_CONTEXT = 600_000_000  # bytes that a process takes of a GPU before its first tensor
 # of the parameters: gradients, Adam's moments, what a rule keeps, networks that it compares with
 PARAMETER_COPIES = 8
@@ -67,8 +74,8 @@ def _kept_for_gradient(module: nn.Module, images: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(images)
-    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-    return sum(storage.nbytes() for number, storage in kept.items() if number not in own)
+    of_parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    return sum(storage.nbytes() for number, storage in kept.items() if number not in of_parameters)
 
 
 def allot_image_memory(place: WorkerPlace) -> None:
@@ -91,14 +98,9 @@ def image_memory(device: torch.device) -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether numpy, torch or a GPU had no memory left."""
-    words = (
-        "can't allocate memory",
-        "out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-    )
-    full = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-    return full or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in SHORTAGE_WORDS)
 
 
 def memory_shortage(device: torch.device, batch_size: int) -> str:

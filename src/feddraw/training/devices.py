@@ -87,10 +87,10 @@ def cuda_software(tf32: bool) -> dict[str, Any]:
 @cache
 def _nvidia_driver() -> str:
     """The version of NVIDIA's driver, empty where it cannot be found out."""
-    told = Path("/proc/driver/nvidia/version")
+    of_kernel = Path("/proc/driver/nvidia/version")
     try:
-        if told.is_file():
-            text = told.read_text()
+        if of_kernel.is_file():
+            text = of_kernel.read_text()
         else:
             command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
             text = subprocess.run(

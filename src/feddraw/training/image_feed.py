@@ -62,11 +62,12 @@ class CopiedToDevice:
 
     def __call__(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
         sent = (self._send(rows, number % 2) for number, rows in enumerate(chosen))
-        ahead = next(sent, None)
-        while ahead is not None:
+        batch = next(sent, None)
+        while batch is not None:
             following = next(sent, None)
-            yield self._arrived(*ahead)
-            ahead = following
+            parts, event = batch
+            yield self._arrived(parts, event)
+            batch = following
 
     def _send(self, rows: Rows, turn: int) -> tuple[list[Tensor], torch.cuda.Event | None]:
         if (before := self._sent[turn]) is not None:

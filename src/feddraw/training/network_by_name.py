@@ -57,24 +57,21 @@ def build_network(
         _accept_grey_images(module, side)
     named = options.get("classifier", "") or getattr(module, "classifier_name", "")
     classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
-    if pretrained and (file := _network_weights_file(function, settings)):
+    if pretrained and (file := _weights_file(function, settings)):
         load_network_weights(module, read_saved_parameters(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
-        classifier = _network_with_projection(module, classifier, projection)
-    _freeze_network_layers(module, options.get("freeze", ()))
+        classifier = _with_projection(module, classifier, projection)
+    _freeze_layers(module, options.get("freeze", ()))
     return module, classifier
-
-
-build = build_network  # its name in the loaders that earlier versions wrote beside exported models
 
 
 def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
     for key in ("classifier", "freeze"):
-        given = options.get(key, "")
-        names = [given] if isinstance(given, str) else given
+        layers = options.get(key, "")
+        names = [layers] if isinstance(layers, str) else layers
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise UserError(
-                f"model.{key} must be the name of a layer, or a list of names, not {given!r}"
+                f"model.{key} must be the name of a layer, or a list of names, not {layers!r}"
             )
     width = options.get("projection", 0)
     if type(width) is not int or width < 0:
@@ -84,35 +81,30 @@ def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
 def _call_factory(
     make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool
 ) -> Any:
+    """What a factory makes of the settings, and of what follows from the data."""
     parameters = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = next(
-        (name for name in CLASSES_ARGUMENTS if name in parameters),
-        "num_classes" if open_ended else "classes",
-    )
-    own = dict(settings)
-    if _network_weights_file(make, settings):
-        del own["weights"]
+    arguments = dict(settings)
+    if _weights_file(make, settings):
+        del arguments["weights"]
     for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
-        missing = [
-            n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty
-        ]
-        own |= {name: value for name in missing if name not in own}
+        for name in names:
+            if name in parameters and parameters[name].default is inspect.Parameter.empty:
+                arguments.setdefault(name, value)
     if DIMENSIONS_ARGUMENT in parameters:
-        own.setdefault(DIMENSIONS_ARGUMENT, 2)
+        arguments.setdefault(DIMENSIONS_ARGUMENT, 2)
     if not pretrained:
         if "weights" in parameters:
-            own["weights"] = None if parameters["weights"].default is None else "none"
-        if "pretrained" in parameters or "pretrained" in own:
-            own["pretrained"] = False
-    given = {named: own.pop(named, classes)}
+            arguments["weights"] = None if parameters["weights"].default is None else "none"
+        if "pretrained" in parameters or "pretrained" in arguments:
+            arguments["pretrained"] = False
+    usual = "num_classes" if open_ended else "classes"
+    classes_argument = next((name for name in CLASSES_ARGUMENTS if name in parameters), usual)
+    outputs = {classes_argument: arguments.pop(classes_argument, classes)}
     try:
-        return catalog.call_with_settings(make, own, "model", **given)
-    except (
-        TypeError,
-        ImportError,
-        OSError,
-    ) as error:  # of what a factory passes on, needs beside itself, or fetches
+        return catalog.call_with_settings(make, arguments, "model", **outputs)
+    # Of what a factory passes on, needs beside itself, or fetches.
+    except (TypeError, ImportError, OSError) as error:
         if isinstance(error, TypeError) and not open_ended:
             raise
         raise UserError(
@@ -124,26 +116,24 @@ def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """A factory's own settings, without what follows from the data and what no file of settings can
     hold.
     """
-    parameters = inspect.signature(function).parameters.items()
-    wanted = {
-        name: p.default
-        for name, p in parameters
-        if name not in (*CLASSES_ARGUMENTS, DIMENSIONS_ARGUMENT)
-    }
+    from_data = (*CLASSES_ARGUMENTS, DIMENSIONS_ARGUMENT)
     return {
-        name: value for name, value in wanted.items() if isinstance(value, bool | int | float | str)
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in from_data and isinstance(parameter.default, bool | int | float | str)
     }
 
 
-def _network_weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+def _weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
     """The file of weights for a factory that has no setting of that name; empty where there is
     none.
     """
-    given = settings.get("weights", "none")
-    mine = "weights" not in inspect.signature(function).parameters and given != "none"
-    if mine and not isinstance(given, str):
-        raise UserError(f"model.weights must be the path of a file, not {given!r}")
-    return str(given) if mine else ""
+    file = settings.get("weights", "none")
+    if file == "none" or "weights" in inspect.signature(function).parameters:
+        return ""
+    if not isinstance(file, str):
+        raise UserError(f"model.weights must be the path of a file, not {file!r}")
+    return file
 
 
 def _accept_grey_images(module: nn.Module, side: int) -> None:
@@ -169,43 +159,42 @@ def load_network_weights(
     they fit.
     """
     heads = head_names(classifier)
-    own = module.state_dict()
+    needed = module.state_dict()
     fitting = {
-        name: value
-        for name, value in state.items()
-        if name in own and own[name].shape == value.shape
+        name: tensor
+        for name, tensor in state.items()
+        if name in needed and needed[name].shape == tensor.shape
     }
     body = [
-        n
-        for n, v in own.items()
-        if v.is_floating_point() and not any(in_layer(n, head) for head in heads)
+        name
+        for name, tensor in needed.items()
+        if tensor.is_floating_point() and not any(in_layer(name, head) for head in heads)
     ]
-    if bad := [name for name in body if name not in fitting]:
+    if missing := [name for name in body if name not in fitting]:
         raise UserError(
-            f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first"
-            f" {bad[0]}"
+            f"{file} is of another network: {len(missing)} of {len(body)} tensors differ, first"
+            f" {missing[0]}"
         )
     module.load_state_dict(fitting, strict=False)
 
 
-def _network_with_projection(module: nn.Module, classifier: Heads, width: int) -> str:
+def _with_projection(module: nn.Module, classifier: Heads, width: int) -> str:
     head = module.get_submodule(classifier) if isinstance(classifier, str) else None
     if not isinstance(classifier, str) or not isinstance(head, nn.Linear):
         raise UserError(
             f"a projection needs one linear layer as classifier, and '{classifier}' is none"
         )
-    parent, _, leaf = classifier.rpartition(".")
-    inner = nn.Sequential(
+    projection = nn.Sequential(
         nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width)
     )
-    outer = nn.Linear(width, head.out_features)
-    setattr(
-        module.get_submodule(parent), leaf, nn.Sequential(OrderedDict(projection=inner, out=outer))
-    )
+    out = nn.Linear(width, head.out_features)
+    parent, _, leaf = classifier.rpartition(".")
+    both = nn.Sequential(OrderedDict(projection=projection, out=out))
+    setattr(module.get_submodule(parent), leaf, both)
     return f"{classifier}.out"
 
 
-def _freeze_network_layers(module: nn.Module, layers: str | Sequence[str]) -> None:
+def _freeze_layers(module: nn.Module, layers: str | Sequence[str]) -> None:
     params = dict(module.named_parameters())
     for layer in (layers,) if isinstance(layers, str) else layers:
         chosen = [parameter for name, parameter in params.items() if in_layer(name, layer)]
@@ -219,12 +208,10 @@ def with_frozen_layers(build: Build, frozen: Mapping[str, NDArray[Any]]) -> Buil
     """The same network with these values in its frozen layers: those of the initial model, which is
     made once.
     """
-    return partial(_network_with_frozen, build, frozen) if frozen else build
+    return partial(_build_with_frozen, build, frozen) if frozen else build
 
 
-def _network_with_frozen(
-    build: Build, frozen: Mapping[str, NDArray[Any]]
-) -> tuple[nn.Module, Heads]:
+def _build_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
     module, classifier = build()
     params = dict(module.named_parameters())
     with torch.no_grad():

@@ -42,16 +42,18 @@ class Optimizer(ABC):
 class Adam(Optimizer):
     def step(self) -> None:
         if not self.state:
-            self.state = {"step": zeros((), device=self.params.device)}
-            self.state |= {name: zeros_like(self.params) for name in ("exp_avg", "exp_avg_sq")}
-        first, second, steps = ([self.state[name]] for name in ("exp_avg", "exp_avg_sq", "step"))
+            self.state = {
+                "step": zeros((), device=self.params.device),
+                "exp_avg": zeros_like(self.params),
+                "exp_avg_sq": zeros_like(self.params),
+            }
         adam(
             [self.params],
             [self.grads],
-            first,
-            second,
-            [],
-            steps,
+            exp_avgs=[self.state["exp_avg"]],
+            exp_avg_sqs=[self.state["exp_avg_sq"]],
+            max_exp_avg_sqs=[],
+            state_steps=[self.state["step"]],
             fused=True,
             amsgrad=False,
             beta1=0.9,
@@ -86,9 +88,13 @@ class SGD(Optimizer):
 
 
 def make_optimizer(network: Network, training: Training) -> Optimizer:
-    settings = (network.params, network.grads, training.lr, training.weight_decay)
-    return (
-        SGD(*settings, momentum=training.momentum)
-        if training.optimizer == "sgd"
-        else Adam(*settings)
-    )
+    """The optimiser of the training section, over all of a network's parameters."""
+    if training.optimizer == "sgd":
+        return SGD(
+            network.params,
+            network.grads,
+            lr=training.lr,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+        )
+    return Adam(network.params, network.grads, lr=training.lr, weight_decay=training.weight_decay)

@@ -47,17 +47,17 @@ def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
     `torch.manual_seed` would also write down where it was called from, for GPUs that may not be
     there.
     """
-    own = generator_of_device(device)
-    before = None if own is None else own.get_state()
+    generator = generator_of_device(device)
+    before = None if generator is None else generator.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if own is not None:
-            own.manual_seed(seed)
+        if generator is not None:
+            generator.manual_seed(seed)
         try:
             yield
         finally:
-            if own is not None and before is not None:
-                own.set_state(before)
+            if generator is not None and before is not None:
+                generator.set_state(before)
 
 
 @contextmanager
