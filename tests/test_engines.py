@@ -20,7 +20,7 @@ import psutil
 import pytest
 from torch import nn
 
-from feddraw.core import Job, Local
+from feddraw.core import Extra, Job, Local
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed, UserError
@@ -339,7 +339,7 @@ def test_an_engine_may_be_anyones_function_and_a_file_that_names_it_must_be_trus
 class Listening(Local):
     """Sends how many vectors it was sent beside the model."""
 
-    sends = {"heard": "number"}
+    sends = (Extra("heard", "number"),)
 
     def end(self, job: Any, update: Any, memory: Any, client: Any) -> Any:
         return {"heard": np.array([float(len(job.broadcast))])}, {}
