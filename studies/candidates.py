@@ -90,6 +90,11 @@ class EffectsThenUniform(AfterFirstSum):
         shown = {**parts, "rho": state["rho"], "beta": self._effects_share(facts)}
         return np.array([state["rho"]]), shown, state
 
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        """With each client's distance from the others, as in random effects."""
+        weights, state = super().weigh(cohort, state)
+        return replace(weights, parts={**weights.parts, **self._effects.distances(cohort)}), state
+
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
         return self._log_weight(facts, place), {"prior": float(facts.priors[place])}
 

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from feddraw.data.dataset import SPLITS
+from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.label_cells import NO_COLUMN
 from feddraw.data.label_table import describe_row_problems
 from feddraw.data.own_tables import TableSettings, find_tables, image_root, read_own_tables
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
 from feddraw.experiment.inspect_own_data import InspectedData, inspect_data, unusable_rows
 

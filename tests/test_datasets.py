@@ -16,12 +16,12 @@ from PIL import Image
 
 from feddraw.data import csv_sheet, npz_archive
 from feddraw.data.dataset import SPLITS
+from feddraw.data.dataset_by_name import dataset_names, open_dataset, read_training_labels
 from feddraw.data.datasets import chestmnist
 from feddraw.data.datasets.nih import read_nih_table
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import dataset_names, open_dataset, read_training_labels
 from test_imaging import film, save_dicom
 
 OBSERVATIONS = [

@@ -22,10 +22,10 @@ from readers import archive, dicom, targets
 
 from feddraw.cli.weights import parse_similarity
 from feddraw.core.participation import Participation
+from feddraw.data.dataset_by_name import find_dataset, read_training_labels
 from feddraw.data.image_cache import read_cache_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import find_dataset, read_training_labels
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.results.recorded_run import read_run

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 import feddraw
-from feddraw.data import csv_sheet, imaging, npz_archive
+from feddraw.data import csv_sheet, dataset_by_name, imaging, npz_archive
 from feddraw.data.datasets import nih
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
-from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters

@@ -4,7 +4,6 @@ the ledger.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -365,19 +364,6 @@ def test_the_ledger_explain_and_the_report_tell_where_a_policy_decided(tmp_path)
     assert total == pytest.approx(found.shares - 1 / 3, abs=1e-9)
     write_report([tmp_path / "run"], tmp_path / "report", replicates=10)
     assert "A policy limited weights of feddraw" in (tmp_path / "report" / "report.md").read_text()
-
-
-def test_a_ledger_from_before_policies_is_read_verified_and_gone_on_with(tmp_path):
-    begun = iterate(small(), tmp_path / "run")
-    next(begun)
-    begun.close()
-    ledger = tmp_path / "run" / "weights.csv"
-    rows = list(csv.reader(ledger.open()))
-    ledger.write_text("".join(",".join(row[:-3]) + "\n" for row in rows))
-    assert explain_run_weights(read_run(tmp_path / "run")).from_policy is None
-    list(run(small(), tmp_path / "run", resume=True))
-    list(run(small(), tmp_path / "whole"))
-    assert ledger.read_bytes() == (tmp_path / "whole" / "weights.csv").read_bytes()
 
 
 def test_a_policy_comes_from_a_file_that_all_sites_have(tmp_path):

@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 
 import feddraw
 from feddraw.cli import app
+from feddraw.data.dataset_by_name import read_training_labels
 from feddraw.data.datasets.nih import read_nih_table as read_nih
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import path_inside_folder, read_own_tables
 from feddraw.data.scenarios.index_list import IndexList
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import read_training_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.results.run_collection import collect_runs

@@ -1013,7 +1013,7 @@ def test_dealing_needs_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Labels]:
-    from feddraw.experiment.dataset_by_name import read_training_labels
+    from feddraw.data.dataset_by_name import read_training_labels
 
     chexpert, folder = os.environ.get("FEDDRAW_CHEXPERT_LABELS"), os.environ.get("FEDDRAW_DATA")
     if not (chexpert and folder):

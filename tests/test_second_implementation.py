@@ -66,7 +66,7 @@ def test_images_that_a_client_kept_back_are_called_by_its_own_models_thresholds(
                 metrics.choose_thresholds(
                     kept["validation.scores"][model], kept["validation.truth"]
                 ),
-            )["gm"]["macro"]
+            ).gm.macro
             for model in range(len(found["clients"]))
         ]
         reported = found["clients"][name]["holdout"]["gm"]["macro"]

@@ -39,7 +39,7 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
-from feddraw.results.ledger_table import LedgerTable
+from feddraw.results.ledger_table import LedgerTable, read_ledger
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import Opened
 from feddraw.secure.rounds.in_process import Drops, Secure
@@ -63,7 +63,6 @@ from feddraw.secure.sums.session import Session
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
-from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import NAMES, cohort_of, same
 
@@ -544,7 +543,9 @@ def test_the_ledger_explains_weights_as_far_as_they_do_and_says_what_is_hidden(
     lines = (tmp_path / "run" / "weights.csv").read_text().splitlines()
     column = lines[0].split(",").index("influence")
     assert {line.split(",")[column] for line in lines[1:]} == {"hidden"}
-    assert np.isnan(LedgerTable.of(read_csv(tmp_path / "run" / "weights.csv"))["influence"]).all()
+    assert np.isnan(
+        LedgerTable.of(read_ledger(tmp_path / "run" / "weights.csv"))["influence"]
+    ).all()
 
 
 def test_all_that_a_client_says_beside_its_words_is_its_weight_and_its_steps() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -111,16 +112,19 @@ def test_flares_ledger_alone_is_explained_and_reported(of_flare: Path, tmp_path:
     assert "North counted most" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_watch_shows_it_finished_without_metrics(served: Path, of_flare: Path) -> None:
-    for path, state in ((served, "finished"), (of_flare, "stopped")):
+def test_watch_shows_it_without_metrics(served: Path, of_flare: Path) -> None:
+    for path, state in ((served, "finished"), (of_flare, "running")):
         followed = FollowedFolder(path)
         followed.look()
         (run,) = followed.runs.values()
         assert (run.state, run.done) == (state, ROUNDS)
         told = run.detail()
         assert told["server"]
+        assert told["unlocked"] == (path == of_flare)
         assert told["clients"] == list(tiny.NAMES)
         json.dumps(told, allow_nan=False)
+    run.look(frozenset(), time.time() + 1000)
+    assert run.state == "stopped"  # nothing was written for long: FLARE holds no lock to look at
 
 
 def test_what_needs_settings_or_a_model_says_so_in_one_line(served: Path) -> None:
@@ -128,3 +132,13 @@ def test_what_needs_settings_or_a_model_says_so_in_one_line(served: Path) -> Non
         verify(served)
     with pytest.raises(UserError, match="is the folder of a server, without settings and model"):
         load_trained(served)
+
+
+def test_the_folder_of_flares_own_aggregator_is_explained(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed")
+    from test_nvflare import test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop
+
+    test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop(tmp_path / "flare")
+    text = typed("explain", tmp_path / "flare")
+    assert "Folder of a Flower or FLARE server, 4 clients; 2 rounds" in text
+    assert "losses and times of rounds" in text

@@ -373,7 +373,7 @@ def test_a_worker_process_prepares_images_alone(archive, tmp_path):
     work = f"open_dataset({str(archive)!r}, size=28, options=dict(workers=2))"
     script = tmp_path / "script.py"
     script.write_text(
-        "import multiprocessing\nfrom feddraw.experiment.dataset_by_name import open_dataset\n"
+        "import multiprocessing\nfrom feddraw.data.dataset_by_name import open_dataset\n"
         f"def work(): {work}\n"
         "if __name__ == '__main__':\n"
         "    process = multiprocessing.Process(target=work, daemon=True)\n"

@@ -23,6 +23,7 @@ from feddraw.cli.terminal import console, plain_words, table
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
 from feddraw.report import write_report
+from feddraw.results.metrics import MacroMetric, RunMetrics, SplitMetrics
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system import csv_cells
@@ -95,7 +96,7 @@ def test_no_name_reaches_a_terminal_as_a_command_or_as_markup(name: str) -> None
         {
             "weights": {name: 0.5},
             "diverged": "",
-            "metrics": {"validation": {"auc": {"macro": 0.5}}},
+            "metrics": RunMetrics(validation=SplitMetrics(auc=MacroMetric(macro=0.5))),
         },
     )()
     result.ledger, result.loss, result.round = [entry], 0.1, 0

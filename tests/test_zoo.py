@@ -30,7 +30,7 @@ from feddraw.methods.feddisco import DISCREPANCIES, discrepancy
 from feddraw.methods.feddraw_adaptive import steadiness
 from feddraw.methods.fedmgda import shortest_combination
 from feddraw.methods.fedsim import coordinates, k_means
-from feddraw.report import pictures
+from feddraw.report.sections import aggregation_weights
 from feddraw.results.recorded_run import read_run
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_toml
@@ -1020,7 +1020,9 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
         "By finding, weights differed most in round 1" in said
         for said in weights_in_sentences(explain_run_weights(finished))
     )
-    (picture,) = pictures.weights_by_finding_picture([finished], "feddraw_by_class", "small")
+    (picture,) = aggregation_weights.weights_by_finding_picture(
+        [finished], "feddraw_by_class", "small"
+    )
     assert "round 1" in picture.words
 
 

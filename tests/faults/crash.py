@@ -44,9 +44,9 @@ feddraw.data.image_cache.CHUNK = 16  # more moments in a small preparation
 # Where a process can be told to die, in the words of the table, and what is called there.
 CALLS = {
     "a step of training": ("feddraw.training.loop", "loss_and_gradient"),
-    "aggregation": ("feddraw.core", "Method.step"),
+    "aggregation": ("feddraw.server.collectors", "stepped"),
     "inside a weighted sum": ("feddraw.core.sums", "weighted_sum"),
-    "the gate": ("feddraw.server.round", "accept_by_distance"),
+    "the gate": ("feddraw.server.gate", "accept"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
     "before the ledger": ("feddraw.results.run_folder", "RunFolder.add_round"),
     "making a checkpoint": ("feddraw.results.run_folder", "RunFolder.save_checkpoint"),

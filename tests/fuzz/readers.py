@@ -47,11 +47,11 @@ from feddraw.data import (
     own_tables,
     table_columns,
 )
+from feddraw.data import dataset_by_name as data_sets
 from feddraw.data.dataset import Labels
 from feddraw.data.datasets import chexpert, nih
 from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
-from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data, verify
 from feddraw.experiment import inspect_own_data as inspection
 from feddraw.experiment.settings import Experiment, complete

@@ -95,7 +95,7 @@ def listed_models() -> list[dict[str, Any]]:
 
 
 def listed_datasets() -> list[dict[str, Any]]:
-    from feddraw.experiment.dataset_by_name import dataset_names
+    from feddraw.data.dataset_by_name import dataset_names
 
     return [{"name": name, "what": what} for name, what in dataset_names().items()]
 

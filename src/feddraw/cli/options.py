@@ -13,8 +13,8 @@ def name_option(kind: str, help: str) -> Any:
 
     def beginning(incomplete: str) -> list[str]:
         from feddraw import catalog
+        from feddraw.data import dataset_by_name
         from feddraw.data.scenarios import scenario_by_name
-        from feddraw.experiment import dataset_by_name
 
         known: dict[str, Callable[[], Iterable[str]]] = {
             "data": dataset_by_name.dataset_names,

@@ -132,7 +132,7 @@ def open_dataset_with_bar(
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to
     prepare.
     """
-    from feddraw.experiment.dataset_by_name import open_dataset
+    from feddraw.data.dataset_by_name import open_dataset
     from feddraw.experiment.settings import parse_settings
 
     options = {} if name == "phantom" or ":" in name else images

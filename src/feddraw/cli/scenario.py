@@ -254,8 +254,8 @@ def _partition(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
     """The labels of a table, and how the scenario splits its images between clients."""
+    from feddraw.data.dataset_by_name import read_training_labels
     from feddraw.data.scenarios.scenario_by_name import make_partition
-    from feddraw.experiment.dataset_by_name import read_training_labels
 
     labels = read_training_labels(path)
     options = scenario_options(set_)

@@ -32,19 +32,21 @@ log = logging.getLogger(__name__)
 def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePreparation) -> Dataset:
     """The data set of image files under a folder."""
     total = len(table.labels) + len(table.problems)
-    stamps = [image_cache.file_stamp(root / path) for path in table.paths]
-    there = np.array([row for row, found in enumerate(stamps) if found is not None], dtype=np.intp)
-    lost = [
-        missing_file_problem(root, path)
-        for path, found in zip(table.paths, stamps, strict=True)
-        if found is None
-    ]
-    table = table.take(there, lost)
+    there: list[int] = []
+    stamps: list[tuple[int, int]] = []
+    missing: list[RowProblem] = []
+    for row, path in enumerate(table.paths):
+        stamp = image_cache.file_stamp(root / path)
+        if stamp is None:
+            missing.append(missing_file_problem(root, path))
+        else:
+            there.append(row)
+            stamps.append(stamp)
+    table = table.take(np.array(there, dtype=np.intp), missing)
     refuse_bad_rows(name, table.problems, total, how)
     rows_by_split(name, table.split)
-    files = FilesToCache(root, table.paths, tuple(found for found in stamps if found is not None))
-    require_pydicom_for(files.paths)
-    return prepared_dataset(name, table, files, how)
+    require_pydicom_for(table.paths)
+    return prepared_dataset(name, table, FilesToCache(root, table.paths, tuple(stamps)), how)
 
 
 def prepared_dataset(
@@ -53,15 +55,15 @@ def prepared_dataset(
     """The data set of images that are prepared now, or were before; where they are only looked at,
     of grey squares.
     """
-    workers = how.processes
     if how.estimate is None:
-        prepared = image_cache.prepare_images(source, how.recipe, name, workers, how.progress)
+        prepared = image_cache.prepare_images(
+            source, how.recipe, name, workers=how.processes, progress=how.progress
+        )
         return assembled_dataset(name, table, prepared, how)
     entry = image_cache.cache_entry(name, source.identity(), asdict(how.recipe))
-    if (
-        found := image_cache.open_finished_entry(entry, (len(source), how.size, how.size))
-    ) is not None:
-        return assembled_dataset(name, table, found, how)
+    finished = image_cache.open_finished_entry(entry, (len(source), how.size, how.size))
+    if finished is not None:
+        return assembled_dataset(name, table, finished, how)
     dataset = unprepared_dataset(name, table, source, how)
     how.estimate.bytes[entry] = dataset.images.size
     return dataset
@@ -88,9 +90,8 @@ def unprepared_dataset(
     how.estimate.images += len(source)
     how.estimate.seconds += (time.perf_counter() - began) / len(rows) * len(source)
     grey = np.broadcast_to(np.uint8(128), (len(source), how.size, how.size))
-    return Dataset(
-        name, grey, table.labels, rows_by_split(name, table.split), PAPER_MEAN, PAPER_STD
-    )
+    splits = rows_by_split(name, table.split)
+    return Dataset(name, grey, table.labels, splits, mean=PAPER_MEAN, std=PAPER_STD)
 
 
 def assembled_dataset(
@@ -114,23 +115,16 @@ def assembled_dataset(
 def missing_file_problem(root: Path, path: str) -> RowProblem:
     """A row without a file: what was tried, and a file of nearly the same name if there is one."""
     wanted = root / path
+    detail = f"tried {wanted}"
     try:
-        beside = (
-            [entry.name for entry in os.scandir(wanted.parent)] if wanted.parent.is_dir() else []
-        )
-    except OSError:
-        beside = []
-    near = next(
-        (
-            name
-            for name in beside
-            if name.lower() == wanted.name.lower() or Path(name).stem == wanted.name
-        ),
-        "",
-    )
-    return RowProblem(
-        "without a file", path, f"tried {wanted}" + (f", there is {near}" if near else "")
-    )
+        names = [entry.name for entry in os.scandir(wanted.parent)]
+    except OSError:  # there is no such folder
+        names = []
+    for name in names:
+        if name.lower() == wanted.name.lower() or Path(name).stem == wanted.name:
+            detail += f", there is {name}"
+            break
+    return RowProblem("without a file", path, detail)
 
 
 def refuse_bad_rows(
@@ -138,11 +132,10 @@ def refuse_bad_rows(
 ) -> None:
     """Stop at rows that cannot be used, unless they are to be left out."""
     if problems and not how.skip_bad:
-        advice = (
-            "correct them, or leave them out with data.skip_bad = true (`feddraw data prepare"
-            " --skip-bad`)"
+        raise UserError(
+            f"{describe_row_problems(name, problems, total)}: correct them, or leave them out with"
+            " data.skip_bad = true (`feddraw data prepare --skip-bad`)"
         )
-        raise UserError(f"{describe_row_problems(name, problems, total)}: {advice}")
 
 
 def write_skipped_rows(name: str, problems: Sequence[RowProblem], path: Path) -> None:

@@ -17,23 +17,23 @@ def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
     """What each split holds: images, patients and sites where they are known, and each finding's
     images by label.
     """
-    found: dict[str, dict[str, Any]] = {}
+    splits: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
         rows = dataset.rows[split]
         labels = dataset.labels.take(rows)
         positives = labels.values.sum(axis=0, dtype=np.int64)
         known = dataset.labels.known_counts(rows)
-        found[split] = {
+        splits[split] = {
             "images": len(rows),
             "positives": positives.tolist(),
             "negatives": (known - positives).tolist(),
         }
         if labels.patients is not None:
-            found[split]["patients"] = len(np.unique(labels.patients))
+            splits[split]["patients"] = len(np.unique(labels.patients))
         if labels.sites is not None:
             sites, images = np.unique(labels.sites, return_counts=True)
-            found[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
-    return found
+            splits[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
+    return splits
 
 
 def too_few_for_auc(split: Mapping[str, Any], place: int) -> bool:

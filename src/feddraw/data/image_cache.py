@@ -35,7 +35,6 @@ from feddraw.system.locks import flock
 from feddraw.system.workers import in_workers
 
 CACHE_FORMAT = 1  # raise it when the same settings give other pixels
-MAX_CHUNK_LOG = 2**28  # bytes of a log of chunks
 CHUNK = 128  # images prepared, written and logged together
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
@@ -73,10 +72,10 @@ class FilesToCache:
 def file_stamp(path: Path) -> tuple[int, int] | None:
     """A file's size and time of change; nothing if it is not there."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat on the 200,000 files of an archive
+        status = os.stat(path)  # noqa: PTH116 - half the time of Path.stat on the 200,000 files of an archive
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -159,33 +158,37 @@ def prepare_images(
                 done[start] = bad
                 ready += min(CHUNK, len(source) - start)
                 say(name, ready, len(source))
-        write_entry_json(
-            entry / "bad.json",
-            {row: why for start in sorted(done) for row, why in done[start].items()},
-        )
+        bad_rows: dict[int, str] = {}
+        for start in sorted(done):
+            bad_rows |= done[start]
+        write_entry_json(entry / "bad.json", bad_rows)
 
-    about = {"name": name, "format": CACHE_FORMAT, **asdict(recipe)}
-    return open_or_make_entry(entry, shape, about, make, say)
+    description = {"name": name, "format": CACHE_FORMAT, **asdict(recipe)}
+    return open_or_make_entry(entry, shape, description, make, say)
 
 
 def open_or_make_entry(
     entry: Path,
     shape: tuple[int, ...],
-    about: dict[str, Any],
+    description: dict[str, Any],
     make: Callable[[Path], None],
     say: Progress,
 ) -> PreparedImages:
-    """Open the entry if it is finished, else make it, while other processes that want it wait."""
-    if (found := open_finished_entry(entry, shape)) is not None:
-        return found
+    """Open the entry if it is finished, else make it, while other processes that want it wait.
+
+    `make` writes the array into the file that it is given; `description` is kept beside it.
+    """
+    finished = open_finished_entry(entry, shape)
+    if finished is not None:
+        return finished
     try:
         make_subfolder(entry, private=True)
         with locked_entry(entry, say):
-            # Made by whoever had the lock.
-            if (found := open_finished_entry(entry, shape)) is not None:
-                return found
+            finished = open_finished_entry(entry, shape)
+            if finished is not None:  # made by whoever had the lock
+                return finished
             require_cache_space(entry, int(np.prod(shape)))
-            write_entry_json(entry / "about.json", {**about, "shape": shape})
+            write_entry_json(entry / "about.json", {**description, "shape": shape})
             partial = entry / "images.partial.npy"
             make(partial)
             with partial.open("rb") as file:
@@ -195,25 +198,26 @@ def open_or_make_entry(
     except OSError as error:
         why = f"{error.strerror or error}; FEDDRAW_CACHE names another folder"
         raise UserError(f"cannot write the cache {entry}: {why}") from error
-    found = open_finished_entry(entry, shape)
-    assert found is not None
-    return found
+    finished = open_finished_entry(entry, shape)
+    assert finished is not None
+    return finished
 
 
 def open_finished_entry(entry: Path, shape: tuple[int, ...]) -> PreparedImages | None:
     """The entry if it is finished and whole."""
     try:
         images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
-        bad = json.loads((entry / "bad.json").read_text()) if (entry / "bad.json").exists() else {}
-        reasons = {int(row): str(why) for row, why in bad.items()}
-    except (
-        Exception
-    ):  # not there, or spoilt in whatever way numpy and json do not foresee: it is made again
+        bad: dict[int, str] = {}
+        if (entry / "bad.json").exists():
+            listed = json.loads((entry / "bad.json").read_text())
+            bad = {int(row): str(why) for row, why in listed.items()}
+    # Not there, or spoilt in whatever way numpy and json do not foresee: it is made again.
+    except Exception:
         return None
     if images.shape != shape or images.dtype != np.uint8:
         return None
-    close_to_others(entry, *(entry / name for name in ("images.npy", "bad.json", "about.json")))
-    return PreparedImages(images, reasons, entry)
+    close_to_others(entry, entry / "images.npy", entry / "bad.json", entry / "about.json")
+    return PreparedImages(images, bad, entry)
 
 
 @dataclass(frozen=True)
@@ -233,11 +237,13 @@ class CacheChunkJob:
         A worker process may not start others: it works alone.
         """
         if workers > 1 and len(starts) > 1 and not multiprocessing.current_process().daemon:
-            words = {
-                "doing": "prepared images",
-                "then": "finished work is kept: start again to continue",
-            }
-            yield from in_workers(self, starts, min(workers, len(starts)), **words)
+            yield from in_workers(
+                self,
+                starts,
+                min(workers, len(starts)),
+                doing="prepared images",
+                then="finished work is kept: start again to continue",
+            )
         else:
             yield from ((start, self(start)) for start in starts)
 
@@ -264,8 +270,6 @@ def read_cache_log(log: Path) -> dict[int, dict[int, str]]:
     """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut
     off.
     """
-    if log.exists() and log.stat().st_size > MAX_CHUNK_LOG:
-        log.unlink()  # not as we write it: all chunks are prepared again
     if not log.exists():
         return {}
     *lines, rest = log.read_bytes().split(b"\n")
@@ -340,8 +344,8 @@ def require_cache_space(entry: Path, needed: int) -> None:
 
 def _bytes_on_disk(file: Path) -> int:
     """Bytes that a file with holes takes; without the system's word, all."""
-    about = file.stat()
-    return about.st_blocks * 512 if hasattr(about, "st_blocks") else about.st_size
+    status = file.stat()
+    return status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size
 
 
 def write_entry_json(path: Path, content: object) -> None:

@@ -16,7 +16,9 @@ from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, not_negative
 from feddraw.system.workers import limited_workers
 
-PAPER_MEAN, PAPER_STD = 0.5146, 0.2548  # the paper's, of pixel / 255
+# the paper's, of pixel / 255
+PAPER_MEAN = 0.5146
+PAPER_STD = 0.2548
 
 
 @dataclass

@@ -75,22 +75,18 @@ class NpzArchive:
                 members = [member_from_header(file, info) for info in arrays]
         except _ARCHIVE_DAMAGE as error:
             raise UserError(f"{path} is not a readable .npz: {first_line(error)}") from error
-        archive = cls(path, {one.name: one for one in members})
-        if missing := [
-            f"{split}_labels"
-            for split in SPLIT_PREFIXES
-            if f"{split}_labels" not in archive.members
-        ]:
+        archive = cls(path, {member.name: member for member in members})
+        labels = [f"{split}_labels" for split in SPLIT_PREFIXES]
+        if missing := [name for name in labels if name not in archive.members]:
             raise UserError(f"{path} is not in MedMNIST's layout: it has no {', '.join(missing)}")
         return archive
 
     def read(self, name: str) -> NDArray[np.generic]:
         """A small array, whole."""
-        found = self.members[name]
-        if found.size > MAX_ARCHIVE_TABLE:
+        size = self.members[name].size
+        if size > MAX_ARCHIVE_TABLE:
             raise UserError(
-                f"{self.path}: {name} would unpack to {found.size / 1e9:.1f} GB; it is no label"
-                " table"
+                f"{self.path}: {name} would unpack to {size / 1e9:.1f} GB; it is no label table"
             )
         try:
             with zipfile.ZipFile(self.path) as file, file.open(f"{name}.npy") as stream:
@@ -114,27 +110,29 @@ class NpzArchive:
         """Labels of all images; rows that cannot be used are in no split."""
         marks = [self.read(f"{split}_labels") for split in SPLIT_PREFIXES]
         if any(
-            one.ndim != 2 or one.shape[1] != marks[0].shape[1] or one.dtype.kind not in "iubf"
-            for one in marks
+            of_split.ndim != 2
+            or of_split.shape[1] != marks[0].shape[1]
+            or of_split.dtype.kind not in "iubf"
+            for of_split in marks
         ):
             raise UserError(
                 f"{self.path}: labels must be tables of numbers with as many columns in every split"
             )
-        sizes = [len(one) for one in marks]
-        split = np.repeat(np.arange(3, dtype=np.int8), sizes)
+        sizes = [len(of_split) for of_split in marks]
         names = self.column("names", sizes)
         if names is None:
             splits = zip(SPLIT_PREFIXES, sizes, strict=True)
             names = np.array(
                 [f"{split}_{row:07d}" for split, size in splits for row in range(size)]
             )
-        columns = self.columns(findings, marks[0].shape[1])
-        values = np.concatenate(marks)[:, list(columns.values())]
-        problems = self.problems(values, names)
-        split[list(problems)] = -1
         patients = self.column("patients", sizes)
         if patients is None and all(_NIH_NAME.match(name) for name in names):
             patients = np.array([name[:8] for name in names])
+        columns = self.columns(findings, marks[0].shape[1])
+        values = np.concatenate(marks)[:, list(columns.values())]
+        problems = self.problems(values, names)
+        split = np.repeat(np.arange(3, dtype=np.int8), sizes)
+        split[list(problems)] = -1
         sites = self.column("sites", sizes)
         groups = self.column("groups", sizes)
         labels = Labels(
@@ -167,43 +165,38 @@ class NpzArchive:
         self, values: NDArray[np.generic], names: NDArray[np.str_]
     ) -> dict[int, RowProblem]:
         """Rows with other labels than 0 and 1, and names that were there before."""
-        wrong = np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1))
-        found = {
-            int(row): RowProblem("with a label outside 0 and 1", str(names[row])) for row in wrong
-        }
+        problems: dict[int, RowProblem] = {}
+        for row in np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1)).tolist():
+            problems[row] = RowProblem("with a label outside 0 and 1", str(names[row]))
         _, first = np.unique(names, return_index=True)
-        for row in np.setdiff1d(np.arange(len(names)), first):
-            found[int(row)] = RowProblem("with a duplicate name", str(names[row]))
-        return found
+        for row in np.setdiff1d(np.arange(len(names)), first).tolist():
+            problems[row] = RowProblem("with a duplicate name", str(names[row]))
+        return problems
 
     def images(self) -> PackedImages:
         """The images, checked against the labels by their headers."""
         names = [f"{split}_images" for split in SPLIT_PREFIXES]
         if missing := [name for name in names if name not in self.members]:
-            lack = ", ".join(missing)
             raise UserError(
-                f"{self.path} holds labels but no images ({lack}); it serves `scenario show"
-                " --labels`"
+                f"{self.path} holds labels but no images ({', '.join(missing)}); it serves"
+                " `scenario show --labels`"
             )
-        found = [self.members[name] for name in names]
-        if len(found[0].shape) < 3:
+        members = [self.members[name] for name in names]
+        first = members[0]
+        if len(first.shape) < 3:
             raise UserError(
-                f"{self.path}: {found[0].name} must be images, not an array of shape"
-                f" {found[0].shape}"
+                f"{self.path}: {first.name} must be images, not an array of shape {first.shape}"
             )
-        side = found[0].shape[1:3]
-        for one, split in zip(found, SPLIT_PREFIXES, strict=True):
-            size = self.members[f"{split}_labels"].shape[0]
-            if (
-                one.dtype != np.uint8
-                or one.shape not in ((size, *side), (size, *side, 1))
-                or side[0] != side[-1]
-            ):
-                needed = f"square grey images of one byte per pixel: ({size}, side, side)"
+        height, width = first.shape[1:3]
+        for member, split in zip(members, SPLIT_PREFIXES, strict=True):
+            images = self.members[f"{split}_labels"].shape[0]
+            shapes = ((images, height, width), (images, height, width, 1))
+            if member.dtype != np.uint8 or member.shape not in shapes or height != width:
                 raise UserError(
-                    f"{self.path}: {one.name} is {one.dtype} {one.shape}; needed are {needed}"
+                    f"{self.path}: {member.name} is {member.dtype} {member.shape}; needed are"
+                    f" square grey images of one byte per pixel: ({images}, side, side)"
                 )
-        return PackedImages(self.path, found)
+        return PackedImages(self.path, members)
 
 
 @dataclass(frozen=True)
@@ -219,13 +212,13 @@ class PackedImages:
     def shape(self) -> tuple[int, int, int]:
         """Of all images together, at the size they have."""
         height, width = self.members[0].shape[1:3]
-        return sum(one.shape[0] for one in self.members), height, width
+        return sum(member.shape[0] for member in self.members), height, width
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def identity(self) -> list[str]:
-        return [f"{one.name} {one.checksum:08x} {one.size}" for one in self.members]
+        return [f"{member.name} {member.checksum:08x} {member.size}" for member in self.members]
 
     @property
     def entry(self) -> Path:
@@ -236,13 +229,13 @@ class PackedImages:
         """One of the first images of the row's split, which needs only the beginning to be
         unpacked.
         """
-        ends = accumulate(one.shape[0] for one in self.members)
-        one = next(one for one, end in zip(self.members, ends, strict=True) if row < end)
-        side = one.shape[1]
-        place = row % min(16, one.shape[0])
+        ends = accumulate(member.shape[0] for member in self.members)
+        member = next(member for member, end in zip(self.members, ends, strict=True) if row < end)
+        images, side = member.shape[:2]
+        place = row % min(16, images)
         try:
-            with zipfile.ZipFile(self.path) as file, file.open(f"{one.name}.npy") as stream:
-                stream.read(one.skip + place * side * side)
+            with zipfile.ZipFile(self.path) as file, file.open(f"{member.name}.npy") as stream:
+                stream.read(member.skip + place * side * side)
                 pixels = np.frombuffer(stream.read(side * side), np.uint8)
         except _ARCHIVE_DAMAGE as error:
             raise BadImage(first_line(error)) from error
@@ -260,9 +253,9 @@ class PackedImages:
                 open_file(partial, "wb", private=True) as target,
             ):
                 target.write(image_cache.image_array_header(self.shape))
-                for number, one in enumerate(self.members):
+                for number, member in enumerate(self.members):
                     say(what, number, total)
-                    copy_member(file, one, target)
+                    copy_member(file, member, target)
             say(what, total, total)
 
         try:
@@ -284,12 +277,10 @@ def member_from_header(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveM
     """What the header of an array says, if it agrees with the archive's directory."""
     with file.open(info) as stream:
         version = np.lib.format.read_magic(stream)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
         skip = stream.tell()
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     packed = info.compress_size
@@ -302,9 +293,9 @@ def member_from_header(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveM
     return ArchiveMember(info.filename.removesuffix(".npy"), shape, dtype, skip, size, info.CRC)
 
 
-def copy_member(file: zipfile.ZipFile, one: ArchiveMember, target: IO[bytes]) -> None:
+def copy_member(file: zipfile.ZipFile, member: ArchiveMember, target: IO[bytes]) -> None:
     """A member's elements, in blocks: never the whole in memory."""
-    with file.open(f"{one.name}.npy") as stream:
-        stream.read(one.skip)
+    with file.open(f"{member.name}.npy") as stream:
+        stream.read(member.skip)
         while block := stream.read(COPIED_BLOCK):
             target.write(block)

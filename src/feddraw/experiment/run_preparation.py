@@ -18,13 +18,13 @@ from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.scenario_by_name import make_partition
 from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.training.client import Trainer

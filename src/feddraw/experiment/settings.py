@@ -13,10 +13,10 @@ from feddraw.core import Method, secure_sums, why_not_secure, why_not_streaming
 from feddraw.core.participation import Participation
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
+from feddraw.data.dataset_by_name import dataset_defaults
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
 from feddraw.errors import UserError, at_least, not_negative, unknown
-from feddraw.experiment.dataset_by_name import dataset_defaults
 from feddraw.experiment.method_by_name import (
     Section,
     combined_method,

@@ -27,10 +27,10 @@ from flwr.clientapp import ClientApp
 
 from feddraw.analysis.metrics import not_finite
 from feddraw.core import GRADIENT_MEANS, Job, Model, Update, Vector
+from feddraw.data.dataset_by_name import open_dataset
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import PreparedRun, make_trainer, prepare
 from feddraw.experiment.settings import make_method
 from feddraw.federation import client_seed

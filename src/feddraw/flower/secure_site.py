@@ -316,9 +316,15 @@ class _FlowerWork:
             method_of_terms(terms).sends, self.node.size_key, self.node.names.arrays
         )
         named = reply_intake.named_reply(0, reply)
-        room = SHARED.room if SHARED.room and SHARED.room.layout == sent.layout else None
-        decoded = reply_intake.decode_replies([named], {named.name: 0}, sent, format, reuse=room)
-        SHARED.room = decoded.matrices
+        used = SHARED.matrices
+        decoded = reply_intake.decode_replies(
+            [named],
+            {named.name: 0},
+            sent,
+            format,
+            reuse=used if used is not None and used.layout == sent.layout else None,
+        )
+        SHARED.matrices = decoded.matrices
         if decoded.refused:
             log.error("this site's own update cannot be used: %s", decoded.refused[named.name])
             raise UserError("this site's own update cannot be used: its own log says why")

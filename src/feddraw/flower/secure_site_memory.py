@@ -157,7 +157,7 @@ class SharedBySites:
         self.digest = b""
         self.content = RecordDict()
         self.sent: Model | None = None  # the model in it, once it was read
-        self.room: Model | None = None  # memory for an app's answer, used again
+        self.matrices: Model | None = None  # memory for an app's answer, used again
 
     def remember(self, digest: bytes, content: RecordDict) -> None:
         """Keep what was offered, if it is not the same as before."""

@@ -21,11 +21,11 @@ from flwr.serverapp import Grid, ServerApp
 from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
+from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
-from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import (
     initial_model,
     make_trainer,

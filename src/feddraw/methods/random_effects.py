@@ -225,14 +225,14 @@ class RandomEffects(AfterFirstSum):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         """With each client's distance from the others, which only a server that sees all knows."""
         weights, state = super().weigh(cohort, state)
-        return replace(weights, parts={**weights.parts, **self._distances(cohort)}), state
+        return replace(weights, parts={**weights.parts, **self.distances(cohort)}), state
 
     def _log_weight(self, facts: Facts, place: int) -> float:
         rho = float(facts.told[0])
         size = float(facts.sizes[place])
         return 0.0 if rho >= LARGEST_RHO else math.log(size / (1 + rho * size))
 
-    def _distances(self, cohort: Cohort) -> Parts:
+    def distances(self, cohort: Cohort) -> Parts:
         """Images measured, the variance and the distance of each client that has measured."""
         images, variances = cohort.extra("gradient spread").astype(np.float64).T
         measured = images > 0

@@ -145,7 +145,7 @@ class FollowedRun:
         all_done = bool(self.total) and self.done >= self.total
         if self._reader.metrics is not None or (all_done and self.of_server):
             return "finished"
-        if locked is None:
+        if locked is None or self.unlocked:
             patience = max(QUIET_SECONDS, 3 * (self.round_seconds or 0.0))
             return "running" if now - self.updated < patience else "stopped"
         return "running" if self.path.stat().st_ino in locked else "stopped"
@@ -156,6 +156,13 @@ class FollowedRun:
     def of_server(self) -> bool:
         """Whether a Flower or FLARE server writes the folder, without settings."""
         return not self._reader.settings
+
+    @property
+    def unlocked(self) -> bool:
+        """Whether it is the folder of a FLARE server, which writes a ledger only and holds no
+        lock.
+        """
+        return self.of_server and not self.rounds and self.ledger.rounds > 0
 
     @property
     def method(self) -> str:
@@ -236,6 +243,7 @@ class FollowedRun:
         return {
             "summary": self.summary(),
             "server": self.of_server,
+            "unlocked": self.unlocked,
             "at": rounds,
             "clients": clients,
             "all_clients": len(ledger.clients),

@@ -279,7 +279,8 @@
     const lastWeight = weights.map(lastOf);
     chart(byId("chart-weights"), shares, rounds, { zero: true }, `Weights by round: ${clients.map((name, i) => `${name} ${shown(lastWeight[i])}`).join(", ")}.`);
     const judged = validation.some((value) => value !== null);
-    write(byId("quality-heading"), judged ? "Validation AUC" : "Training loss");
+    const lossKnown = !run.done || loss.some((value) => value !== null);
+    write(byId("quality-heading"), judged ? "Validation AUC" : lossKnown ? "Training loss" : "Training loss: not in this folder");
     const quality = over(judged ? validation : loss);
     chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(lastOf(quality))}.`);
     legend(byId("legend-clients"), clients.map((name, i) => [name, `${shown(lastWeight[i])}${sizes[i] ? `, ${sizes[i].toLocaleString("en")} images` : ""}`]));
@@ -297,12 +298,13 @@
   function drawRunWords() {
     const run = known.runs.get(detail.id);
     if (!run || !detail.data) return;
-    const { data, model, validation, seconds } = detail.data;
+    const { data, model, server, validation, seconds } = detail.data;
     byId("run-state").className = `state${run.state === "running" ? " live" : wanting(run) ? " lost" : ""}`;
     if (!byId("run-state").firstElementChild) byId("run-state").append(element("span", { className: "lamp" }), element("span"));
     write(byId("run-state").lastElementChild, run.state === "running" ? `running, ${leftWords(remaining(known.left[run.id] ?? null))}` : WORDS[run.state]);
     const best = Math.max(...validation.filter((value) => value !== null));
     const parts = [[run.method, run.scenario && `on ${run.scenario}`].filter(Boolean).join(" "), [data, model].filter(Boolean).join(", "), roundWords(run)];
+    if (server) parts.unshift("folder of a Flower or FLARE server, without settings and metrics");
     if (Number.isFinite(best)) parts.push(`best validation AUC ${shown(best)}`);
     if (run.updated) parts.push(`last written ${ago(run.updated)}`);
     write(byId("run-words"), parts.filter(Boolean).join(" · "));
@@ -315,7 +317,8 @@
     const problems = [];
     if (run.diverged) problems.push(`The run has diverged: ${run.diverged}. Try a lower training.lr.`);
     if (run.state === "failed" || run.state === "broken") problems.push(run.why);
-    if (run.state === "stopped") problems.push("No process is working on this run. Start the same command again to go on; what was done is kept.");
+    if (run.state === "stopped" && detail.data.unlocked) problems.push("Nothing was written lately. This server's folder does not show whether it goes on.");
+    else if (run.state === "stopped") problems.push("No process is working on this run. Start the same command again to go on; what was done is kept.");
     const grouped = new Map();
     for (const { round, client, status } of detail.data.trouble) {
       const name = `${client}: ${status}`;

@@ -51,13 +51,15 @@ def chestmnist(
 def find_chestmnist(path: str, file: str) -> Path | None:
     """The archive where the user says it is, or in a folder where we look."""
     if path:
-        given = expanded_path(path)
-        if (found := given / file if given.is_dir() else given).is_file():
-            return found
+        archive = expanded_path(path)
+        if archive.is_dir():
+            archive = archive / file
+        if archive.is_file():
+            return archive
         raise UserError(f"no {file} at {path}; get it from {CHESTMNIST_URL.format(file=file)}")
     folders = (os.environ.get("FEDDRAW_DATA"), cache_folder() / "downloads")
-    paths = [expanded_path(folder) / file for folder in folders if folder]
-    return next((found for found in paths if found.is_file()), None)
+    archives = [expanded_path(folder) / file for folder in folders if folder]
+    return next((archive for archive in archives if archive.is_file()), None)
 
 
 def download_chestmnist(file: str, md5: str, progress: Progress | None) -> Path:

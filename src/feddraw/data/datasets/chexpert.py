@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from feddraw.data.csv_sheet import CsvSheet
@@ -47,36 +48,41 @@ class ChexpertRelease:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        inner = [
-            Path(found.path)
-            for found in os.scandir(root)
-            if found.is_dir() and found.name not in SPLIT_FOLDERS
-        ]
+        folders = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
+        inner = [folder for folder in folders if folder.name not in SPLIT_FOLDERS]
         self.bases = [root, *sorted(inner)]
-        self._patients: dict[str, dict[str, str]] = {}
+        self._patients: dict[str, dict[str, str]] = {}  # by split, each with its folder
 
     def table_file(self, *names: str) -> Path | None:
         """The first of these tables that is there."""
-        return next(
-            (base / name for name in names for base in self.bases if (base / name).is_file()), None
-        )
+        for name in names:
+            for base in self.bases:
+                if (base / name).is_file():
+                    return base / name
+        return None
 
     def patient_folder(self, split: str, patient: str) -> str:
         """A patient's folder, relative to the root."""
         if split not in self._patients:
-            homes = [base / split for base in self.bases] + (self.bases if split == "train" else [])
-            entries = [entry for home in homes if home.is_dir() for entry in os.scandir(home)]
-            patients = [entry for entry in entries if entry.name.startswith("patient")]
-            self._patients[split] = {
-                one.name: str(Path(one.path).relative_to(self.root)) for one in patients
-            }
+            self._patients[split] = self._patient_folders(split)
         return self._patients[split].get(patient, f"{split}/{patient}")
+
+    def _patient_folders(self, split: str) -> dict[str, str]:
+        homes = [base / split for base in self.bases]
+        if split == "train":
+            homes += self.bases
+        folders: dict[str, str] = {}
+        for home in homes:
+            for entry in os.scandir(home) if home.is_dir() else ():
+                if entry.name.startswith("patient"):
+                    folders[entry.name] = str(Path(entry.path).relative_to(self.root))
+        return folders
 
     def frontal_views(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
         """Names and paths of the frontal images of a test study."""
         folder = self.patient_folder("test", patient)
-        found = sorted((self.root / folder / rest).glob("view*frontal*"))
-        return [(f"{study}/{file.name}", f"{folder}/{rest}/{file.name}") for file in found]
+        files = sorted((self.root / folder / rest).glob("view*frontal*"))
+        return [(f"{study}/{file.name}", f"{folder}/{rest}/{file.name}") for file in files]
 
 
 def chexpert(
@@ -97,29 +103,30 @@ def chexpert(
     train = release.table_file("train.csv", "train.csv.gz")
     valid = release.table_file("valid.csv")
     if train is None or valid is None:
-        lack = f"{release.root} has no train.csv and valid.csv"
-        raise UserError(f"{lack}: not CheXpert's folder; get it from {CHEXPERT_SOURCE}")
-    sheets = (
-        {0: train, 1: valid}
-        if carve_test
-        else {0: train, 1: valid, 2: chexpert_test_sheet(release)}
-    )
+        raise UserError(
+            f"{release.root} has no train.csv and valid.csv: not CheXpert's folder; get it from"
+            f" {CHEXPERT_SOURCE}"
+        )
+    sheets = {0: train, 1: valid}
+    if not carve_test:
+        sheets[2] = chexpert_test_sheet(release)
     table = read_chexpert(sheets, findings, release, blank, uncertain)
     if carve_test:
-        table.split[
-            draw_share_of_patients(table.labels, table.split_rows("train"), carve_test, seed)
-        ] = 2
+        training = table.split_rows("train")
+        table.split[draw_share_of_patients(table.labels, training, carve_test, seed)] = 2
     return dataset_from_files("chexpert", release.root, table, how)
 
 
 def chexpert_test_sheet(release: ChexpertRelease) -> Path:
     """The radiologists' labels, which the small release lacks."""
-    found = release.table_file("groundtruth.csv", "test_labels.csv", "test.csv")
-    if found is None:
-        put = f"put groundtruth.csv of {TEST_LABELS_SOURCE} there and the images under test/"
-        carve = "set data.carve_test = 0.1 to test on a tenth of the training patients"
-        raise UserError(f"{release.root} has no test labels: {put}, or {carve}")
-    return found
+    sheet = release.table_file("groundtruth.csv", "test_labels.csv", "test.csv")
+    if sheet is None:
+        raise UserError(
+            f"{release.root} has no test labels: put groundtruth.csv of {TEST_LABELS_SOURCE} there"
+            " and the images under test/, or set data.carve_test = 0.1 to test on a tenth of the"
+            " training patients"
+        )
+    return sheet
 
 
 def locate_chexpert(path: str) -> ChexpertRelease:
@@ -127,23 +134,20 @@ def locate_chexpert(path: str) -> ChexpertRelease:
     or here.
     """
     path = path or os.environ.get(CHEXPERT_VARIABLE, "")
-    homes = (
-        [expanded_path(path)]
-        if path
-        else [expanded_path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
-    )
+    if path:
+        homes = [expanded_path(path)]
+    else:
+        homes = [expanded_path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
         for folder in (home, *(home / name for name in RELEASE_FOLDERS)):
-            if folder.is_dir() and (
-                any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))
-            ):
+            tables = (*folder.glob("train.csv*"), *folder.glob("*/train.csv"))
+            if folder.is_dir() and tables:
                 return ChexpertRelease(folder)
-    expected = (
-        "a folder with train.csv, valid.csv and the images is expected, such as"
-        f" {RELEASE_FOLDERS[0]}"
+    raise UserError(
+        f"no CheXpert in {homes[0]}: a folder with train.csv, valid.csv and the images is expected,"
+        f" such as {RELEASE_FOLDERS[0]}; get it from {CHEXPERT_SOURCE} and give its path"
+        " (data.path)"
     )
-    advice = f"get it from {CHEXPERT_SOURCE} and give its path (data.path)"
-    raise UserError(f"no CheXpert in {homes[0]}: {expected}; {advice}")
 
 
 def read_chexpert(
@@ -159,61 +163,80 @@ def read_chexpert(
     first = CsvSheet.of(sheets[0])
     names = tuple(choose_findings(findings, chexpert_findings(first), str(first.path)))
     negative = dict.fromkeys(names, "negative")
-    blanks = cell_meanings("blank", _chexpert_cell_policy(blank), names, negative)
+    blanks = cell_meanings("blank", _with_known_names(blank), names, negative)
     doubts = cell_meanings(
-        "uncertain", _chexpert_cell_policy(uncertain), names, negative | PAPER_UNCERTAIN
+        "uncertain", _with_known_names(uncertain), names, negative | PAPER_UNCERTAIN
     )
     intake = TableIntake({})
     for number, path in sheets.items():
         sheet = CsvSheet.of(path)
         columns = {canonical_finding(name): place for place, name in enumerate(sheet.header)}
         sex = sheet.column_if_there("Sex")
-        intake.findings = {
-            name: columns[name]
-            for name in choose_findings(names, chexpert_findings(sheet), str(path))
-        }
-        for name, place, patient, fields, where in frontal_images(sheet, release, intake.problems):
-            group = "" if sex is None else fields[sex]
-            intake.add(name, fields, where, path=place, patient=patient, split=number, group=group)
+        chosen = choose_findings(names, chexpert_findings(sheet), str(path))
+        intake.findings = {name: columns[name] for name in chosen}
+        for image in frontal_images(sheet, release, intake.problems):
+            intake.add(
+                image.name,
+                image.cells,
+                image.where,
+                path=image.path,
+                patient=image.patient,
+                split=number,
+                group="" if sex is None else image.cells[sex],
+            )
     return intake.table(blanks, doubts)
 
 
-def _chexpert_cell_policy(policy: CellPolicy) -> CellPolicy:
-    return (
-        {canonical_finding(name): word for name, word in policy.items()}
-        if isinstance(policy, Mapping)
-        else policy
-    )
+def _with_known_names(policy: CellPolicy) -> CellPolicy:
+    """A policy for each finding, under the names that we use."""
+    if not isinstance(policy, Mapping):
+        return policy
+    return {canonical_finding(name): meaning for name, meaning in policy.items()}
 
 
 def chexpert_findings(sheet: CsvSheet) -> list[str]:
+    """The columns of a table that are findings."""
     return [name for name in sheet.header if name not in NOT_FINDINGS]
+
+
+@dataclass(frozen=True)
+class FrontalImage:
+    """A frontal image in a table."""
+
+    name: str
+    path: str  # relative to the release's folder; empty where only labels are read
+    patient: str
+    cells: list[str]
+    where: str
 
 
 def frontal_images(
     sheet: CsvSheet, release: ChexpertRelease | None, problems: list[RowProblem]
-) -> Iterator[tuple[str, str, str, list[str], str]]:
-    """Name, path, patient, fields and place of each frontal image in a table."""
+) -> Iterator[FrontalImage]:
+    """Each frontal image in a table; rows that cannot be used are added to the problems."""
     by_study = "Study" in sheet.header
     column = sheet.column("Study" if by_study else "Path")
     view = sheet.column_if_there("Frontal/Lateral")
-    for line, fields in sheet.rows():
+    pattern = _STUDY_PATH if by_study else _IMAGE_PATH
+    for line, cells in sheet.rows():
         where = f"{sheet.path.name} line {line}"
-        found = (_STUDY_PATH if by_study else _IMAGE_PATH).fullmatch(
-            fields[column].replace("\\", "/")
-        )
-        if found is None:
-            problems.append(
-                RowProblem("with a path that is not CheXpert's", where, fields[column][:80])
-            )
+        match = pattern.fullmatch(cells[column].replace("\\", "/"))
+        if match is None:
+            detail = cells[column][:80]
+            problems.append(RowProblem("with a path that is not CheXpert's", where, detail))
             continue
-        name, patient, rest = found.groups()
+        name, patient, rest = match.groups()
         if by_study and release is not None:
-            files = release.frontal_views(name, patient, rest)
-            problems.extend([] if files else [RowProblem("without a frontal image", where, name)])
-            yield from ((one, place, patient, fields, where) for one, place in files)
-        elif fields[view] == "Frontal" if view is not None else "frontal" in rest:
-            place = (
-                f"{release.patient_folder(name.split('/')[0], patient)}/{rest}" if release else ""
-            )
-            yield name, place, patient, fields, where
+            views = release.frontal_views(name, patient, rest)
+            if not views:
+                problems.append(RowProblem("without a frontal image", where, name))
+            for image, path in views:
+                yield FrontalImage(image, path, patient, cells, where)
+            continue
+        frontal = "frontal" in rest if view is None else cells[view] == "Frontal"
+        if frontal:
+            path = ""
+            if release is not None:
+                split = name.split("/")[0]
+                path = f"{release.patient_folder(split, patient)}/{rest}"
+            yield FrontalImage(name, path, patient, cells, where)

@@ -22,11 +22,11 @@ from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
 from feddraw.errors import UserError
-from feddraw.system.file_reading import expanded_path
+from feddraw.system.file_reading import expanded_path, read_text
 
 NIH_VARIABLE = "FEDDRAW_NIH"  # the environment's word on where the folder is
 NIH_SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
-MAX_NIH_LIST = 2**26
+MAX_NIH_LIST = 2**26  # bytes
 SEX_COLUMNS = ("Patient Gender", "Patient Sex")  # as its editions call it
 NIH_SPLIT_LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its split
 
@@ -48,71 +48,70 @@ def nih(
     )
     sheets = sorted(root.glob("Data_Entry_2017*.csv*"))
     missing = [name for name in NIH_SPLIT_LISTS if not (root / name).is_file()]
-    if missing := missing + ([] if sheets else ["Data_Entry_2017*.csv"]):
-        lack = f"{', '.join(missing)} is missing beside the folders images_*/images"
+    if not sheets:
+        missing.append("Data_Entry_2017*.csv")
+    if missing:
         raise UserError(
-            f"no ChestX-ray14 in {root}: {lack}; get it from {NIH_SOURCE} and give its path"
-            " (data.path)"
+            f"no ChestX-ray14 in {root}: {', '.join(missing)} is missing beside the folders"
+            f" images_*/images; get it from {NIH_SOURCE} and give its path (data.path)"
         )
-    splits = {
-        image: number
-        for name, number in NIH_SPLIT_LISTS.items()
-        for image in read_nih_list(root / name)
-    }
+    splits: dict[str, int] = {}
+    for name, number in NIH_SPLIT_LISTS.items():
+        splits |= dict.fromkeys(read_nih_list(root / name), number)
     table = read_nih_table(sheets[-1], splits, findings, nih_image_paths(root))
-    table.split[
-        draw_share_of_patients(table.labels, table.split_rows("train"), validation, seed)
-    ] = 1
+    training = table.split_rows("train")
+    table.split[draw_share_of_patients(table.labels, training, validation, seed)] = 1
     return dataset_from_files("nih", root, table, how)
 
 
 def read_nih_list(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(MAX_NIH_LIST + 1)
-    if len(text) > MAX_NIH_LIST:
-        raise UserError(f"{path} is longer than {MAX_NIH_LIST:,} characters: no list of images")
-    return text.split()
+    """The names of images that a list holds."""
+    return read_text(path, MAX_NIH_LIST).split()
 
 
 def nih_image_paths(root: Path) -> dict[str, str]:
     """Image name -> path relative to the root, wherever the archives were unpacked."""
     folders = [*sorted(root.glob("images*/images")), *sorted(root.glob("images*")), root]
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for folder in reversed([folder for folder in folders if folder.is_dir()]):
         names = [file.name for file in os.scandir(folder) if file.is_file()]
-        found |= {name: str(folder.relative_to(root) / name) for name in names}
-    return found
+        paths |= {name: str(folder.relative_to(root) / name) for name in names}
+    return paths
 
 
 def read_nih_table(
-    path: Path, splits: dict[str, int], findings: FindingChoice, where: dict[str, str]
+    path: Path, splits: dict[str, int], findings: FindingChoice, paths: dict[str, str]
 ) -> LabelTable:
-    """The entries that a split list names."""
+    """The entries that a split list names; `splits` and `paths` are by image name."""
     sheet = CsvSheet.of(path)
-    name_at = sheet.column("Image Index")
-    labels_at = sheet.column("Finding Labels")
+    name_column = sheet.column("Image Index")
+    labels_column = sheet.column("Finding Labels")
+    sex_column = sheet.column_if_there(*SEX_COLUMNS)
     wanted = choose_findings(findings, CHESTXRAY14_FINDINGS, path.name)
     intake = TableIntake({name: place for place, name in enumerate(wanted)})
-    sex = sheet.column_if_there(*SEX_COLUMNS)
-    met = set()
-    for line, fields in sheet.rows():
-        name = fields[name_at]
-        found = {canonical_finding(one) for one in fields[labels_at].split("|")}
-        place = f"{path.name} line {line}"
-        met.add(name)
-        if strange := found - {*CHESTXRAY14_FINDINGS, "No Finding"}:
-            intake.problems.append(
-                RowProblem("with an unknown finding", place, ", ".join(sorted(strange))[:80])
-            )
+    names = set()
+    for line, cells in sheet.rows():
+        where = f"{path.name} line {line}"
+        name = cells[name_column]
+        names.add(name)
+        present = {canonical_finding(label) for label in cells[labels_column].split("|")}
+        if strange := present - {*CHESTXRAY14_FINDINGS, "No Finding"}:
+            detail = ", ".join(sorted(strange))[:80]
+            intake.problems.append(RowProblem("with an unknown finding", where, detail))
         elif name not in splits:
-            intake.problems.append(RowProblem("in neither split list", place, name))
+            intake.problems.append(RowProblem("in neither split list", where, name))
         else:
-            about = {"path": where.get(name) or Path(name).name}  # never out of the folder
-            about |= {"patient": name[:8], "group": "" if sex is None else fields[sex]}
-            cells = [str(int(finding in found)) for finding in wanted]
-            intake.add(name, cells, place, **about, split=splits[name])
+            intake.add(
+                name,
+                [str(int(finding in present)) for finding in wanted],
+                where,
+                path=paths.get(name) or Path(name).name,  # never out of the folder
+                patient=name[:8],
+                group="" if sex_column is None else cells[sex_column],
+                split=splits[name],
+            )
     intake.problems += [
-        RowProblem("listed but not in the table", name) for name in splits if name not in met
+        RowProblem("listed but not in the table", name) for name in splits if name not in names
     ]
-    nothing = dict.fromkeys(wanted, "negative")  # no cell is blank or uncertain
-    return intake.table(nothing, nothing)
+    negative = dict.fromkeys(wanted, "negative")  # no cell is blank or uncertain
+    return intake.table(blank=negative, uncertain=negative)

@@ -11,9 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from feddraw.data import dataset_from_table
 from feddraw.data.dataset import Dataset
-from feddraw.data.dataset_from_table import assembled_dataset, prepared_dataset
+from feddraw.data.dataset_from_table import (
+    assembled_dataset,
+    prepared_dataset,
+    refuse_bad_rows,
+    unprepared_dataset,
+)
 from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import CachedImages, no_progress, open_finished_entry
 from feddraw.data.image_settings import ImagePreparation
@@ -33,17 +37,17 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     archive = NpzArchive.open(path)
     table = archive.table(findings)
     packed = archive.images()
-    dataset_from_table.refuse_bad_rows(name, table.problems, len(table.labels), how)
+    refuse_bad_rows(name, table.problems, len(table.labels), how)
     rows_by_split(name, table.split)
     if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
-        found = dataset_from_table.unprepared_dataset(name, table, packed, how)
+        dataset = unprepared_dataset(name, table, packed, how)
         images, side, _ = packed.shape
         how.estimate.bytes[packed.entry] = images * side * side
         if side != how.size or how.clahe:
             how.estimate.bytes[packed.entry.with_name(f"{packed.entry.name}-prepared")] = (
                 images * how.size**2
             )
-        return found
+        return dataset
     unpacked = packed.unpack(how.progress)
     side = unpacked.images.shape[1]
     if side == how.size and not how.clahe:

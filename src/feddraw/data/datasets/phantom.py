@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import SPLITS, Dataset, Labels
+from feddraw.data.dataset import SPLITS, Dataset, Labels, Split
 from feddraw.data.datasets._phantom_anatomy import draw_chests
 from feddraw.data.finding_names import PAPER_FINDINGS
+from feddraw.data.image_cache import Progress
 from feddraw.errors import UserError, unknown
 
 SMALLEST_PHANTOM, LARGEST_PHANTOM = 28, 224  # pixels
@@ -41,8 +41,9 @@ def draw_phantom_findings(images: int, mix: str, rng: np.random.Generator) -> ND
     counts, total = TABLE_1[mix]
     limit = [NormalDist().inv_cdf(1 - count / total) for count in counts]
     shared = SHARED * SHARED_FACTOR[mix]
-    own = np.sqrt(1 - shared**2) * rng.standard_normal((images, len(PAPER_FINDINGS)))
-    return own + shared * rng.standard_normal((images, 1)) > limit
+    of_finding = np.sqrt(1 - shared**2) * rng.standard_normal((images, len(PAPER_FINDINGS)))
+    of_illness = shared * rng.standard_normal((images, 1))
+    return of_finding + of_illness > limit
 
 
 def draw_phantom_block(
@@ -94,36 +95,44 @@ def phantom(
     test: int = 2000,
     label_noise: float = LABEL_NOISE,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Dataset:
     """Synthetic radiographs drawn from formulas; no download, the same bits for the same seed.
 
     `mix` gives how common findings are; `label_noise` is the share of images that carry the labels
     of some other patient, which leaves that as it is. A longer split begins with the images of a
-    shorter one. `progress` is told how many images were drawn since it was last told.
+    shorter one.
     """
     check_phantom_settings(
         mix, label_noise, size=size, train=train, validation=validation, test=test, seed=seed
     )
-    ends = np.cumsum([train, validation, test]).tolist()
-    images = np.empty((ends[-1], size, size), np.uint8)
-    labels = np.empty((ends[-1], len(PAPER_FINDINGS)), np.uint8)
+    total = train + validation + test
+    rows: dict[Split, NDArray[np.intp]] = {
+        "train": np.arange(train),
+        "validation": np.arange(train, train + validation),
+        "test": np.arange(train + validation, total),
+    }
+    images = np.empty((total, size, size), np.uint8)
+    values = np.empty((total, len(PAPER_FINDINGS)), np.uint8)
     # Freed at once: malloc then keeps arrays of this size, and drawing is twice as fast.
     np.empty(2**24, np.uint8)
-    rows = {
-        split: np.arange(start, end)
-        for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False)
-    }
-    for number, split in enumerate(rows.values()):
-        for first in range(0, len(split), PHANTOM_BLOCK):
-            here = split[first : first + PHANTOM_BLOCK]
-            drawn, present = draw_phantom_block(
-                (seed, number, first // PHANTOM_BLOCK), size, mix, label_noise
-            )
-            images[here] = drawn[: len(here)]
-            labels[here] = present[: len(here)]
+    ready = 0
+    for number, of_split in enumerate(rows.values()):
+        for block, start in enumerate(range(0, len(of_split), PHANTOM_BLOCK)):
+            chosen = of_split[start : start + PHANTOM_BLOCK]
+            drawn, present = draw_phantom_block((seed, number, block), size, mix, label_noise)
+            images[chosen] = drawn[: len(chosen)]
+            values[chosen] = present[: len(chosen)]
+            ready += len(chosen)
             if progress:
-                progress(len(here))
-    names = np.array([f"phantom-{number:06d}" for number in range(ends[-1])], dtype=np.str_)
-    known = Labels(labels, PAPER_FINDINGS, names)
-    return Dataset("phantom", images, known, rows, PHANTOM_MEAN, PHANTOM_STD, synthetic=True)
+                progress("drawing phantoms", ready, total)
+    names = np.array([f"phantom-{number:06d}" for number in range(total)], dtype=np.str_)
+    return Dataset(
+        "phantom",
+        images,
+        Labels(values, PAPER_FINDINGS, names),
+        rows,
+        mean=PHANTOM_MEAN,
+        std=PHANTOM_STD,
+        synthetic=True,
+    )

@@ -34,6 +34,8 @@ from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report
 from feddraw.text import join_names, slug
 
+RULE = "the server's rule"  # in place of a method's name, which the folder does not hold
+
 
 def section(report: Report) -> Iterator[Block]:
     """One part for each server."""
@@ -76,8 +78,8 @@ def _server(run: RecordedRun, name: str) -> Iterator[Block]:
         yield Paragraph("No client counted in any round.")
         return
     explained = explain_run_weights(run)
-    pictures = weight_pictures({name: [run]}, name, title=f"{name}: weight by round")
-    pictures += part_pictures([run], name, slug(name))
+    pictures = weight_pictures({RULE: [run]}, name, title=f"{name}: weight by round")
+    pictures += part_pictures([run], RULE, slug(name))
     pictures += _loss_picture(run, name)
     yield Gallery(pictures, "Weight of each client in every round, and what the ledger says of it.")
     yield Bullets(list(weights_in_sentences(explained)))

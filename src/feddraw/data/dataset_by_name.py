@@ -1,4 +1,10 @@
-"""Data sets by name: one of ours, a path to a file or folder, or `package.module:function`."""
+"""Data sets by name: one of ours, a path to a file or folder, or `package.module:function`.
+
+A data set is one file in `datasets/` with a function of its own name. Its keyword arguments are the
+settings of the data section. If its first argument is called `how`, it is told how images are
+prepared (`ImagePreparation`); otherwise it is called with their `size`, and with `progress` if it
+has such an argument.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from typing import Any
 from feddraw import catalog
 from feddraw.catalog import check_setting_types, own_function
 from feddraw.data.csv_sheet import CsvSheet
-from feddraw.data.dataset import SPLITS, Dataset, Labels
+from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.datasets.chexpert import read_chexpert
 from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import ImagePreparation, PreparationEstimate
@@ -22,18 +28,10 @@ from feddraw.errors import UserError, unknown
 from feddraw.system.file_reading import expanded_path
 
 # That the caller gives when it opens the data; no settings.
-CALLER_ARGUMENTS = (
-    "size",
-    "progress",
-    "estimate",
-)
-# Text or a list: checked where they are read.
-TEXT_OR_LIST_OPTIONS = (
-    "findings",
-    "normalize",
-    "uncertain",
-    "shares",
-)
+# what the caller gives when it opens the data: no settings
+CALLER_ARGUMENTS = ("size", "progress", "estimate")
+# text or a list: checked where they are read
+TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")
 
 
 def dataset_names() -> dict[str, str]:
@@ -55,31 +53,24 @@ def open_dataset(
     With `estimate`, images that are not prepared yet stay so: the data set has grey squares, and
     `estimate` says what preparing them takes.
     """
-    function, given = find_dataset(name)
-    own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
-    common = (
-        {one.name: one.default for one in fields(ImagePreparation)} if own.pop("how", None) else {}
-    )
-    known = {key: default for key, default in (own | common).items() if key not in CALLER_ARGUMENTS}
-    check_setting_types(
-        options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}"
-    )
-    chosen: dict[str, Any] = {**options, **given}
-    if missing := [
-        key
-        for key, default in known.items()
-        if default is inspect.Parameter.empty and key not in chosen
-    ]:
+    function, from_name = find_dataset(name)
+    defaults = _settings_of(function)
+    known = {key: default for key, default in defaults.items() if key not in CALLER_ARGUMENTS}
+    lenient = {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}
+    check_setting_types(options, known | lenient, f"data {name}")
+    arguments: dict[str, Any] = {**options, **from_name}
+    required = [key for key, default in known.items() if default is inspect.Parameter.empty]
+    if missing := [key for key in required if key not in arguments]:
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
-    if common:
-        prepared = {key: chosen.pop(key) for key in common if key in chosen}
-        dataset = function(
-            ImagePreparation(size=size, progress=progress, estimate=estimate, **prepared), **chosen
-        )
+    if _prepares_images(function):
+        common = {field.name for field in fields(ImagePreparation)}
+        chosen = {key: arguments.pop(key) for key in common & arguments.keys()}
+        how = ImagePreparation(size=size, progress=progress, estimate=estimate, **chosen)
+        dataset = function(how, **arguments)
     else:
-        if progress is not None and name == "phantom":
-            chosen["progress"] = _phantom_dataset_progress(progress, own | chosen)
-        dataset = function(size=size, **chosen)
+        if "progress" in defaults:
+            arguments["progress"] = progress
+        dataset = function(size=size, **arguments)
     if not isinstance(dataset, Dataset):
         raise UserError(
             f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}"
@@ -91,33 +82,42 @@ def dataset_defaults(name: str) -> dict[str, Any]:
     """The default options of a data set; none are known for a user's own function."""
     if ":" in name:
         return {}
-    function, given = find_dataset(name)
+    function, from_name = find_dataset(name)
+    # the caller's, those that the name says, and one without a part in the outcome
+    apart = {*CALLER_ARGUMENTS, *from_name, "workers"}
+    defaults: dict[str, Any] = {}
+    for key, value in _settings_of(function).items():
+        if key not in apart and value is not None and value is not inspect.Parameter.empty:
+            defaults[key] = list(value) if isinstance(value, tuple) else value
+    return defaults
+
+
+def _settings_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The settings of a data set's function with their defaults, also those of preparing images."""
+    parameters = inspect.signature(function).parameters.values()
     settings = {
-        p.name: p.default
-        for p in inspect.signature(function).parameters.values()
-        if p.default is not p.empty
+        parameter.name: parameter.default for parameter in parameters if parameter.name != "how"
     }
-    if "how" in inspect.signature(function).parameters:
+    if _prepares_images(function):
         settings |= {field.name: field.default for field in fields(ImagePreparation)}
-    # The caller's own, or without a part in the outcome.
-    apart = {
-        *CALLER_ARGUMENTS,
-        "workers",
-        *given,
-    }
-    kept = {key: value for key, value in settings.items() if key not in apart and value is not None}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
+    return settings
+
+
+def _prepares_images(function: Callable[..., Any]) -> bool:
+    """Whether it is told how images are prepared (`how`), or takes their size only."""
+    return "how" in inspect.signature(function).parameters
 
 
 def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     """The function behind a name, and what the name itself says about its arguments."""
     if name in catalog.names("datasets"):
         return catalog.find("datasets", name), {}
-    path = expanded_path(name) if len(name) < 4096 and "\0" not in name else Path()
+    path = Path()
+    if len(name) < 4096 and "\0" not in name:
+        path = expanded_path(name)
     if name and data_path_exists(path):
-        return catalog.find("datasets", "npz" if path.suffix == ".npz" else "folder"), {
-            "path": str(path)
-        }
+        kind = "npz" if path.suffix == ".npz" else "folder"
+        return catalog.find("datasets", kind), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
         raise UserError(f"no file or folder {name}: check the path")
     if ":" in name:
@@ -126,25 +126,11 @@ def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
 
 
 def data_path_exists(path: Path) -> bool:
+    """Whether there is such a file or folder."""
     try:
         return path.exists() and path != Path()
     except OSError:  # a part of it is longer than names may be
         return False
-
-
-def _phantom_dataset_progress(
-    progress: Progress, settings: Mapping[str, Any]
-) -> Callable[[int], None]:
-    """A counter for the phantoms, which say how many images are new."""
-    total = sum(settings[split] for split in SPLITS)
-    drawn = 0
-
-    def add(count: int) -> None:
-        nonlocal drawn
-        drawn += count
-        progress("drawing phantoms", drawn, total)
-
-    return add
 
 
 def read_training_labels(path: Path | str) -> Labels:
