@@ -281,7 +281,7 @@ def test_modules_in_a_strangers_folder_are_not_taken_for_installed_ones(tmp_path
         )
     words = [sys.executable, "-c", AS_INSTALLED, "processes", "flower"]
     done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ from queue import SimpleQueue
 
 from mutant_plugin import TOOK_TOO_LONG
 from operators import Mutant
-from reach import Reach, copy_tree, digest_of, environment, record_reach, write_plan
+from reach import Reach, cache_folder, copy_tree, environment, record_reach, write_plan
 from strata import STRATA, sample
 
 ROOT = Path(__file__).parent.parent.parent
@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--survivors-whole", action="store_true", help="survivors meet all tests")
     parser.add_argument("--cache", type=Path, default=CACHE, help="for coverage and results")
     parser.add_argument("--list", action="store_true", help="only show the mutants")
+    parser.add_argument("--tests", nargs="+", default=[], help="files of tests; left out: all")
     options = parser.parse_args()
 
     chosen = sample(ROOT, options.mutants, options.seed)
@@ -245,14 +246,15 @@ def main() -> None:
                 f"{stratum}: {mutant.file}:{mutant.line} {mutant.operator}: {before}  ->  {after}"
             )
         return
-    reach = record_reach(ROOT, options.cache, options.workers)
+    folder = cache_folder(ROOT, options.cache, options.tests)
+    reach = record_reach(ROOT, folder, options.tests, options.workers)
     if reach.failed:
         print(f"{len(reach.failed)} tests fail without a mutant and are left out:")
         print("\n".join(sorted(reach.failed)))
     results = try_all(
         chosen,
         reach,
-        options.cache / digest_of(ROOT) / "results.json",
+        folder / "results.json",
         workers=options.workers,
         whole=options.survivors_whole,
     )

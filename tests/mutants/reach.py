@@ -121,9 +121,14 @@ class Reach:
         return self.breadth[test] * (0.05 + self.seconds[test]), test
 
 
-def record_reach(root: Path, cache: Path, workers: int) -> Reach:
-    """Runs all tests once with coverage, unless the cache has this very tree."""
-    folder = cache / digest_of(root)
+def cache_folder(root: Path, cache: Path, tests: Sequence[str]) -> Path:
+    """Where what is known of this tree under these tests is kept."""
+    selection = hashlib.sha256(" ".join(tests).encode()).hexdigest()[:8]
+    return cache / f"{digest_of(root)}-{selection}"
+
+
+def record_reach(root: Path, folder: Path, tests: Sequence[str], workers: int) -> Reach:
+    """Runs the tests once with coverage, unless the folder has the outcome already."""
     if not (folder / "record.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -141,8 +146,8 @@ def record_reach(root: Path, cache: Path, workers: int) -> Reach:
             "--cov-context=test",
         ]
         command += [f"--cov-config={settings}", "--cov-report=", "--numprocesses", str(workers)]
-        command += ["--dist", "loadfile"]
-        print("all tests once, with coverage …", flush=True)
+        command += ["--dist", "loadfile", *tests]
+        print("the tests once, with coverage …", flush=True)
         subprocess.run(
             command,
             cwd=tree,
