@@ -32,6 +32,7 @@ from feddraw.core import (
 )
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
+from feddraw.server.collectors import Streaming
 from feddraw.server.method_check import (
     MadeUpFederation,
     check_method,
@@ -205,3 +206,27 @@ def by_root(power: float = 0.5):
 def doubled():
     return Method(Weighted(Doubled()))
 """
+
+
+@dataclass(frozen=True)
+class OnlyLarge(SelfScored):
+    """Clients below a size do not count."""
+
+    least: int = 20
+
+    def score(self, client, facts, place):
+        return (0.0 if facts.sizes[place] >= self.least else -np.inf), {}
+
+    def score_range(self, facts, place):
+        return -np.inf, 0.0
+
+
+def test_a_client_that_scores_minus_infinity_adds_nothing_to_a_stream_wherever_it_stands():
+    method = Method(Weighted(OnlyLarge()))
+    made = MadeUpFederation.of(method)
+    smallest_first = sorted(made.updates, key=lambda update: update.size)
+    streamed = Streaming([40, 24, 16, 9, 31])(made.round(), smallest_first)
+    together = made.together()(made.round(), made.updates)
+    assert streamed.weights == pytest.approx(together.weights)
+    assert streamed.weights["West"] == 0.0
+    assert np.allclose(streamed.model.params, together.model.params, atol=1e-6)

@@ -70,6 +70,7 @@ def federate(
         ended = time.perf_counter()
         model = result.next_model
         state = result.state
+        # The ledger has a line for each client in this order, then those of strangers.
         entries = result.ledger[: len(federation.clients)]
         federation.engine.commit([i for i, entry in enumerate(entries) if entry.weighted])
         trained = arrivals.last or ended
@@ -106,7 +107,7 @@ class _Arrivals:
         """The updates as they come, each reported."""
         clients = self._federation.clients
         for update in updates:
-            if update.client < len(clients) and math.isfinite(update.seconds):
+            if 0 <= update.client < len(clients) and math.isfinite(update.seconds):
                 self.seconds[clients[update.client]] = update.seconds
             if self._federation.on_update is not None:
                 self._federation.on_update(self._round, update)

@@ -221,7 +221,7 @@ class Streaming:
             received.append(replace(resized, model=round.sent))  # its own goes with the next one
         sound = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
         verdicts |= compare_with_median(sound, self.gate)
-        aggregate = stream.aggregate() if stream.updates else None
+        aggregate = stream.aggregate() if stream.counts else None
         return close_round(round, Intake(received, verdicts, announced, limited_sizes), aggregate)
 
     def _check(self, update: Update, round: Round, announced: Mapping[int, int]) -> Verdict:
@@ -271,8 +271,10 @@ class _Stream:
         limited_sizes: Mapping[int, tuple[float, str]],
     ) -> _Stream:
         rule = round.method.aggregation
-        if isinstance(rule, Joint) or not isinstance(rule.weighting, SelfScored):
-            raise UserError(f"this method cannot stream: {why_not_streaming(round.method)}")
+        if reason := why_not_streaming(round.method):
+            raise UserError(f"this method cannot stream: {reason}")
+        assert isinstance(rule, Weighted)
+        assert isinstance(rule.weighting, SelfScored)
         sizes_by_client = {
             client: limited_sizes[client][0] if client in limited_sizes else size
             for client, size in announced.items()
@@ -287,6 +289,11 @@ class _Stream:
             sum=RunningSum(len(round.sent.params), len(round.sent.buffers)),
             counters=np.zeros_like(round.sent.counters),
         )
+
+    @property
+    def counts(self) -> bool:
+        """Whether anybody's update is in the sum."""
+        return self.sum.total > 0
 
     def add(self, update: Update) -> None:
         """Score an accepted update, add it to the sum, forget its model."""
@@ -346,7 +353,9 @@ class RunningSum:
         self.top = -math.inf
 
     def add(self, score: float, *vectors: Vector) -> None:
-        """One client's vectors, times its weight."""
+        """One client's vectors, times its weight; a score of -inf adds nothing."""
+        if score == -math.inf:
+            return
         if score > self.top:
             scale = math.exp(self.top - score)
             if self.total:
