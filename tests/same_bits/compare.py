@@ -122,8 +122,9 @@ def produce_side_by_side(
         thread.start()
     for thread in threads:
         thread.join()
-    if failed := [name for name, code in codes.items() if code]:
-        sys.exit(f"cannot produce the cases of {' and '.join(failed)}: see above")
+    failed = [f"{name} (exit code {code})" for name, code in codes.items() if code]
+    if failed:
+        sys.exit(f"the cases were not all produced, see above: {' and '.join(failed)}")
 
 
 # ------------------------------------------------------------ what is printed
