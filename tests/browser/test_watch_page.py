@@ -101,7 +101,8 @@ def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(
         assert "round 4 of 6" in page.inner_text("#run-words")
         assert "<b>North</b>" in page.inner_text("#legend-clients")
         with (study / "fedavg" / "rounds.jsonl").open("a") as file:
-            line = {"round": 4, "loss": 0.1, "validation": {"macro": 0.987}}
+            validation = {"macro": 0.987, "per_class": {"Edema": 0.987}}
+            line = {"round": 4, "loss": 0.1, "validation": validation, "model": "0" * 32}
             file.write(json.dumps(times(line)) + "\n")
         page.wait_for_selector("#run-words:has-text('round 5 of 6')")
         assert "0.987" in page.inner_text("#run-words")
