@@ -45,18 +45,18 @@ def masked_sum(drops: Mapping[str, int]) -> NDArray[np.uint64]:
 
     for name in there(0, NAMES):
         server.take_advertised(name, clients[name].advertise())
-    advertised = server.advertised
+    advertised = server.close_keys()
     for name in there(1, [name for name, content in advertised.items() if content]):
         server.take_shares(name, clients[name].share(advertised))
-    for name in there(2, server.sharers):
+    for name in there(2, server.close_shares()):
         server.take_masked(name, clients[name].mask(server.shares_for(name), WORDS[name]))
-    survivors = server.survivors
+    survivors = server.close_values()
     for name in there(3, survivors):
         server.take_signature(name, clients[name].sign(survivors))
-    signatures = server.signatures
+    signatures = server.close_signatures()
     for name in there(4, signatures):
         server.take_revealed(name, clients[name].reveal(survivors, signatures))
-    return server.total()
+    return server.open_total()
 
 
 def plain_sum(drops: Mapping[str, int]) -> NDArray[np.uint64]:
@@ -136,16 +136,16 @@ def test_clients_that_were_told_different_things_open_no_sum() -> None:
     members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in names}
     for name in names:
         collector.take_advertised(name, members[name].advertise())
-    advertised = collector.advertised
+    advertised = collector.close_keys()
     for name in names:
         collector.take_shares(name, members[name].share(advertised))
     for name in names:
         told = b"one thing" if name == names[0] else b"another"
         masked = members[name].mask(collector.shares_for(name), WORDS[name], told=told)
         collector.take_masked(name, masked)
-    signatures = {name: members[name].sign(collector.survivors) for name in names}
+    signatures = {name: members[name].sign(collector.close_values()) for name in names}
     with pytest.raises(SecureSumRefused, match="signed"):
-        members[names[0]].reveal(collector.survivors, signatures)
+        members[names[0]].reveal(collector.close_values(), signatures)
     with pytest.raises(SecureSumRefused, match="signed"):
         SecureSumClient.from_bytes(members[names[1]].to_bytes(), KEYS[names[1]], DIRECTORY).reveal(
             names, signatures

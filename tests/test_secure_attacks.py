@@ -56,7 +56,7 @@ from feddraw.secure.sums.client import SecureSumClient, Shares
 from feddraw.secure.sums.masks import pair_mask, self_mask
 from feddraw.secure.sums.message_fields import SecureSumRefused
 from feddraw.secure.sums.one_time_keys import known_keys, public_half
-from feddraw.secure.sums.server import SERVER_STAGES, SecureSumServer
+from feddraw.secure.sums.server import SecureSumServer, Stage
 from feddraw.secure.sums.session import SecureSumFailed, Session
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.policy import Policy
@@ -64,7 +64,7 @@ from feddraw.server.round import Round
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 from tiny import cohort_of
 
-STAGES = len(SERVER_STAGES)
+STAGES = len(Stage)
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))
 SESSION = Session(bytes([3]) * 32, "moves", 0, NAMES)
@@ -223,7 +223,7 @@ class Sum:
     def go_to_shares(self) -> dict[str, Shares]:
         for name, member in self.members.items():
             self.collector.take_advertised(name, member.advertise())
-        advertised = self.collector.advertised
+        advertised = self.collector.close_keys()
         return {name: member.share(advertised) for name, member in self.members.items()}
 
     def go_to_values(self, silent: set[str] = frozenset()) -> None:  # type: ignore[assignment]
@@ -236,14 +236,16 @@ class Sum:
                 self.collector.take_masked(name, self.masked[name].copy())
 
     def total(self) -> Words:
-        for name in self.collector.survivors:
-            self.collector.take_signature(name, self.members[name].sign(self.collector.survivors))
-        signatures = self.collector.signatures
+        for name in self.collector.close_values():
+            self.collector.take_signature(
+                name, self.members[name].sign(self.collector.close_values())
+            )
+        signatures = self.collector.close_signatures()
         for name in signatures:
             self.collector.take_revealed(
-                name, self.members[name].reveal(self.collector.survivors, signatures)
+                name, self.members[name].reveal(self.collector.close_values(), signatures)
             )
-        return self.collector.total()
+        return self.collector.open_total()
 
 
 THREE = NAMES[:3]
@@ -314,13 +316,13 @@ def test_stages_come_in_their_order_and_once_at_the_server() -> None:
     made.go_to_values()
     with pytest.raises(SecureSumRefused, match="sent values twice"):
         made.collector.take_masked(THREE[0], made.masked[THREE[0]])
-    assert made.collector.survivors == tuple(sorted(THREE))
+    assert made.collector.close_values() == tuple(sorted(THREE))
     with pytest.raises(SecureSumRefused, match="came too late"):
         made.collector.take_masked(THREE[0], made.masked[THREE[0]])
     made.total()
 
 
-def test_values_of_another_length_or_with_a_wrong_seal_are_refused_and_change_no_word() -> None:
+def test_values_of_another_type_or_with_a_wrong_seal_are_refused_and_change_no_word() -> None:
     made = Sum(THREE, WORDS)
     for name, shares in made.go_to_shares().items():
         made.collector.take_shares(name, shares)
@@ -336,13 +338,21 @@ def test_values_of_another_length_or_with_a_wrong_seal_are_refused_and_change_no
         ):
             with pytest.raises(SecureSumRefused, match="wrong signature"):
                 made.collector.take_masked(name, words, signature)
-        if name != THREE[0]:
-            with pytest.raises(SecureSumRefused, match="49 words, the others 50"):
-                made.collector.take_masked(name, masked[:-1])
         with pytest.raises(SecureSumRefused, match="vector of 64-bit words"):
             made.collector.take_masked(name, masked.astype(np.float64))
         made.collector.take_masked(name, masked, seal)
     assert np.array_equal(made.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]])
+
+
+def test_values_of_another_length_are_left_out_even_where_they_come_first() -> None:
+    made = Sum(NAMES[:4], WORDS)
+    for name, shares in made.go_to_shares().items():
+        made.collector.take_shares(name, shares)
+    for number, name in enumerate(NAMES[:4]):
+        masked = made.members[name].mask(made.collector.shares_for(name), WORDS[name])
+        made.collector.take_masked(name, masked[1:] if number == 0 else masked)
+    assert made.collector.misfits == {NAMES[0]: f"{NAMES[0]} sent 49 words, the others 50"}
+    assert np.array_equal(made.total(), WORDS[NAMES[1]] + WORDS[NAMES[2]] + WORDS[NAMES[3]])
 
 
 def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at_the_server() -> (
@@ -351,15 +361,15 @@ def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at
     made, other = Sum(THREE, WORDS), Sum(THREE, WORDS, round=2)
     for one in (made, other):
         one.go_to_values()
-    survivors = made.collector.survivors
-    theirs = {name: other.members[name].sign(other.collector.survivors) for name in THREE}
+    survivors = made.collector.close_values()
+    theirs = {name: other.members[name].sign(other.collector.close_values()) for name in THREE}
     for name in THREE:
         good = made.members[name].sign(survivors)
         for signature in (*broken(good), theirs[name]):
             with pytest.raises(SecureSumRefused):
                 made.collector.take_signature(name, signature)
         made.collector.take_signature(name, good)
-    signatures = made.collector.signatures
+    signatures = made.collector.close_signatures()
     for name in THREE:
         good = made.members[name].reveal(survivors, signatures)
         for content in broken(good):
@@ -367,7 +377,7 @@ def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at
                 made.collector.take_revealed(name, content)
         made.collector.take_revealed(name, good)
     assert np.array_equal(
-        made.collector.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]]
+        made.collector.open_total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]]
     )
 
 
@@ -379,7 +389,7 @@ def test_a_client_refuses_keys_that_the_server_has_changed_or_put_in_their_place
     for name, member in made.members.items():
         made.collector.take_advertised(name, member.advertise())
     name, peer = THREE[0], THREE[1]
-    good = made.collector.advertised
+    good = made.collector.close_keys()
     middle = SecureSumClient(SESSION, peer, Ed25519PrivateKey.generate(), DIRECTORY).advertise()
     replayed = Sum(THREE, WORDS, round=2).members[peer].advertise()
     own = SecureSumClient(SESSION, name, KEYS[name], DIRECTORY).advertise()
@@ -492,7 +502,7 @@ def test_after_masking_a_client_holds_no_secret_of_its_own_any_more() -> None:
     kept = made.members[name].to_bytes().decode()
     for secret in (own.encryption, own.masking, own.seed):
         assert secret.hex() not in kept
-    assert public_half(own.masking) == known_keys(made.collector.advertised[name]).masking
+    assert public_half(own.masking) == known_keys(made.collector.close_keys()[name]).masking
 
 
 def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:

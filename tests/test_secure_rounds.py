@@ -615,9 +615,10 @@ def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
 # ----------------------------------------------------------------------------------- partial labels
 
 
-@pytest.mark.parametrize("name", ["qfedavg", "fednova"])
+@pytest.mark.parametrize("name", ["qfedavg", "fednova", "feddraw+qfedavg"])
 def test_a_factored_step_of_a_row_is_that_of_those_who_label_it(name: str) -> None:
     """The mean term that scales a row is over the clients that label its finding."""
+    METHODS.setdefault(name, make_method(Experiment(method=name)))
     method, (sent, state, updates) = METHODS[name], a_round(name)
     part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
     plain = plain_round(method, sent, state, part)
@@ -727,7 +728,7 @@ def transcript(words_of: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.float64
 
     for name in names:
         collector.take_advertised(name, heard(members[name].advertise()))
-    advertised = collector.advertised
+    advertised = collector.close_keys()
     for name in names:
         shares = members[name].share(advertised)
         for content in (*shares.closed.values(), shares.signature):
@@ -737,11 +738,13 @@ def transcript(words_of: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.float64
         masked = members[name].mask(collector.shares_for(name), words_of[name])
         collector.take_masked(name, np.frombuffer(heard(masked.tobytes()), np.uint64))
     for name in names:
-        collector.take_signature(name, heard(members[name].sign(collector.survivors)))
-    signatures = collector.signatures
+        collector.take_signature(name, heard(members[name].sign(collector.close_values())))
+    signatures = collector.close_signatures()
     for name in names:
-        collector.take_revealed(name, heard(members[name].reveal(collector.survivors, signatures)))
-    collector.total()
+        collector.take_revealed(
+            name, heard(members[name].reveal(collector.close_values(), signatures))
+        )
+    collector.open_total()
     return np.unpackbits(np.frombuffer(b"".join(seen), np.uint8)).astype(np.float64)
 
 

@@ -168,7 +168,7 @@ class ReadySum:
         members = {name: SecureSumClient(sum, name, keys[name], directory) for name in names}
         for name, member in members.items():
             collector.take_advertised(name, member.advertise())
-        advertised = collector.advertised
+        advertised = collector.close_keys()
         for name, member in members.items():
             collector.take_shares(name, member.share(advertised))
         return ReadySum(members, collector)
@@ -189,12 +189,12 @@ def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
         words[:] = 1
         masked = member.mask(server.shares_for(name), words, in_place=True)
         server.take_masked(name, masked)
-    for name in server.survivors:
-        server.take_signature(name, made.members[name].sign(server.survivors))
-    signatures = server.signatures
+    for name in server.close_values():
+        server.take_signature(name, made.members[name].sign(server.close_values()))
+    signatures = server.close_signatures()
     for name in signatures:
-        server.take_revealed(name, made.members[name].reveal(server.survivors, signatures))
-    if not (server.total() == clients).all():
+        server.take_revealed(name, made.members[name].reveal(server.close_values(), signatures))
+    if not (server.open_total() == clients).all():
         raise RunFailed("the sum is wrong")
     return {"megabytes": peak_memory() / 2**20, "megabytes_before": before / 2**20}
 

@@ -18,7 +18,13 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
-from feddraw.flower.array_records import Refused, arrays_to_vectors, pack_array, unpack_array
+from feddraw.flower.array_records import (
+    Refused,
+    arrays_to_vectors,
+    pack_array,
+    unpack_array,
+    vectors_to_arrays,
+)
 from feddraw.secure.rounds.messages import (
     Add,
     Again,
@@ -114,6 +120,14 @@ class FlowerRun:
     message_type: str
     settings: Mapping[str, Any]
 
+    @property
+    def digest(self) -> bytes:
+        """Of all of it but what changes nothing at a site."""
+        settings = sorted(item for item in self.settings.items() if item[0] != RESUME)
+        return _digest_of(
+            str(self.run_id).encode(), self.message_type.encode(), repr(settings).encode()
+        )
+
 
 def read_offer(content: RecordDict, run: FlowerRun, names: RecordNames) -> OfferedWork:
     """What a message offers; refuses records that are not expected."""
@@ -124,25 +138,24 @@ def read_offer(content: RecordDict, run: FlowerRun, names: RecordNames) -> Offer
         terms, attempt = Terms.of(order["terms"]), order["attempt"]
         if type(attempt) is not int or set(order) != {"terms", "attempt"}:
             raise ValueError("the order of a secure round has other entries")
-        orders = {name: value for name, value in orders.items() if name not in SEEDS}
+        kept = {name: value for name, value in orders.items() if name not in SEEDS}
+        orders = json.loads(_sorted_json(kept))  # the app gets them in the order that is hashed
         settings = {key: value for key, value in config.items() if key != job_orders.KEY}
         records = RecordDict({names.arrays: arrays})
         records[names.config] = job_orders.add_orders(ConfigRecord(settings), orders)
         if BROADCAST in content:
             records[BROADCAST] = content[BROADCAST]
-        _check_frozen(content, str(orders.get(frozen_layers.FROZEN, "")))
+        frozen = _frozen_layers(content, str(orders.get(frozen_layers.FROZEN, "")))
         used = (
-            str(run.run_id).encode(),
-            run.message_type.encode(),
-            repr(sorted(item for item in run.settings.items() if item[0] != RESUME)).encode(),
+            run.digest,
             repr(list(settings.items())).encode(),
             _digest_of_arrays(records),
         )
         lasting = {name: value for name, value in orders.items() if name not in NAMES_OF_RUN}
         work = _digest_of(*used, _sorted_json(lasting))
         digest = _digest_of(*used, _sorted_json(orders), terms.to_json().encode())
-        if frozen_layers.FROZEN in content:
-            records[frozen_layers.FROZEN] = content[frozen_layers.FROZEN]
+        if frozen:
+            records[frozen_layers.FROZEN] = frozen
         return OfferedWork(records, terms, attempt, digest, work)
 
 
@@ -160,13 +173,16 @@ def _expected_records(content: RecordDict, names: RecordNames) -> tuple[ArrayRec
     return arrays, config
 
 
-def _check_frozen(content: RecordDict, agreed: str) -> None:
-    """Frozen layers are sent once; what all agree on is their digest."""
+def _frozen_layers(content: RecordDict, agreed: str) -> ArrayRecord:
+    """Frozen layers are sent once; what all agree on is their digest, and the app gets what was
+    hashed: by name, each array in one form. Empty where none are sent.
+    """
     if frozen_layers.FROZEN not in content:
-        return
+        return ArrayRecord()
     arrays = arrays_to_vectors(content.array_records[frozen_layers.FROZEN])
     if not agreed or frozen_layers.frozen_digest(arrays) != agreed:
         raise UserError("the frozen layers are not those whose digest all sites are told")
+    return vectors_to_arrays({name: arrays[name] for name in sorted(arrays)})
 
 
 def _digest_of_arrays(records: RecordDict) -> bytes:

@@ -8,13 +8,15 @@ leave, with the site's name, size, steps, labelled findings and own weight.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from feddraw.core import Layout, Method, Model, Update, why_not_secure
@@ -63,6 +65,7 @@ NOT_SECURE = (
 )
 APP_FAILED = "its app failed, and its own log says why"
 SEED_LABEL = "seed of local training"
+LONGEST_TRAINING = 30 * 24 * 3600.0  # seconds for which a message to an app is said to hold
 
 
 def secure_mod(message: Message, context: Context, app: App) -> Message:
@@ -87,10 +90,25 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
         else:
             request = secure_messages.request_of_records(message.content)
             work = _FlowerWork(node, memory, message, context, app)
-            content = secure_messages.answer_to_records(site.answer(request, work))
+            with keeping_reasons_here():
+                content = secure_messages.answer_to_records(site.answer(request, work))
             if work.holds_frozen:
                 content["client"] = ConfigRecord({FROZEN: work.holds_frozen})
     return Message(content, reply_to=message)
+
+
+@contextmanager
+def keeping_reasons_here() -> Iterator[None]:
+    """What goes wrong with a site's own data is in its own log: the text may hold what no other
+    may see.
+    """
+    try:
+        yield
+    except UserError:  # what the protocol refuses, in words that hold no number of an update
+        raise
+    except Exception:
+        log.exception("this site failed under secure sums")
+        raise UserError(APP_FAILED) from None
 
 
 def secure_where_keyed(message: Message, context: Context, app: App) -> Message:
@@ -174,6 +192,7 @@ class SecureNode:
                 raise UserError(f"this method cannot run under secure sums: {why}")
             if offered.terms.sums != rules_of_method.sums_of(method):
                 raise UserError("the server names other sums than its method has")
+            offered.terms.limits.check_method(method)
             if offered.terms.reading.get("size") != self.size_key:
                 raise UserError(
                     f"the server weighs by another number than this site's {self.size_key}"
@@ -188,7 +207,13 @@ class SecureNode:
 
 
 def method_of_terms(terms: Terms) -> Method:
-    return method_from_text(terms.method)
+    """The method, under the policy of the same terms, whatever the server says about that."""
+    method = method_from_text(terms.method)
+    return replace(method, limited=method.limited or terms.limits.limits_weights)
+
+
+def _run_of(message: Message, context: Context) -> FlowerRun:
+    return FlowerRun(context.run_id, message.metadata.message_type, context.run_config)
 
 
 def _answer_offer(
@@ -200,7 +225,7 @@ def _answer_offer(
 ) -> RecordDict:
     """Keys that sign the digest of what was sent; it is kept until enough others agree."""
     message_type = message.metadata.message_type
-    run = FlowerRun(context.run_id, message_type, context.run_config)
+    run = _run_of(message, context)
     offered = secure_messages.read_offer(message.content, run, node.names)
     if offered.terms.kind != message_type.partition(".")[0]:
         raise UserError("the terms are those of another kind of round than the message")
@@ -209,7 +234,7 @@ def _answer_offer(
     keys = site.offer(Offer(offered.terms, offered.digest, offered.work, offered.attempt))
     if not was_run:
         memory.forget()
-        memory.keep_offer(offered.content, offered.digest)
+        memory.keep_offer(offered.content, offered.digest, run.digest)
     content = secure_messages.answer_to_records(keys)
     content["client"] = node.introduction()
     return content
@@ -232,19 +257,21 @@ class _FlowerWork:
         assert round is not None  # the protocol has loaded it before
         return round
 
+    def _offer(self) -> RecordDict:
+        return self.memory.offer(self._round.digest, _run_of(self.message, self.context).digest)
+
     def run(self) -> SiteFacts:
         terms = self._round.terms
-        content = self.memory.offer(self._round.digest)
+        content = self._offer()
         sent = self._sent_model() if terms.kind == TRAIN else None
         reply = self._answer_of_app(content)
         self._check_name(reply)
         held = reply_intake.client_in_reply(reply).get(FROZEN)
         agreed = job_orders.read_orders(content).get(FROZEN)
         self.holds_frozen = str(held) if held and held == agreed else ""
-        with reading_secure_message():
-            if sent is None:
-                return self._keep_counts(reply, terms)
-            return self._keep_update(reply, sent, terms)
+        if sent is None:
+            return self._keep_counts(reply, terms)
+        return self._keep_update(reply, sent, terms)
 
     def part(self, announcement: Announcement) -> Part:
         terms = announcement.terms
@@ -265,10 +292,10 @@ class _FlowerWork:
         if SHARED.digest == round.digest and SHARED.sent is not None:
             return SHARED.sent
         with reading_secure_message():
-            content = self.memory.offer(round.digest)
+            content = self._offer()
             arrays = content.array_records[self.node.names.arrays]
             sent = arrays_to_model(arrays, _layout_of(arrays, round.terms.reading))
-        SHARED.remember(round.digest, content)
+        SHARED.remember(round.digest, content, _run_of(self.message, self.context).digest)
         SHARED.sent = sent
         return sent
 
@@ -280,10 +307,9 @@ class _FlowerWork:
         shown = {
             name: value for name, value in run_config.items() if name != secure_messages.RESUME
         }
-        self.message.content = content
         self.context.run_config = shown
         try:
-            reply = self.app(self.message, self.context)
+            reply = self.app(self._message_for_app(content), self.context)
         except Exception:  # its text may hold what no other may see
             log.exception("the app failed under secure sums")
             raise UserError(APP_FAILED) from None
@@ -293,6 +319,23 @@ class _FlowerWork:
             log.error("the app failed under secure sums: %s", reply.error.reason)
             raise UserError(APP_FAILED)
         return reply.content
+
+    def _message_for_app(self, content: RecordDict) -> Message:
+        """What was agreed on, with nothing around it that the server could choose for this site
+        alone: an app may take the group for the round.
+        """
+        metadata = Metadata(
+            run_id=self.context.run_id,
+            message_id="",
+            src_node_id=0,
+            dst_node_id=self.context.node_id,
+            reply_to_message_id="",
+            group_id=str(self._round.terms.round + 1),
+            created_at=time.time(),
+            ttl=LONGEST_TRAINING,
+            message_type=self.message.metadata.message_type,
+        )
+        return Message(content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
     def _with_own_seed(self, content: RecordDict) -> RecordDict:
         config = content.config_records[self.node.names.config]

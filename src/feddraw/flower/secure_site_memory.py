@@ -38,6 +38,7 @@ from feddraw.system.locks import lock_file
 
 MODEL_VECTORS = ("params", "buffers", "counters")
 HEAD_BYTES = 8  # of the length of a file's head
+OTHER_RUN = "this message belongs to another run than what this site agreed to"
 DAMAGED = "what waits for a secure sum is gone or damaged: this site is left out of the sum"
 
 
@@ -91,10 +92,10 @@ class SecureSiteMemory:
 
     # ---------------------------------------------------------------------------- what waits for it
 
-    def keep_offer(self, content: RecordDict, digest: bytes) -> None:
-        """What was sent, until it is agreed that it is run."""
-        SHARED.remember(digest, content)
-        head: list[Any] = [digest.hex()]
+    def keep_offer(self, content: RecordDict, digest: bytes, run: bytes) -> None:
+        """What was sent, until it is agreed that it is run; `run` is a digest of where."""
+        SHARED.remember(digest, content, run)
+        head: list[Any] = [(digest.hex(), run.hex())]
         blobs: list[Any] = []
         for name, record in content.items():
             if isinstance(record, ArrayRecord):
@@ -107,13 +108,19 @@ class SecureSiteMemory:
                 head.append((name, "config", dict(record)))
         _write_blobs(self._offer, head, blobs)
 
-    def offer(self, digest: bytes) -> RecordDict:
-        """What was kept, if it is that of this digest."""
+    def offer(self, digest: bytes, run: bytes) -> RecordDict:
+        """What was kept, if it is that of this digest; refuses a message of another run, whose
+        settings nobody agreed to.
+        """
         if digest == SHARED.digest and self._offer.is_file():
+            if run != SHARED.run:
+                raise UserError(OTHER_RUN)
             return _fresh_records(SHARED.content)
-        (kept, *records), blobs = _read_blobs(self._offer)
+        ((kept, kept_run), *records), blobs = _read_blobs(self._offer)
         if kept != digest.hex():
             raise UserError(DAMAGED)
+        if kept_run != run.hex():
+            raise UserError(OTHER_RUN)
         content = RecordDict()
         position = 0
         for name, kind, described in records:
@@ -155,16 +162,21 @@ class SharedBySites:
 
     def __init__(self) -> None:
         self.digest = b""
+        self.run = b""  # the digest covers it
         self.content = RecordDict()
         self.sent: Model | None = None  # the model in it, once it was read
         self.matrices: Model | None = None  # memory for an app's answer, used again
 
-    def remember(self, digest: bytes, content: RecordDict) -> None:
-        """Keep what was offered, if it is not the same as before."""
+    def remember(self, digest: bytes, content: RecordDict, run: bytes) -> None:
+        """Keep what was offered, if it is not the same as before; frozen layers, which are sent to
+        some sites only, are kept for all.
+        """
         if digest != self.digest:
-            self.digest = digest
-            self.content = _fresh_records(content)
             self.sent = None
+        if digest != self.digest or len(content) > len(self.content):
+            self.digest = digest
+            self.run = run
+            self.content = _fresh_records(content)
 
 
 SHARED = SharedBySites()

@@ -140,7 +140,8 @@ class SecureRound:
                 keys = self._fresh_keys(asked, digest, attempt + number + 1)
                 if not keys:
                     raise
-                log.warning("%s: it was tried once more with fresh keys", failure)
+                why = safe_line(str(failure))
+                log.warning("%s: it was tried once more with fresh keys", why)
         raise AssertionError("the last attempt returns or raises")
 
     def _agreed_digest(self, keys: Mapping[str, Keys]) -> bytes:
@@ -242,7 +243,7 @@ class _Attempt:
 
     def _meet(self) -> Announcement:
         """Everyone's keys go to everyone; who they are and shares for the others come back."""
-        advertised = {sum: server.advertised for sum, server in self._sums.items()}
+        advertised = {sum: server.close_keys() for sum, server in self._sums.items()}
         first = next(iter(advertised.values()))
         request = Meet(advertised)
         requests = {name: request for name, content in first.items() if content}
@@ -294,7 +295,7 @@ class _Attempt:
         server = self._sums[sum]
         server.told = announcement.digest
         statements: dict[str, Statement] = {}
-        sharers = set(server.sharers)
+        sharers = set(server.close_shares())
         there = [name for name in self._there(announcement) if name in sharers]
         requests = {name: Add(sum, announcement, server.shares_for(name)) for name in there}
         for name, masked in self._round.answers(requests, Masked):
@@ -304,16 +305,18 @@ class _Attempt:
                 server.take_masked(name, masked.words, masked.seal)
                 if masked.statement is not None:
                     statements[name] = masked.statement
-        survivors = server.survivors
+        for name, reason in server.misfits.items():
+            self._round.leave_out(name, reason)
+        survivors = server.close_values()
         announcement.check_summed(survivors)
         self.signing = True
         sign = Sign(sum, survivors)
         for name, signed in self._round.answers(dict.fromkeys(survivors, sign), Signed):
             with self._round.using(name):
                 server.take_signature(name, signed.signature)
-        signatures = server.signatures
+        signatures = server.close_signatures()
         reveal = Reveal(sum, survivors, signatures)
         for name, revealed in self._round.answers(dict.fromkeys(signatures, reveal), Revealed):
             with self._round.using(name):
                 server.take_revealed(name, revealed.shares)
-        return server.total(), survivors, statements
+        return server.open_total(), survivors, statements

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -83,6 +83,7 @@ class Secure:
     policy: Policy = field(default_factory=Policy)
     section: Mapping[str, Any] = field(default_factory=dict)  # the method's name and settings
     drops: Callable[[int], Drops] = lambda round: {}  # who falls silent in a round, for tests
+    in_turn: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._sites = sites_of_process(tuple(self.clients))

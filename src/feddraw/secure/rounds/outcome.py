@@ -45,9 +45,9 @@ from feddraw.secure.rounds.word_layout import WordLayout
 from feddraw.secure.sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
 from feddraw.secure.sums.session import FEWEST_SUMMED, SecureSumFailed
 from feddraw.server.aggregate import Aggregate
+from feddraw.server.collectors import stepped
 from feddraw.server.gate import Gate, Verdict
 from feddraw.server.ledger import HIDDEN
-from feddraw.server.partial_labels import with_unlabelled_rows_as_sent
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.round import Intake, Round, RoundResult, close_round
 from feddraw.text import one_line
@@ -243,7 +243,7 @@ class _Step:
     @staticmethod
     def of(round: Round, rules: TrainingRules, opened: Opened, numbers: Mapping[str, int]) -> _Step:
         names = sorted(opened.survivors, key=lambda name: numbers[name])
-        cohort = round.cohort(_updates_in_clear(round, opened, numbers))
+        cohort = round.closed_cohort(_updates_in_clear(round, opened, numbers))
         reading = _Reading(rules, opened, cohort, names)
         return _Step(reading.aggregate(), reading.mean_loss)
 
@@ -280,16 +280,13 @@ class _Reading:
         server = rules_of_method.server_of(self._rules.method)
         weights = self._weights()
         sums = self._sums(weights)
-        params, server_state = server.step(sums, self._rules.state["server"])
-        if self._cohort.labelled is not None:
-            params = with_unlabelled_rows_as_sent(params, sent.params, weights)
         change = self._values[self._spans["buffers"]] / self._totals[0]
-        model = Model(params, _buffers_after(sent, change), self._counters(), sent.layout)
-        aggregate = Aggregate(
-            model=model,
-            weights=weights,
-            coefficients=server.coefficients_in_ledger(sums),
-            state=self._rules.state | {"server": server_state},
+        aggregate = stepped(
+            server,
+            sums,
+            self._rules.state,
+            buffers=_buffers_after(sent, change),
+            counters=self._counters(),
         )
         if not aggregate.finite:
             raise UntrueSum("the model of this round would not be finite")

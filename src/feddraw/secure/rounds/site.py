@@ -279,10 +279,10 @@ class SecureSite:
         """Check that enough others have signed the same digest; then run the app, once."""
         if set(request.keys) != set(round.halves):
             raise UserError("the server passes on keys for other sums than were agreed")
-        shares = {sum: round.halves[sum].share(keys) for sum, keys in request.keys.items()}
-        (members, *others) = {half.members for half in round.halves.values()}
+        (members, *others) = {tuple(sorted(keys)) for keys in request.keys.values()}
         if others or round.members not in ((), members):
             raise UserError("the server names other members than before for the same sums")
+        shares = {sum: round.halves[sum].share(keys) for sum, keys in request.keys.items()}
         round.members = members
         if round.facts is None:
             if self._memory.was_run(round.work):  # and was cut off: it may be asked for nothing
@@ -295,6 +295,7 @@ class SecureSite:
     def _weigh(self, round: SiteRound, request: Weigh, work: Work) -> Statement:
         """How this site weighs itself, once for each attempt."""
         sum = round.terms.sums[-1]
+        self._check_turn(round, sum)
         if sum in round.announced:
             raise UserError("this site has said how it weighs itself, and says it once")
         self._check_announcement(round, request.announcement)
@@ -309,6 +310,7 @@ class SecureSite:
         """This site's words under masks."""
         half = self._half(round, request.sum)
         announcement = request.announcement
+        self._check_turn(round, request.sum)
         self._check_announcement(round, announcement)
         before = round.announced.get(request.sum)
         if before is not None and before != replace(announcement, proposed={}, weights={}):
@@ -351,6 +353,12 @@ class SecureSite:
         if sum not in round.halves:
             raise UserError("there is no such sum in the round that this site agreed to")
         return round.halves[sum]
+
+    def _check_turn(self, round: SiteRound, sum: str) -> None:
+        """Refuse to take part in the last of two sums before the first is open."""
+        earlier = round.terms.sums[: round.terms.sums.index(sum)]
+        if any(round.halves[name].stage != "revealed" for name in earlier):
+            raise UserError("the sum before this one is not open yet")
 
     def _check_announcement(self, round: SiteRound, announcement: Announcement) -> None:
         """Refuse what does not fit the terms, the members, or this site itself."""

@@ -35,7 +35,7 @@ TRAIN, EVALUATE = "train", "evaluate"  # kinds of rounds
 FIRST_SUM, MOVES_SUM, COUNTS_SUM = "first", "moves", "counts"
 SUMS_OF_KIND = {TRAIN: ((MOVES_SUM,), (FIRST_SUM, MOVES_SUM)), EVALUATE: ((COUNTS_SUM,),)}
 MOST_ROUNDS = 10**6
-MOST_FINDINGS = 10**4
+MOST_FINDINGS = 1000  # of an evaluation: 64 MB of counts at every site
 LEAST_SHARE_SUMMED = 2.0**-16  # of the largest weight: a client with less hides nobody
 Numbers = tuple[float, ...]
 Labels = NDArray[np.bool_] | None  # which findings a site labels; None = all
@@ -70,7 +70,7 @@ class Terms:
                 raise ValueError("other entries than those of this version")
             terms = Terms(**table | {"sums": tuple(table["sums"])})
             terms.check()
-            _ = terms.limits
+            terms.limits.check()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"the terms of a secure round cannot be read: {error!s:.80}") from None
         return terms
@@ -79,6 +79,9 @@ class Terms:
         """Refuse kinds, sums and numbers that make no sense."""
         if self.sums not in SUMS_OF_KIND.get(self.kind, ()):
             raise UserError(f"there are no such sums of '{self.kind!s:.20}': {self.sums!s:.60}")
+        tables = (self.method, self.policy, self.reading)
+        if not all(isinstance(table, Mapping) for table in tables):
+            raise UserError("method, policy and reading of a secure round are tables")
         whole = (self.round, self.rounds, self.findings)
         if any(type(number) is not int for number in whole):
             raise UserError("rounds and findings of a secure round are whole numbers")

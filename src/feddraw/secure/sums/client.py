@@ -238,7 +238,7 @@ class SecureSumClient:
         self._survivors = names
         self._roll = self._context.roll(self._held, names, self._told)
         self._stage = "signed"
-        return self._key.sign(self._context.survivors(self.name, self._roll))
+        return self._key.sign(self._context.survivors_statement(self.name, self._roll))
 
     # ----------------------------------------------------------------------------------- 4: opening
 
@@ -255,7 +255,7 @@ class SecureSumClient:
         for name, signature in signatures.items():
             if name not in summed:
                 raise SecureSumRefused(f"{name} has signed a list of clients that it is not in")
-            statement = self._context.survivors(name, self._roll)
+            statement = self._context.survivors_statement(name, self._roll)
             what = f"the list of clients that {name} signed"
             self._peers[name].verify(signature, statement, what)
         self._enough(

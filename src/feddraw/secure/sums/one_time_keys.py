@@ -19,6 +19,7 @@ from feddraw.secure.sums.signing_keys import SiteDirectory
 NONCE_BYTES = 12
 # In a simulation all sites of one process check the same few signatures, over the same bytes.
 CHECKS_REMEMBERED = 1 << 12
+_ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(31) + b"\x40")  # no secret: to try others with
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def _signed_keys(session: SessionId, name: str, given: bytes) -> OneTimePublicKe
     keys = OneTimePublicKeys(*fields)
     statement = session.statement("keys", name, *fields)
     keys.verify(signature, statement, f"the message with the keys of {name}")
+    for public in (keys.encryption, keys.masking):
+        agreed_secret(_ANY_KEY, public, name)  # else all others would find out, and give up
     return keys
 
 

@@ -1,13 +1,15 @@
 """The server's half of one secure sum: it passes messages on, adds what arrives, and opens the sum.
 
-Reading what a stage gives (`advertised`, `shares_for`, `survivors`, `signatures`, `total`) closes
-the stage: who has not sent its message by then is left out. A message that is refused counts as not
-sent.
+There are five stages, each with messages that are taken (`take_…`) until the stage is closed
+(`close_…`, at last `open_total`). Who has not sent its message by then is left out; a message that
+is refused counts as not sent. To close a stage again gives the same answer again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
+from enum import IntEnum
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -26,23 +28,39 @@ from feddraw.secure.sums.one_time_keys import (
 from feddraw.secure.sums.session import FEWEST_SUMMED, SecureSumFailed, Session, SessionContext
 from feddraw.secure.sums.signing_keys import SiteDirectory
 
-SERVER_STAGES = ("keys", "shares", "values", "signatures", "opened shares")
+
+class Stage(IntEnum):
+    """The stages of a sum, in order."""
+
+    KEYS = 0
+    SHARES = 1
+    VALUES = 2
+    SIGNATURES = 3
+    OPENING = 4
+
+    @property
+    def messages(self) -> str:
+        """What clients send in it."""
+        return "opened shares" if self is Stage.OPENING else self.name.lower()
 
 
 class SecureSumServer:
-    """One secure sum, one attempt. It holds one vector, however many clients there are."""
+    """One secure sum, one attempt. It holds one vector, however many clients there are, and one
+    more for each wrong length that somebody sends.
+    """
 
     def __init__(self, session: Session, directory: SiteDirectory | None = None) -> None:
         self.session = session
         self.told = b""  # what the clients were told about the values that they add, as a hash
         self._directory = directory
-        self._stage = 0
+        self._stage = Stage.KEYS
         self._messages: dict[str, bytes] = {}  # of the first stage, by client
         self._keys: dict[str, OneTimePublicKeys] = {}
         self._context = SessionContext.of(session, {})
         self._shares: dict[str, Mapping[str, bytes]] = {}  # by sender, then receiver
-        self._summed: set[str] = set()
-        self._sum: Words | None = None
+        self._lengths: dict[str, int] = {}  # by client, how many words it sent
+        self._sums: dict[int, Words] = {}  # of those who sent as many
+        self._summed: set[str] = set()  # who is in the sum, once that is settled
         self._signatures: dict[str, bytes] = {}
         self._revealed: dict[str, list[bytes]] = {}
         self._opened = False
@@ -51,16 +69,15 @@ class SecureSumServer:
     # -------------------------------------------------------------------------------------- 0: keys
 
     def take_advertised(self, name: str, content: bytes) -> None:
-        self._expect(0, name, self.session.members, self._keys)
+        self._expect(Stage.KEYS, name, self.session.members, self._keys)
         self._keys[name] = read_one_time_keys(self.session, name, content, self._directory)
         self._messages[name] = content
 
-    @property
-    def advertised(self) -> dict[str, bytes]:
+    def close_keys(self) -> dict[str, bytes]:
         """For every client that sent its keys: the keys of all who were asked, empty where none
         came.
         """
-        if self._close(0, len(self._keys)):
+        if self._close(Stage.KEYS, len(self._keys)):
             sent = {name: self._messages.get(name, b"") for name in self.session.members}
             self._context = SessionContext.of(self.session, sent)
         return dict(self._context.advertised)
@@ -68,7 +85,7 @@ class SecureSumServer:
     # ------------------------------------------------------------------------------------ 1: shares
 
     def take_shares(self, name: str, shares: Shares) -> None:
-        self._expect(1, name, self._keys, self._shares)
+        self._expect(Stage.SHARES, name, self._keys, self._shares)
         if set(shares.closed) != set(self._keys) - {name}:
             raise SecureSumRefused(
                 f"{name} sent shares for other clients than those that sent keys"
@@ -78,15 +95,14 @@ class SecureSumServer:
         self._keys[name].verify(shares.signature, statement, what)
         self._shares[name] = shares.closed
 
-    @property
-    def sharers(self) -> tuple[str, ...]:
+    def close_shares(self) -> tuple[str, ...]:
         """Who sent shares, and is asked for values."""
-        self._close(1, len(self._shares))
+        self._close(Stage.SHARES, len(self._shares))
         return tuple(sorted(self._shares))
 
     def shares_for(self, name: str) -> dict[str, bytes]:
         """What the others sent for one of the sharers."""
-        if name not in self.sharers:
+        if name not in self.close_shares():
             raise SecureSumRefused(f"{name} sent no shares and gets none")
         return {sender: shares[name] for sender, shares in self._shares.items() if sender != name}
 
@@ -94,60 +110,70 @@ class SecureSumServer:
 
     def take_masked(self, name: str, words: Words, seal: bytes | None = None) -> None:
         """Added at once; `seal` is the client's signature under the words, where it sends one."""
-        self._expect(2, name, self._shares, self._summed)
+        self._expect(Stage.VALUES, name, self._shares, self._lengths)
         if words.dtype != np.uint64 or words.ndim != 1:
             raise SecureSumRefused(f"{name} sent something else than a vector of 64-bit words")
-        if self._sum is not None and words.shape != self._sum.shape:
-            raise SecureSumRefused(
-                f"{name} sent {len(words):,} words, the others {len(self._sum):,}"
-            )
         if seal is not None:
             self._keys[name].verify(
                 seal, self._context.masked(name, words), f"the masked values of {name}"
             )
-        if self._sum is None:
-            self._sum = words.copy()
+        length = len(words)
+        if length in self._sums:
+            self._sums[length] += words
         else:
-            self._sum += words
-        self._summed.add(name)
+            self._sums[length] = words.copy()
+        self._lengths[name] = length
 
-    @property
-    def survivors(self) -> tuple[str, ...]:
-        """Who is in the sum."""
-        if self._close(2, len(self._summed)):
+    def close_values(self) -> tuple[str, ...]:
+        """Who is in the sum: those who sent as many words as most."""
+        fitting = self._lengths.keys() - self.misfits.keys()
+        if self._close(Stage.VALUES, len(fitting)):
+            self._summed = set(fitting)
             self._roll = self._context.roll(self._shares, self._summed, self.told)
         return tuple(sorted(self._summed))
+
+    @property
+    def misfits(self) -> dict[str, str]:
+        """By name, why words that came are not in the sum."""
+        counts = Counter(self._lengths.values())
+        usual = max(counts, key=lambda length: counts[length], default=0)
+        return {
+            name: f"{name} sent {length:,} words, the others {usual:,}"
+            for name, length in self._lengths.items()
+            if length != usual
+        }
 
     # -------------------------------------------------------------------------------- 3: signatures
 
     def take_signature(self, name: str, signature: bytes) -> None:
-        self._expect(3, name, self._summed, self._signatures)
-        statement = self._context.survivors(name, self._roll)
+        self._expect(Stage.SIGNATURES, name, self._summed, self._signatures)
+        statement = self._context.survivors_statement(name, self._roll)
         self._keys[name].verify(signature, statement, f"the list of clients that {name} signed")
         self._signatures[name] = signature
 
-    @property
-    def signatures(self) -> dict[str, bytes]:
-        self._close(3, len(self._signatures))
+    def close_signatures(self) -> dict[str, bytes]:
+        """By client, its signature under the list of those who are in the sum."""
+        self._close(Stage.SIGNATURES, len(self._signatures))
         return dict(self._signatures)
 
     # ----------------------------------------------------------------------------------- 4: opening
 
     def take_revealed(self, name: str, content: bytes) -> None:
-        self._expect(4, name, self._signatures, self._revealed)
+        self._expect(Stage.OPENING, name, self._signatures, self._revealed)
         *shares, signature = unpack_fields(content, len(self._shares) + 1)
         statement = self._context.revealed(name, self._roll, shares)
         self._keys[name].verify(signature, statement, f"the message with opened shares of {name}")
         self._revealed[name] = shares
 
-    def total(self) -> Words:
+    def open_total(self) -> Words:
         """The sum without its masks."""
-        self._close(4, len(self._revealed))
-        assert self._sum is not None  # nobody gets here without having sent values
+        self._close(Stage.OPENING, len(self._revealed))
+        length = self._lengths[min(self._summed)]  # the same for all who are in the sum
+        summed = self._sums[length]
         if not self._opened:
-            apply_masks([mask.opposite for mask in self._left_in_sum()], self._sum)
+            apply_masks([mask.opposite for mask in self._left_in_sum()], summed)
             self._opened = True
-        return self._sum
+        return summed
 
     def _left_in_sum(self) -> list[Mask]:
         """Each summed client's own mask, and the masks that it shares with those whose values did
@@ -155,10 +181,11 @@ class SecureSumServer:
         """
         secrets = self._joined()
         digest = self._context.digest
-        masks = [self_mask(secrets[name], digest, name) for name in self.survivors]
+        survivors = sorted(self._summed)
+        masks = [self_mask(secrets[name], digest, name) for name in survivors]
         for gone in sorted(set(self._shares) - self._summed):
             private = X25519PrivateKey.from_private_bytes(secrets[gone])
-            for name in self.survivors:
+            for name in survivors:
                 mask = pair_mask(private, self._keys[name].masking, digest, gone, name)
                 masks.append(mask.opposite)  # the summed client's side of it
         return masks
@@ -192,12 +219,12 @@ class SecureSumServer:
     # --------------------------------------------------------------------------------------- checks
 
     def _expect(
-        self, stage: int, name: str, senders: Collection[str], taken: Collection[str]
+        self, stage: Stage, name: str, senders: Collection[str], taken: Collection[str]
     ) -> None:
         """Refuse a message that comes too early, too late, twice, or from somebody who is not asked
         for it.
         """
-        what = SERVER_STAGES[stage]
+        what = stage.messages
         if stage != self._stage:
             when = "too late" if stage < self._stage else "too early"
             raise SecureSumRefused(f"{self.session}: the {what} of {name} came {when}")
@@ -206,17 +233,18 @@ class SecureSumServer:
         if name in taken:
             raise SecureSumRefused(f"{self.session}: {name} sent {what} twice")
 
-    def _close(self, stage: int, found: int) -> bool:
+    def _close(self, stage: Stage, found: int) -> bool:
         """Whether the stage was still open; too few clients end the sum."""
         if self._stage < stage:
-            raise SecureSumRefused(f"{self.session}: the {SERVER_STAGES[stage]} are not there yet")
+            raise SecureSumRefused(f"{self.session}: the {stage.messages} are not there yet")
         if found < max(self.session.threshold, FEWEST_SUMMED):
             asked = len(self.session.members)
             raise SecureSumFailed(
-                f"{self.session} failed: {SERVER_STAGES[stage]} came from {found} of {asked}"
+                f"{self.session} failed: {stage.messages} came from {found} of {asked}"
                 f" clients, {self.session.threshold} are needed"
             )
         if self._stage > stage:
             return False
-        self._stage = stage + 1
+        if stage is not Stage.OPENING:
+            self._stage = Stage(stage + 1)
         return True

@@ -110,7 +110,7 @@ class SessionContext:
         lists = pack_fields(pack_names(sharers), pack_names(survivors), told)
         return hashlib.sha256(lists).digest()
 
-    def survivors(self, sender: str, roll: bytes) -> bytes:
+    def survivors_statement(self, sender: str, roll: bytes) -> bytes:
         return self.session.statement("survivors", sender, self.digest, roll)
 
     def revealed(self, sender: str, roll: bytes, shares: Sequence[bytes]) -> bytes:
