@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from feddraw.core import Job, Memory, Method, Model, State, Update
 from feddraw.engines.serial import Serial
+from feddraw.server.gate import Gate
+from feddraw.server.round import RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.network import Network
@@ -88,6 +90,19 @@ def optimum(bowls: Sequence[Bowl], weights: Sequence[float] | None = None) -> np
     )
 
 
+def optimum_by_row(bowls: Sequence[Bowl], shares: np.ndarray) -> np.ndarray:
+    """Where each element of the sum of the clients' gradients is zero; `shares` has a row for each
+    client and a column for each element.
+    """
+    length = shares.shape[1]
+    hessian = np.zeros((length, length))
+    right = np.zeros(length)
+    for own, bowl in zip(shares, bowls, strict=True):
+        hessian += own[:, None] * bowl.A
+        right += own * (bowl.A @ bowl.c)
+    return np.linalg.solve(hessian, right)
+
+
 def descend(bowl: Bowl, y: np.ndarray, lr: float, steps: int) -> np.ndarray:
     """Gradient descent in closed form: c + (I - lr A)^k (y - c)."""
     return bowl.c + np.linalg.matrix_power(np.eye(len(bowl.c)) - lr * bowl.A, steps) @ (y - bowl.c)
@@ -105,6 +120,7 @@ class Played:
     state: State
     memory: dict[int, Memory]
     weights: np.ndarray  # coefficients of the clients' moves
+    result: RoundResult
 
 
 class Level:
@@ -145,12 +161,15 @@ def play(
     loss: Callable[[Tensor, Tensor], Tensor] = quadratic,
     present: Callable[[int], Sequence[int]] | None = None,
     lose: Callable[[int, int], bool] | None = None,
+    labelled: Sequence[Sequence[bool]] | None = None,
+    gate: Gate | None = None,
     **training: object,
 ) -> list[Played]:
     """Some rounds of full-batch SGD, one step each unless `training` says otherwise.
 
-    `present` gives the clients of a round, and `lose` says of a round and a client whether its
-    update is lost.
+    `present` gives the clients of a round, `lose` says of a round and a client whether its update
+    is lost, and `labelled` says by client which elements of y are findings that it labels: its
+    loss must not depend on the others.
     """
     x = np.atleast_1d(np.asarray(start, np.float32))
     targets = np.concatenate([bowl.targets for bowl in bowls])
@@ -160,14 +179,17 @@ def play(
         **{"epochs": 1, "batch_size": 1 << 20, "optimizer": "sgd", "lr": 0.1} | training
     )
     examples = Examples(np.zeros((len(targets), 1, 1), np.uint8), targets)
-    engine = Serial(
-        Trainer(partial(build, len(x)), examples, rows, settings, method.local, loss, method.asks)
+    trainer = Trainer(
+        partial(build, len(x)), examples, rows, settings, method.local, loss, method.asks
     )
+    if labelled is not None:
+        trainer.labelled = [np.array(own) for own in labelled]
+    engine = Serial(trainer)
     engine.memory = dict(memory or {})
     model = replace(Network(*build(len(x))).read(), params=x)
     names = [f"C{i + 1}" for i in range(len(bowls))]
     played, came = [], []
-    options = {"rounds": rounds, "seed": 0, "state": state, "proxy": Level()}
+    options = {"rounds": rounds, "seed": 0, "state": state, "proxy": Level(), "gate": gate}
     if present is not None:
         options["efforts"] = lambda round: dict.fromkeys(present(round), 1.0)
     reached = engine if lose is None else Lossy(engine, lose)
@@ -185,6 +207,6 @@ def play(
             result.model.params,
             np.stack(came) if came else np.empty((0, len(x))),
         )
-        played.append(Played(*vectors, result.state, dict(engine.memory), weights))
+        played.append(Played(*vectors, result.state, dict(engine.memory), weights, result))
         came.clear()
     return played

@@ -13,10 +13,14 @@ import pytest
 
 import tiny
 from bad_updates import BAD
+from feddraw.aggregation import aggregate
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
-from feddraw.experiment.settings import Experiment
+from feddraw.experiment.settings import Experiment, complete
+from feddraw.flower import MethodStrategy
 from feddraw.server.gate import Gate
+from quadratics import Bowl, optimum, play
+from small import small
 from tiny import (
     METHODS,
     NAMES,
@@ -107,6 +111,56 @@ def test_clipping_keeps_variances_between_the_sent_and_the_clients():
         value for key, value in clipped.model.arrays().items() if key.endswith("running_var")
     ]
     assert all((value > 0).all() for value in variances)
+
+
+CLIPPING = Gate(clip=1.1)
+DOORS = {
+    "experiment": lambda name: complete(small(method=name, **{"gate.clip": 1.1})),
+    "federation": lambda name: next(
+        federate(
+            initial(),
+            method_of(name),
+            bench(method_of(name)),
+            NAMES,
+            gate=CLIPPING,
+            rounds=1,
+            seed=0,
+        )
+    ),
+    "aggregate": lambda name: aggregate(
+        initial().arrays(),
+        [],
+        method=name,
+        round=0,
+        rounds=1,
+        gate=CLIPPING,
+        clients=["A"],
+        outputs=2,
+    ),
+    "Flower": lambda name: MethodStrategy(method_of(name), gate=CLIPPING),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", ["feddyn", "fedavg+feddyn"])
+def test_clipping_is_refused_where_clients_remember_their_whole_moves(name, door):
+    """FedDyn's server would keep the mean of other moves than its clients remember."""
+    with pytest.raises(UserError, match="does not fit this method: its clients") as error:
+        DOORS[door](name)
+    assert "\n" not in str(error.value)
+
+
+def test_under_clipping_scaffold_comes_to_the_optimum_because_controls_are_never_clipped():
+    bowls = [Bowl(1.0, 0.0, images=6), Bowl(2.0, 5.0, images=4), Bowl(4.0, 1.0, images=2)]
+    method = method_of("fedavg+scaffold")
+    played = play(method, bowls, 0.3, rounds=60, steps=5, gate=Gate(clip=1.1))
+    statuses = [entry.status for round in played for entry in round.result.ledger]
+    assert sum("clipped" in status for status in statuses) > 5
+    last = played[-1]
+    controls = [memory["control"] for _, memory in sorted(last.memory.items())]
+    mean = np.array([0.5, 1 / 3, 1 / 6]) @ np.stack(controls)
+    assert last.state["server"]["control"] == pytest.approx(mean, abs=1e-5)
+    assert last.x == pytest.approx(optimum(bowls, [6, 4, 2]), abs=1e-4)
 
 
 def test_a_refusal_comes_before_clipping():

@@ -99,7 +99,8 @@ def test_a_broken_model_is_refused_and_the_others_count() -> None:
     aggregator.fl_ctx = Context(0, sent)
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
-    assert found == {"a": "weighted", "b": "refused: its tensors have other names", "c": "weighted"}
+    reason = "its tensors have other names: 1 of 7 are missing, such as classifier.bias"
+    assert found == {"a": "weighted", "b": f"refused: {reason}", "c": "weighted"}
 
 
 @pytest.mark.parametrize(

@@ -208,3 +208,9 @@ def test_the_record_says_why_sums_are_numpys(monkeypatch):
         sums, "compiled_sums", sums.compiled_sums.__wrapped__
     )  # what was compiled is kept elsewhere
     assert sums.summed_by(sums.WORTH_COMPILING) == "numpy: cc cannot compile sums.c"
+
+
+def test_a_weighted_sum_does_not_lose_small_terms_beside_large_ones():
+    rows = np.array([[1e8], [1.0], [1.0], [1.0], [-1e8], [1.0]], np.float32)
+    for order in (slice(None), slice(None, None, -1)):
+        assert sums.weighted_sum(np.ones(len(rows)), rows[order]).tolist() == [4.0]

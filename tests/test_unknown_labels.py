@@ -28,7 +28,7 @@ from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import prepare
-from feddraw.experiment.running import opened_engine, run
+from feddraw.experiment.running import iterate, opened_engine, run
 from feddraw.flower.score_histograms import BINS, count_by_score, histogram_metrics
 from feddraw.flower.score_histograms import best_threshold_bin as merged_edge
 from feddraw.methods.fedavg import fedavg
@@ -501,6 +501,25 @@ def test_engines_give_the_same_bits(name: str) -> None:
             told[entry.piece] |= {entry.client} if entry.weight else set()
         assert told == {"class 0": {"S1", "S2"}, "class 1": {"S0", "S2"}, "class 2": {"S0", "S1"}}
     assert len(set(models.values())) == 1
+
+
+@pytest.mark.parametrize("name", ["fedavg+scaffold", "feddraw+feddyn"])
+def test_a_run_whose_rows_have_their_own_shares_goes_on_to_the_same_bits(
+    name: str, tmp_path: Path
+) -> None:
+    data = by_site(drawn())
+    experiment = small(
+        rounds=4, method=name, scenario="by_site", **{"participation.fraction": 0.67}
+    )
+    run(experiment, tmp_path / "whole", dataset=data)
+    rounds = iterate(experiment, tmp_path / "cut", dataset=data)
+    next(rounds)
+    state = next(rounds).state["server"]
+    assert state["spans"]
+    rounds.close()  # type: ignore[attr-defined]
+    run(experiment, tmp_path / "cut", dataset=data, resume=True)
+    for file in ("model.safetensors", "weights.csv", "pieces.csv"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
 
 
 def test_a_client_without_a_known_label_is_named() -> None:

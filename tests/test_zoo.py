@@ -1068,8 +1068,8 @@ def test_similarity_of_one_layer_and_of_the_whole_network_differ():
 STUDIES = Path(__file__).parent.parent / "studies"
 
 
-def test_the_zoo_study_has_every_method():
-    assert sorted(read_toml(STUDIES / "zoo.toml")["method"]) == list(catalog.names("methods"))
+def test_the_zoo_study_names_methods_that_there_are():
+    assert set(read_toml(STUDIES / "zoo.toml")["method"]) <= set(catalog.names("methods"))
 
 
 def test_the_study_of_controls_can_be_run():
@@ -1084,9 +1084,6 @@ def test_the_page_of_methods_is_up_to_date():
     spec = spec_from_file_location("catalogue", STUDIES.parent / "website" / "catalogue.py")
     catalogue = module_from_spec(spec)
     spec.loader.exec_module(catalogue)
-    assert sorted(name for names in catalogue.KINDS.values() for name in names) == list(
-        catalog.names("methods")
-    )
     assert catalogue.PAGE.read_text(encoding="utf-8") == catalogue.page()
 
 

@@ -39,7 +39,7 @@ from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import Federation, OnUpdate
 from feddraw.federation import federate as federate_with
 from feddraw.server.aggregate import Aggregate
-from feddraw.server.collectors import CohortSums, Streaming, Together, joined, stepped
+from feddraw.server.collectors import CohortSums, Streaming, Together, joined
 from feddraw.server.gate import Gate, accept, inspect
 from feddraw.server.partial_labels import divided_among_labelling
 from feddraw.server.policy import Policy
@@ -214,7 +214,7 @@ def aggregate(method: Method, cohort: Cohort, state: State | None = None) -> Agg
     weights, weighting_state = rule.weighting.weigh(cohort, state["weighting"])
     weights = divided_among_labelling(cohort, weights)
     sums, _ = CohortSums.measured(rule, cohort, weights)
-    return stepped(rule, sums, state | {"weighting": weighting_state})
+    return sums.aggregate(rule.server, state | {"weighting": weighting_state})
 
 
 def covering(first: Sequence[str], second: Sequence[str]) -> list[tuple[str, str]]:

@@ -121,8 +121,11 @@ TAIL = "\n".join(
 
 def page() -> str:
     parts = [HEAD.replace("{mixtures}", mixtures())]
-    for kind, names in KINDS.items():
-        parts += [f"## {kind}\n", *(entry(name) for name in names)]
+    placed = {name for names in KINDS.values() for name in names}
+    others = tuple(name for name in catalog.names("methods") if name not in placed)
+    for kind, names in (KINDS | {"Others": others}).items():
+        if names:
+            parts += [f"## {kind}\n", *(entry(name) for name in names)]
     return "\n".join([*parts, TAIL])
 
 

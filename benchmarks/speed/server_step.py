@@ -24,7 +24,7 @@ from benchmarks.speed.timing import Timed, TimingSession, ratio_of_times, second
 from feddraw.core import Cohort, Method, Model, Update, Weighted
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
-from feddraw.server.collectors import CohortSums, Together, stepped
+from feddraw.server.collectors import CohortSums, Together
 from feddraw.server.round import Round
 
 
@@ -108,7 +108,7 @@ def weights_and_sum(method: Method, sent: Model, updates: Sequence[Update]) -> f
     def aggregate() -> None:
         weights, _ = rule.weighting.weigh(cohort, state["weighting"])
         sums, _ = CohortSums.measured(rule, cohort, weights)
-        stepped(rule, sums, state)
+        sums.aggregate(rule.server, state)
 
     return seconds_of(aggregate)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from feddraw.core import Job, Method, Model, State, Update
 from feddraw.engines import Engine
-from feddraw.server.collectors import Streaming, Together
+from feddraw.server.collectors import Together
 from feddraw.server.round import Collector, Round, RoundResult
 
 OnUpdate = Callable[[int, Update], None]  # called with the round and each update as it arrives
@@ -63,8 +63,8 @@ def federate(
             clients=federation.clients,
             sampled=efforts,
         )
-        in_turn = isinstance(federation.collect, Streaming)
-        updates = federation.engine.train(_jobs(federation, round, efforts), in_turn=in_turn)
+        jobs = _jobs(federation, round, efforts)
+        updates = federation.engine.train(jobs, in_turn=federation.collect.in_turn)
         arrivals = _Arrivals(federation, number)
         result = federation.collect(round, arrivals.watched(updates))
         ended = time.perf_counter()

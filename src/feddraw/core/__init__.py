@@ -5,6 +5,7 @@ from __future__ import annotations
 from feddraw.core.capabilities import (
     only_weighs,
     secure_sums,
+    why_no_clipping,
     why_no_policy,
     why_not_first,
     why_not_second,
@@ -14,6 +15,7 @@ from feddraw.core.capabilities import (
 from feddraw.core.cohort import (
     Bound,
     ClientView,
+    ClosedCohort,
     Cohort,
     Elements,
     Facts,
@@ -114,6 +116,7 @@ __all__ = [
     "BySize",
     "Client",
     "ClientView",
+    "ClosedCohort",
     "Cohort",
     "Column",
     "Correction",
@@ -175,6 +178,7 @@ __all__ = [
     "segments_of_sum",
     "shares_of_scores",
     "weighted_sum",
+    "why_no_clipping",
     "why_no_policy",
     "why_not_first",
     "why_not_second",

@@ -99,6 +99,19 @@ def why_no_policy(method: Method) -> str:
     return ""
 
 
+def why_no_clipping(method: Method) -> str:
+    """Why the server cannot shorten a client's move and count the rest."""
+    if isinstance(method.aggregation, Joint):
+        return ""
+    server = method.aggregation.server
+    if isinstance(server, StandingMean) and server.averages == "moves":
+        return (
+            "its clients remember their whole moves, of which the server keeps the mean, and "
+            "clipped ones have another"
+        )
+    return ""
+
+
 def why_not_first(method: Method) -> str:
     """Why a method cannot be A in `A+B`, which gives its weighting."""
     if method.centralised:

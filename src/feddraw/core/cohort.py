@@ -20,10 +20,12 @@ from feddraw.core.sums import (
     sum_moves,
     weighted_sum,
 )
+from feddraw.errors import UserError
 
 Matrix = NDArray[Any]  # floating, (clients, d)
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
-# What explains a weight, by its name in the ledger: a number for each client, or one for all.
+# What explains a weight, by its column in the ledger (`server.ledger.PART_NAMES`): a number for
+# each client, or one for all.
 Parts = Mapping[str, NDArray[np.float64] | float | None]
 
 
@@ -189,6 +191,37 @@ class Cohort:
     def moved(self, by: Column, span: slice) -> Vector:
         """The sum of the clients' moves times these numbers, of some of the parameters."""
         return weighted_sum(by, self.params[:, span]) - float(by.sum()) * self.sent.params[span]
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedCohort(Cohort):
+    """The clients that a sum is over, where their models are not kept or were never seen.
+
+    Their updates hold the sent model in place of their own. A rule that asks for a client's own
+    model gets an error and not the sent one.
+    """
+
+    @cached_property
+    def params(self) -> Matrix:
+        raise self._not_here("models")
+
+    @cached_property
+    def buffers(self) -> Matrix:
+        raise self._not_here("batch-norm statistics")
+
+    @cached_property
+    def distances(self) -> Column:
+        raise self._not_here("moves")
+
+    def extra(self, name: str) -> Matrix:
+        raise self._not_here(f"'{name}'")
+
+    @staticmethod
+    def _not_here(what: str) -> UserError:
+        return UserError(
+            f"the rule looks at each client's own {what}, and a stream or a secure sum has only"
+            " their sums: a rule that needs them says so by needs = Needs(layers='all')"
+        )
 
 
 def _stacked(rows: Sequence[Vector]) -> Matrix:

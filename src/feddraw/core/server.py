@@ -24,7 +24,7 @@ from feddraw.core.weighting import Needs
 class Sums(ABC):
     """What a server rule may know of a round, whoever collected it."""
 
-    cohort: Cohort  # who is in the sums; with their models only where all updates lie here
+    cohort: Cohort  # who is in the sums; a `ClosedCohort` where their models do not lie here
     weights: Weights  # the share of each client, by piece where some parameters have their own
     coefficients: Column  # what each client's move was multiplied with
     total: Vector  # the sent parameters plus the moves, each times its coefficient

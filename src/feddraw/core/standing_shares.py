@@ -7,6 +7,10 @@ weight times the sum of the shares of those present. The shares of all clients s
 times. They are the weights themselves when all are present, 1/K under uniform weights, and they
 approach the weights of all clients where the cohorts change but agree on the ratios.
 
+Parameters that had weights of their own in some round (`Piece`: the row of a finding that not all
+of the cohort label) have shares of their own from then on, also in rounds in which the weights of
+the whole model hold for them: the mean there is by the shares under which it was made.
+
 The server keeps the mean and the shares, never the single vectors: a client sends how its vector
 changed, and, unless the weights are uniform, what the vector was before ("held"). Both enter as
 weighted sums.
@@ -14,7 +18,7 @@ weighted sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +27,24 @@ from feddraw.core.cohort import Cohort
 from feddraw.core.exchange import State
 from feddraw.core.model import Vector
 from feddraw.core.server import Sums
-from feddraw.core.sums import Column, segments_of_sum, weighted_sum
+from feddraw.core.sums import Column, Segment, segments_of_sum, weighted_sum
 
 # From coefficients and a slice of the parameters to the sum of the clients' changes there.
 WeightedChange = Callable[[Column, slice], Vector]
 # By client, in units of 1/K; one for a client that was never weighted.
 Shares = Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Consecutive parameters that have the same shares before a round, and the same weights in
+    it.
+    """
+
+    span: slice
+    shares: Shares
+    weights: Column  # of the clients present
+    own: bool  # whether its shares are its own, or those of the whole model
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +57,7 @@ class ShareChange:
 
 def initial_shares() -> State:
     """Before the first round."""
-    return {"population": 0, "shares": {}, "pieces": {}}
+    return {"population": 0, "shares": {}, "spans": {}}
 
 
 def update_standing_mean(
@@ -49,45 +65,67 @@ def update_standing_mean(
 ) -> tuple[Vector, State]:
     """The mean over all clients after a round, and the state for the next one."""
     cohort = sums.cohort
-    weights = sums.weights
     population = cohort.population
     shares: Shares = state["shares"]
-    by_piece: Mapping[str, Shares] = state["pieces"]
     held = cohort.extra("held") if "held" in cohort.updates[0].extra else None
-    pieces = weights.pieces
     if held is None:
-        # Nobody sent what it remembered, because weights stay equal: shares cannot change.
-        whole = _unchanged(shares, cohort)
-        pieces = ()
+        # Nobody sent what it remembered, because weights stay equal: so do the shares.
+        weights = _of_present(shares, cohort)
+        segments: Sequence[Segment] = ()
     else:
-        whole = _changed(shares, cohort, weights.values)
-    earlier = {piece.name: by_piece.get(piece.name, shares) for piece in pieces}
-    changes = {piece.name: _changed(earlier[piece.name], cohort, piece.values) for piece in pieces}
-    segments = [(span, changes[piece.name]) for piece in pieces for span in piece.spans]
+        weights = sums.weights.values
+        segments = sums.weights.segments
     total = mean * (state["population"] / population) if state["population"] else mean.copy()
-    for span, share in segments_of_sum(len(mean), whole, segments):
+    next_by_span = {}
+    for stretch in _stretches(len(mean), state, weights, segments):
+        span = stretch.span
+        share = _changed(stretch.shares, cohort, stretch.weights)
         total[span] += change(share.after / population, span)
         if held is not None:
             total[span] += weighted_sum((share.after - share.before) / population, held[:, span])
-    next_by_piece = {name: _after(earlier[name], cohort, changes[name]) for name in changes}
+        if stretch.own:
+            next_by_span[_span_text(span)] = _after(stretch.shares, cohort, share)
     next_state = {
         "population": population,
-        "shares": _after(shares, cohort, whole),
-        "pieces": {**by_piece, **next_by_piece},
+        "shares": _after(shares, cohort, _changed(shares, cohort, weights)),
+        "spans": next_by_span,
     }
     return total, next_state
 
 
-def _unchanged(shares: Shares, cohort: Cohort) -> ShareChange:
-    before = np.array([shares.get(str(client), 1.0) for client in cohort.clients])
-    # Dividing by the sum and multiplying with it again keeps the bits of every other round.
-    return ShareChange(before, before.sum() * before / before.sum())
+def _stretches(
+    length: int, state: State, weights: Column, segments: Sequence[Segment]
+) -> Iterator[Stretch]:
+    """All parameters in order, cut where the shares or the round's weights change."""
+    shares: Shares = state["shares"]
+    by_span: Mapping[str, Shares] = state["spans"]
+    own_shares = [(_span_of_text(text), own) for text, own in by_span.items()]
+    for with_shares, earlier in segments_of_sum(length, shares, own_shares):
+        for with_weights, values in segments_of_sum(length, weights, segments):
+            start = max(with_shares.start, with_weights.start)
+            stop = min(with_shares.stop, with_weights.stop)
+            if start < stop:
+                own = earlier is not shares or values is not weights
+                yield Stretch(slice(start, stop), earlier, values, own)
+
+
+def _span_text(span: slice) -> str:
+    return f"{span.start}:{span.stop}"
+
+
+def _span_of_text(text: str) -> slice:
+    start, stop = text.split(":")
+    return slice(int(start), int(stop))
+
+
+def _of_present(shares: Shares, cohort: Cohort) -> Column:
+    return np.array([shares.get(str(client), 1.0) for client in cohort.clients])
 
 
 def _changed(shares: Shares, cohort: Cohort, weights: Column) -> ShareChange:
-    before = np.array([shares.get(str(client), 1.0) for client in cohort.clients])
+    before = _of_present(shares, cohort)
     total = weights.sum()
-    if not total:  # nobody present labels the piece's finding: nothing is shared out anew
+    if not total:  # nobody present labels the finding of these parameters: shares stay
         return ShareChange(before, before)
     return ShareChange(before, before.sum() * weights / total)
 

@@ -7,8 +7,12 @@ lam_i, and it is zero at the end.
 
 From the paper: uniform weights. Ours: other weights (`feddraw+feddyn`), where h is the mean by the
 clients' shares (see `standing_shares`), so that training comes to rest where the sum of the losses
-by these shares is smallest. It costs one more vector as large as the model on the way up, lam_i
-before the round; uniform weights do without it.
+by these shares is smallest; the row of a finding that not all clients label has shares of its own.
+It costs one more vector as large as the model on the way up, lam_i before the round; uniform
+weights do without it.
+
+A client remembers its whole move, so `gate.clip` is refused: the server would take the shortened
+move into h, h would no longer be the mean, and training would rest elsewhere.
 
 The terms are written into the loss, never into weight decay, because that trick does not survive an
 adaptive optimiser. alpha -> 0 is not FedAvg: the server's correction does not vanish.

@@ -7,8 +7,10 @@ From the paper: uniform weights, and c as the mean of all K clients' controls, w
 Ours: other weights (`weights="samples"`, `feddraw+scaffold`). There c is the mean by the clients'
 shares (see `standing_shares`), so that training comes to rest where the sum of the clients' losses
 by these shares is smallest; c moved by the round's weights alone, as in other code, rests elsewhere
-as soon as weights or cohorts change. It costs one more vector as large as the model on the way up,
-the client's control before the round; uniform weights do without it.
+as soon as weights or cohorts change. The row of a finding that not all clients label has shares of
+its own, so that it rests where the losses of those who label it do. All this costs one more vector
+as large as the model on the way up, the client's control before the round; uniform weights do
+without it.
 
 The paper assumes plain SGD; under Adam a control learnt from moves (option II) is a normalised
 direction, about a thousand times a gradient, so it is added to the step (`space="update"`) and

@@ -31,6 +31,7 @@ from feddraw.aggregation import (
     AggregationResult,
     AggregationState,
     ClientUpdate,
+    NoUpdateUsed,
     aggregate,
     check_aggregation_suffices,
     method_to_aggregate,
@@ -47,7 +48,7 @@ from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
-from feddraw.text import safe_line
+from feddraw.text import one_line, safe_line
 
 log = logging.getLogger("feddraw.nvflare")
 
@@ -99,6 +100,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._policy = policy_of(policy)
         self._policy.check_method(self._method)
         self._gate = _gate_of(gate or {})
+        self._gate.check_method(self._method)
         # how far the job has come
         self.history: LedgerHistory = []
         self._state: AggregationState | None = None
@@ -129,9 +131,12 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         name = _sender(shareable, fl_ctx)
         trained = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND)
         current = self._current_round()
-        if trained is not None and int(trained) != current:
+        if trained is not None and str(trained) != str(current):  # whatever a site calls a round
             log.warning(
-                "%s answers round %s, not round %d: left out", safe_line(name), trained, current
+                "%s answers round %s, not round %d: left out",
+                safe_line(name),
+                one_line(trained),
+                current,
             )
             return False
         try:
@@ -187,19 +192,24 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
                 updates.append(self._client_update(name, sent))
             except UNREADABLE_MODEL as error:
                 self._refused[name] = in_one_line(error)
-        return aggregate(
-            sent,
-            updates,
-            round=round,
-            rounds=self.rounds,
-            method=self._method_table,
-            state=self._state,
-            clients=self._clients,
-            everyone=False,
-            classifier=classifier,
-            gate=self._gate,
-            policy=self._policy,
-        )
+        try:
+            return aggregate(
+                sent,
+                updates,
+                round=round,
+                rounds=self.rounds,
+                method=self._method_table,
+                state=self._state,
+                clients=self._clients,
+                everyone=False,
+                classifier=classifier,
+                gate=self._gate,
+                policy=self._policy,
+            )
+        except (
+            NoUpdateUsed
+        ) as error:  # one such round may be an accident: see _stop_without_clients
+            return error.result
 
     def _current_round(self) -> int:
         return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))

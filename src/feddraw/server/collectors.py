@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from feddraw.core import (
     Model,
     Proxy,
     SelfScored,
+    Server,
     State,
     Sums,
     Update,
@@ -56,11 +58,13 @@ class Together:
     gate: Gate = field(default_factory=Gate)
     policy: Policy = field(default_factory=Policy)
     proxy: Proxy | None = None  # labelled images at the server, for the methods that need some
+    in_turn: ClassVar[bool] = False
 
     def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
         """Check the updates, weigh them, sum them, step, and write down who counted how much."""
         if round.method.needs.server_images and self.proxy is None:
             raise UserError("this weighting needs labelled images at the server")
+        self.gate.check_method(round.method)
         updates = sorted(arriving, key=lambda update: update.client)  # never in order of arrival
         verdicts = inspect(updates, round.sent, round.method.extras, len(round.clients), self.gate)
         sizes = {u.client: u.size for u in updates if not verdicts[u.client].reason}
@@ -102,7 +106,7 @@ class Together:
             return joined(rule, cohort, round.state)
         weights, state = self._weigh(rule, cohort, round)
         sums, _ = CohortSums.measured(rule, cohort, weights)
-        return stepped(rule, sums, state)
+        return sums.aggregate(rule.server, state)
 
     def _weigh(self, rule: Weighted, cohort: Cohort, round: Round) -> tuple[Weights, State]:
         """How much each client counts, within the policy and by finding, and the next state.
@@ -127,32 +131,41 @@ class _Draft:
     state: State
 
     def aggregate(self) -> Aggregate:
-        return stepped(self.rule, self.sums, self.state)
+        return self.sums.aggregate(self.rule.server, self.state)
 
 
 def joined(rule: Joint, cohort: Cohort, state: State) -> Aggregate:
     """What a joint rule makes of a cohort."""
     weights = divided_among_labelling(cohort, rule.weigh(cohort))
     result = rule.combine(cohort, weights)
-    model = _model_of(cohort, result.params, result.buffers, weights)
+    params = result.params
+    if cohort.labelled is not None:
+        params = with_unlabelled_rows_as_sent(params, cohort.sent.params, weights)
+    model = Model(params, result.buffers, _largest_counters(cohort), cohort.sent.layout)
     return Aggregate(model, weights, result.coefficients, state)
 
 
-def stepped(rule: Weighted, sums: Sums, state: State) -> Aggregate:
-    """The server's step with these sums."""
-    params, server_state = rule.server.step(sums, state["server"])
-    buffers = mean_buffers(sums.cohort, sums.weights)
-    model = _model_of(sums.cohort, params, buffers, sums.weights)
-    coefficients = rule.server.coefficients_in_ledger(sums)
-    return Aggregate(model, sums.weights, coefficients, state | {"server": server_state})
+def stepped(
+    server: Server, sums: Sums, state: State, *, buffers: Vector, counters: Vector
+) -> Aggregate:
+    """The server's step with these sums; batch-norm statistics and counters are those of the
+    clients together.
+    """
+    sent = sums.cohort.sent
+    params, server_state = server.step(sums, state["server"])
+    if sums.cohort.labelled is not None:
+        params = with_unlabelled_rows_as_sent(params, sent.params, sums.weights)
+    return Aggregate(
+        model=Model(params, buffers, counters, sent.layout),
+        weights=sums.weights,
+        coefficients=server.coefficients_in_ledger(sums),
+        state=state | {"server": server_state},
+    )
 
 
-def _model_of(cohort: Cohort, params: Vector, buffers: Vector, weights: Weights) -> Model:
-    """The new model; counters take their maximum."""
-    if cohort.labelled is not None:
-        params = with_unlabelled_rows_as_sent(params, cohort.sent.params, weights)
-    counters = np.max([update.model.counters for update in cohort.updates], axis=0)
-    return Model(params, buffers, counters, cohort.sent.layout)
+def _largest_counters(cohort: Cohort) -> Vector:
+    """Counters are integers, which have no mean: the new model has the largest."""
+    return np.asarray(np.max([update.model.counters for update in cohort.updates], axis=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +191,12 @@ class CohortSums(Sums):
         total, distances = cohort.averaged_and_measured(coefficients, segments)
         return CohortSums(cohort, weights, coefficients, total), distances
 
+    def aggregate(self, server: Server, state: State) -> Aggregate:
+        """The server's step with these sums."""
+        buffers = mean_buffers(self.cohort, self.weights)
+        counters = _largest_counters(self.cohort)
+        return stepped(server, self, state, buffers=buffers, counters=counters)
+
     def moved_by(self, by: Column, span: slice) -> Vector:
         return self.cohort.moved(by, span)
 
@@ -197,6 +216,7 @@ class Streaming:
     sizes: Sequence[int]  # by client, the images that it will report
     gate: Gate = field(default_factory=Gate)
     policy: Policy = field(default_factory=Policy)
+    in_turn: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_stream_limits(self.gate, self.policy)
@@ -311,26 +331,26 @@ class _Stream:
         self.updates.append(replace(update, model=self.round.sent))
 
     def aggregate(self) -> Aggregate:
-        """As `stepped` for all updates at once."""
-        sent = self.round.sent
-        cohort = self.round.cohort(self.updates)
+        """Turn scores into weights and the sum into the average; then the server's step."""
+        cohort = self.round.closed_cohort(self.updates)
         values = np.exp(np.array(self.scores) - self.sum.top) / self.sum.total
         weights = divided_among_labelling(cohort, Weights(values, columns_of(self.parts)))
         average, buffers = self.sum.averages()
-        for piece in weights.pieces:
-            share = values[piece.values > 0].sum()
-            for span in piece.spans:
-                average[span] = average[span] / share if share else sent.params[span]
+        self._rescale_to_labelling(average, weights)
         sums = StreamedSums(cohort, weights, values, average)
-        params, server_state = self.rule.server.step(sums, self.round.state["server"])
-        if cohort.labelled is not None:
-            params = with_unlabelled_rows_as_sent(params, sent.params, weights)
-        return Aggregate(
-            model=Model(params, buffers, self.counters, sent.layout),
-            weights=weights,
-            coefficients=self.rule.server.coefficients_in_ledger(sums),
-            state=self.round.state | {"server": server_state},
+        return stepped(
+            self.rule.server, sums, self.round.state, buffers=buffers, counters=self.counters
         )
+
+    def _rescale_to_labelling(self, average: Vector, weights: Weights) -> None:
+        """In rows of a finding the sum has zeros for the clients that do not label it: the mean
+        over the others is the sum by their share. Without any, the row stays as it was sent.
+        """
+        sent = self.round.sent.params
+        for piece in weights.pieces:
+            share = weights.values[piece.values > 0].sum()
+            for span in piece.spans:
+                average[span] = average[span] / share if share else sent[span]
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,9 +26,11 @@ from feddraw.core import (
     Cohort,
     Column,
     Extra,
+    Method,
     Model,
     Update,
     Vector,
+    why_no_clipping,
 )
 from feddraw.core.sums import squared_distance
 from feddraw.errors import UserError, not_negative, one_of
@@ -52,6 +54,14 @@ class Gate:
         not_negative("gate.clip", self.clip)
         if self.max_size < 1:
             raise UserError(f"gate.max_size must be at least 1 image, not {self.max_size}")
+
+    def check_method(self, method: Method) -> None:
+        """Refuse to clip the moves of a method that needs them whole."""
+        if self.clip and (reason := why_no_clipping(method)):
+            raise UserError(
+                f"gate.clip does not fit this method: {reason}; set gate.clip = 0 (gate.norm ="
+                " refuse leaves long moves out), or choose another method"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,13 +155,15 @@ def _form_refusal(update: Update, sent: Model) -> str:
 
 
 def _numbers_refusal(update: Update, max_size: int) -> str:
-    if not (_finite_number(update.size) and 0 < update.size <= max_size):
-        return f"size {update.size!s:.20} is not a positive number up to {max_size}"
+    if not (finite_number(update.size) and 0 < update.size <= max_size):
+        given: Any = update.size
+        kind = "" if isinstance(given, Real) else f" of type {type(given).__name__}"
+        return f"size {update.size!s:.20}{kind} is not a positive number up to {max_size}"
     if not _possible_steps(update.steps):
         return f"{update.steps!s:.20} steps: it has not trained"
     if "loss" not in update.metrics:
         return "no training loss among its metrics"
-    bad = [name for name, value in update.metrics.items() if not _finite_number(value)]
+    bad = [name for name, value in update.metrics.items() if not finite_number(value)]
     return f"{bad[0]!s:.20} is not a finite number" if bad else ""
 
 
@@ -159,7 +171,7 @@ def _possible_steps(value: Any) -> bool:
     return isinstance(value, Integral) and 0 < int(value) <= MOST_STEPS
 
 
-def _finite_number(value: Any) -> bool:
+def finite_number(value: Any) -> bool:
     """Whether it is a number that a float can hold; a whole number may have any length."""
     try:
         return isinstance(value, Real) and math.isfinite(value)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from feddraw.core import Piece, Update, output_name
+from feddraw.errors import UserError
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import remark_on_limit
@@ -49,6 +50,22 @@ class LedgerEntry:
     @property
     def weighted(self) -> bool:
         return self.status.startswith("weighted")
+
+
+# What may explain a weight (`Weights.parts`): the columns of the ledger that rules fill.
+PART_NAMES = (
+    "prior",
+    "similarity",
+    "gamma",
+    "beta",
+    "reputation",
+    "measured",
+    "variance",
+    "distance",
+    "q",
+    "q_expected",
+    "rho",
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,13 @@ def _weight_columns(
     total = lengths.sum()
     influence = lengths / total if total > 0 else math.nan
     columns: dict[str, Any] = {"weight": aggregate.coefficients, "influence": influence}
-    columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
+    parts = aggregate.weights.parts
+    if unknown := [name for name in parts if name not in PART_NAMES]:
+        raise UserError(
+            f"the ledger has no column for '{unknown[0]}': the parts of a weight are called"
+            f" {', '.join(PART_NAMES)}"
+        )
+    columns |= {name: part for name, part in parts.items() if part is not None}
     if (limited := aggregate.weights.limited) is not None:
         columns |= {
             "proposed": limited.before,

@@ -14,6 +14,7 @@ import numpy as np
 
 from feddraw.core import (
     AfterFirstSum,
+    Column,
     Entry,
     Extra,
     Facts,
@@ -23,6 +24,7 @@ from feddraw.core import (
     Model,
     SelfScored,
     State,
+    Sums,
     Update,
     Vector,
     own_weight,
@@ -32,7 +34,7 @@ from feddraw.core import (
     why_not_streaming,
 )
 from feddraw.errors import UserError
-from feddraw.server.collectors import Streaming, Together
+from feddraw.server.collectors import CohortSums, Streaming, Together
 from feddraw.server.policy import Policy
 from feddraw.server.round import Collector, Round, RoundResult
 
@@ -271,6 +273,43 @@ def secure_clients_give_the_same_weights(made: MadeUpFederation) -> str:
     return "" if apart <= CLOSE else f"weights that differ by {apart:.2g}"
 
 
+def sums_are_all_that_the_server_sees(made: MadeUpFederation) -> str:
+    """Where it streams or works under secure sums, the server's step needs no client's model."""
+    method = made.method
+    rule = method.aggregation
+    closed = not why_not_streaming(method) or not why_not_secure(method)
+    if isinstance(rule, Joint) or not closed:
+        return ""
+    cohort = made.round().cohort(made.updates)
+    weights, _ = rule.weighting.weigh(cohort, made.state["weighting"])
+    all_updates, _ = CohortSums.measured(rule, cohort, weights)
+    sums_only = _SumsOnly(
+        cohort=made.round().closed_cohort(
+            [replace(update, model=made.sent) for update in made.updates]
+        ),
+        weights=weights,
+        coefficients=all_updates.coefficients,
+        total=all_updates.total,
+        summed=all_updates,
+    )
+    expected, _ = rule.server.step(all_updates, made.state["server"])
+    params, _ = rule.server.step(sums_only, made.state["server"])
+    return "" if np.array_equal(params, expected) else "another model from the sums alone"
+
+
+@dataclass(frozen=True, eq=False)
+class _SumsOnly(Sums):
+    """The sums of a round, without the updates that they are over."""
+
+    summed: CohortSums
+
+    def moved_by(self, by: Column, span: slice) -> Vector:
+        return self.summed.moved_by(by, span)
+
+    def extra_by(self, name: str, by: Column, span: slice) -> Vector:
+        return self.summed.extra_by(name, by, span)
+
+
 def _told(weighting: SelfScored, facts: Facts, made: MadeUpFederation) -> Facts:
     """The facts after the first of two sums, where the rule has two."""
     if not isinstance(weighting, AfterFirstSum):
@@ -303,6 +342,7 @@ PROPERTIES: Mapping[str, Callable[[MadeUpFederation], str]] = {
     "unlabelled rows stay as they were": findings_that_some_do_not_label,
     "streaming gives the same weights": streaming_gives_the_same_weights,
     "secure sums give the same weights": secure_clients_give_the_same_weights,
+    "the server needs sums only": sums_are_all_that_the_server_sees,
     "a policy's cap holds": a_policy_holds,
 }
 

@@ -7,13 +7,13 @@ A collector (`collectors`, `secure`) takes a `Round` and the updates as they arr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from feddraw.core import Cohort, Method, Model, Proxy, State, Update
+from feddraw.core import ClosedCohort, Cohort, Method, Model, Proxy, State, Update
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, piece_entries, remarks
@@ -40,6 +40,16 @@ class Round:
             updates=updates,
             population=len(self.clients),
             proxy=proxy,
+        )
+
+    def closed_cohort(self, updates: Sequence[Update]) -> ClosedCohort:
+        """The clients of a sum, with updates that hold the sent model in place of their own."""
+        return ClosedCohort(
+            round=self.number,
+            rounds=self.rounds,
+            sent=self.sent,
+            updates=updates,
+            population=len(self.clients),
         )
 
 
@@ -99,7 +109,16 @@ class RoundResult(RoundRecord):
     state: State
 
 
-Collector = Callable[[Round, Iterable[Update]], RoundResult]
+class Collector(Protocol):
+    """One way from the updates of a round to a new model."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether it needs the updates in client order and keeps none of them, so that the memory
+        of one may be used for the next.
+        """
+
+    def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult: ...
 
 
 def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> RoundResult:

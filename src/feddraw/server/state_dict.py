@@ -6,7 +6,7 @@ For servers that get tensors with names and types, but no network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -71,10 +71,14 @@ def _tensor_kind(name: str, array: Tensorlike) -> Kind:
     raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
 
 
-def plain_arrays(params: Mapping[str, Any]) -> Arrays:
+def plain_arrays(params: Any) -> Arrays:
     """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on
-    disk.
+    disk. `TypeError` if it is no state dict.
     """
+    if not isinstance(params, Mapping):
+        kind = type(params).__name__
+        hint = ": give its state_dict()" if hasattr(params, "state_dict") else ""
+        raise TypeError(f"of type {kind}, no state dict of arrays by name{hint}")
     found = {
         name: value.materialize() if hasattr(value, "materialize") else value
         for name, value in params.items()
@@ -103,8 +107,9 @@ def state_dict_like(model: Model, example: Mapping[str, Any]) -> dict[str, Any]:
 
 def flatten_state_dict(params: Arrays, layout: Layout) -> Model:
     """Tensors by name as flat vectors; `ValueError` if they are those of another network."""
-    if params.keys() != {entry.name for entry in layout.entries}:
-        raise ValueError("its tensors have other names")
+    names = {entry.name for entry in layout.entries}
+    if params.keys() != names:
+        raise ValueError(_names_refusal(params.keys(), names))
     model = blank_model(layout)
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     for entry in layout.entries:
@@ -115,3 +120,15 @@ def flatten_state_dict(params: Arrays, layout: Layout) -> Model:
             raise ValueError(f"{entry.name} of type {values.dtype} where {entry.dtype} was sent")
         vectors[entry.kind][entry.span] = values.ravel()
     return model
+
+
+def _names_refusal(own: Set[str], sent: Set[str]) -> str:
+    """How the names of a client's tensors differ from those that were sent."""
+    if not own:
+        return f"it has no tensors where {len(sent)} were sent"
+    differences = []
+    if missing := sorted(sent - own):
+        differences.append(f"{len(missing)} of {len(sent)} are missing, such as {missing[0]}")
+    if added := sorted(map(str, own - sent)):
+        differences.append(f"{len(added)} were not sent, such as {added[0]:.60}")
+    return f"its tensors have other names: {', '.join(differences)}"
