@@ -33,7 +33,7 @@ from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
-from feddraw.server.collectors import CohortSums, stepped
+from feddraw.server.collectors import CohortSums
 from feddraw.server.gate import Gate, accept, inspect
 from feddraw.training import network_by_name
 
@@ -122,7 +122,7 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         rule, state = method.aggregation, method.init(sent)
         weights, _ = rule.weighting.weigh(cohort, state["weighting"])
         sums, _ = CohortSums.measured(rule, cohort, weights)
-        return stepped(rule, sums, state)
+        return sums.aggregate(rule.server, state)
 
     lap("gate", gate)
     summed = lap("weigh and sum", weigh_and_sum)

@@ -523,13 +523,14 @@ def test_equal_copies_count_once_and_different_answers_of_one_node_not_at_all() 
         ]
 
 
-def test_two_nodes_under_one_name_are_not_believed_unless_one_is_known() -> None:
+def test_of_two_nodes_under_one_name_only_the_first_is_believed() -> None:
     def rename(replies: list[Message]) -> list[Message]:
         replies[2].content["metrics"]["partition-id"] = 1
         return replies
 
     first = once(echo(moved), rename)
-    assert list(first.history[0].weights) == ["partition 0"]
+    assert list(first.history[0].weights) == ["partition 0", "partition 1"]
+    assert first.roster.label(1002) == "partition 1"
     later = once(
         echo(moved),
         lambda replies: rename(replies) if replies[0].metadata.group_id == "2" else replies,

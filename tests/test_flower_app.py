@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord, RecordDict
 from PIL import Image
+from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
+from feddraw.cli import app as feddraw
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
@@ -22,6 +25,7 @@ from feddraw.flower import score_histograms, server_app, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import app
 from feddraw.flower.in_process_grid import InProcessGrid
+from feddraw.flower.run_ending import end_in_one_line
 from feddraw.flower.server_app import serve_flower_run
 from feddraw.flower.settings import read_run_config
 from feddraw.flower.strategy import MethodStrategy
@@ -30,6 +34,7 @@ from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl
+from feddraw.watch.followed_runs import FollowedFolder
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}
@@ -460,6 +465,47 @@ def test_unless_told_otherwise_a_run_waits_for_every_client_of_the_scenario(tmp_
     with pytest.raises(RunFailed, match=r"only 2 of 3 nodes were connected within 0\.1 s"):
         carry_out(settings, NODES[:2])
     assert len(carry_out(settings).history[0].ledger) == 3
+
+
+def test_a_run_that_ends_for_lack_of_nodes_names_who_is_missing_in_its_folder_and_on_the_page(
+    hospitals: Any, tmp_path: Path
+) -> None:
+    settings = folders(tmp_path, rounds=3, wait=0.1, **{"training.epochs": 1})
+    settings["sites"] = "North=1001,East=1002,South=1003,West=1004"
+
+    def leave(replies: Any) -> Any:
+        about = replies[0].metadata
+        if about.group_id == "2" and about.message_type.startswith("train"):
+            del grid.contexts[1003]
+        return replies
+
+    grid = InProcessGrid(app, hospitals, settings, leave)
+    with pytest.raises(RunFailed) as ended:
+        serve_flower_run(grid, settings)
+    reason = str(ended.value)
+    assert "only 2 of 3 nodes were connected within 0.1 s. Missing: South (last counted" in reason
+    assert "West (has not counted yet)" in reason
+    assert "nodes=… of the ready app" in reason
+    folder = FollowedFolder(tmp_path / "run")
+    folder.look()
+    (shown,) = folder.runs.values()
+    assert shown.state == "stopped"
+    assert reason in shown.why
+    explained = CliRunner().invoke(feddraw, ["explain", str(tmp_path / "run")]).output
+    assert reason in " ".join(explained.split())
+    back = settings | {"resume": True}
+    serve_flower_run(InProcessGrid(app, hospitals, back), back)
+    assert not (tmp_path / "run" / "stopped.json").exists()
+
+
+def test_flower_logs_the_end_of_a_run_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    end_in_one_line()
+    try:
+        raise RunFailed("only 2 of 3 nodes")
+    except RunFailed as failure:
+        logging.getLogger("flwr").error("%s raised an exception", "ServerApp", exc_info=failure)
+    assert caplog.messages == ["The run has ended: only 2 of 3 nodes"]
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("nodes", [0, 3])

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy, metric_means, reply_intake
-from feddraw.flower.in_process_grid import InProcessGrid
+from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.policy import Policy
 from feddraw.system.file_reading import read_jsonl
@@ -513,7 +513,7 @@ def test_an_evaluation_that_is_too_large_is_left_out(
 ) -> None:
     strategy = run(one_other(change), fraction_evaluate=1.0)
     assert strategy.result.evaluate_metrics_clientapp[1]["acc"] == 0.5
-    assert "1 evaluations are too large and left out" in caplog.text
+    assert f"the evaluation of node {FIRST_NODE + 1} is left out: its reply has" in caplog.text
 
 
 def test_a_reply_may_be_as_large_as_the_limits() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ from safetensors.numpy import load_file
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.federation import federate
-from feddraw.system.file_reading import read_csv
+from feddraw.system.file_reading import read_csv, read_json
 from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
 from test_lost_updates import Losing
@@ -170,8 +171,17 @@ def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
 def test_too_few_nodes_are_a_clear_line_and_not_a_wait_for_ever(tmp_path: Path) -> None:
     with script().federation(tmp_path / "federation", secure=False) as made:
         nodes(made, 1)
-        said = made.run(f"{settings(rounds=1)} nodes=3 wait=15.0", timeout=300)
+        said = made.run(f'{settings(rounds=1)} nodes=3 wait=15.0 out="run"', timeout=300)
+        command = [sys.executable, "-m", "feddraw", "operator", "sites", "--json"]
+        listed = subprocess.run(
+            command, capture_output=True, check=True, env=made.environment, text=True
+        )
     assert "only 1 of 3 nodes were connected within 15 s" in said
+    assert "Traceback" not in said
+    reason = read_json(tmp_path / "federation" / "run" / "stopped.json")["reason"]
+    assert reason in said
+    (site,) = json.loads(listed.stdout)
+    assert site["state"] == "online"
 
 
 def test_ctrl_c_stops_everything_that_the_script_started(tmp_path: Path) -> None:

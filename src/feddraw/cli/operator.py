@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError
 
 app = typer.Typer(
     name="operator",
     no_args_is_help=True,
-    help="For a federation's operator: make a key, sign apps for the sites.",
+    help="For a federation's operator: make a key, sign apps for the sites, see who is connected.",
 )
 
 
@@ -72,7 +74,46 @@ def sign_app(
         days=days,
     )
     write_whole(target, text.encode())
-    typer.echo(f"{made.app} {made.version}, SHA-256 {made.sha256}")
+    print_line(f"{made.app} {made.version}, SHA-256 {made.sha256}")
     typer.echo(
         f"wrote {target}: sites put it in the folder that `feddraw site start --signatures` names"
     )
+
+
+@app.command("sites")
+def list_sites(
+    connection: Annotated[
+        str | None,
+        Argument(help="The SuperLink's name in Flower's configuration (default: its default)."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        Option(help="Folder of a run on this server: its names, and what each site did in it."),
+    ] = None,
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the registered sites: name, key, last seen, rounds, seconds per round.
+
+    On the server, where `flwr` works.
+    """
+    from feddraw.flower.registered_sites import UNKNOWN, list_nodes, registered_sites
+
+    sites = registered_sites(list_nodes(connection), run)
+    if json:
+        print_json([asdict(site) for site in sites])
+        return
+    rows = [
+        [
+            site.name or UNKNOWN,
+            site.identity,
+            site.state,
+            site.last_seen,
+            UNKNOWN if site.rounds is None else str(site.rounds),
+            UNKNOWN if site.seconds is None else f"{site.seconds:.1f}",
+        ]
+        for site in sites
+    ]
+    columns = ["site", "key", "state", "last seen", "rounds", "seconds per round"]
+    console().print(table(columns, rows, left=4))
+    if run is None:
+        typer.echo("names, rounds and seconds are those of a run: give its folder with --run")

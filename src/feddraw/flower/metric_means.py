@@ -35,13 +35,14 @@ def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRe
         usable = _usable_values(name, values)
         if usable and name not in (size_key, "partition-id", SECONDS):
             sizes, numbers = zip(*usable, strict=True)
-            means[name] = np.average(numbers, axis=0, weights=sizes).tolist()
+            floats = np.array(numbers, np.float64)  # numpy takes longer integers for objects
+            means[name] = np.average(floats, axis=0, weights=sizes).tolist()
     return means
 
 
 def _usable_values(name: str, values: Values) -> Values:
     """Those that are finite and of a client with a size; none where they are of several lengths."""
-    finite = [(size, value) for size, value in values if size > 0 and np.isfinite(value).all()]
+    finite = [(size, value) for size, value in values if size > 0 and _all_finite(value)]
     several_lengths = len({np.shape(value) for _, value in finite}) > 1
     if several_lengths:
         why = "lists of several lengths"
@@ -50,6 +51,14 @@ def _usable_values(name: str, values: Values) -> Values:
     if several_lengths or len(finite) < len(values):
         log.warning("%s of %d clients: %s, left out of the mean", safe_line(name), len(values), why)
     return [] if several_lengths else finite
+
+
+def _all_finite(value: Any) -> bool:
+    """Whether a number, or each of a list, is finite and no longer than a float can hold."""
+    try:
+        return bool(np.isfinite(np.asarray(value, np.float64)).all())
+    except OverflowError:
+        return False
 
 
 def size_in_metrics(content: RecordDict, size_key: str) -> float:

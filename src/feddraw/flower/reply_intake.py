@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from feddraw.core import Extent, Model, Update
 from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
+from feddraw.server.gate import finite_number
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.system.threads import in_threads
 from feddraw.text import one_line
@@ -48,6 +49,7 @@ class Reply:
     name: str
     order: tuple[int, int, str]
     content: RecordDict
+    arrival: int = 0  # how many replies came before it
 
 
 def read_replies(
@@ -67,7 +69,8 @@ def read_replies(
         node = message.metadata.src_node_id
         reason = _why_not_valid(message, asked, group, most_bytes)
         if not reason:
-            replies.append(named_reply(node, message.content))
+            reply = named_reply(node, message.content)
+            replies.append(replace(reply, arrival=len(replies)))
         elif node in asked or not message.has_error():
             # the error of a node that is gone has the server's own id, and says nothing
             failures[node] = reason
@@ -98,7 +101,7 @@ def named_reply(node: int, content: RecordDict) -> Reply:
     number = client.get("number")
     if number is None:
         number = metrics_in_reply(content).get("partition-id")
-    if isinstance(number, int | float) and math.isfinite(number):
+    if isinstance(number, int | float) and finite_number(number):
         label = label or f"partition {int(number)}"
         return Reply(node, label, (0, int(number), label), content)
     label = label or f"node {node}"
@@ -210,7 +213,7 @@ def _metrics_and_size(content: RecordDict, size_key: str) -> tuple[MetricRecord,
     for metrics in records_of_kind(content, MetricRecord).values():
         if size_key in metrics:
             size = metrics[size_key]
-            if isinstance(size, list) or not math.isfinite(size) or size <= 0:
+            if isinstance(size, list) or not finite_number(size) or size <= 0:
                 raise Refused(f"{size_key} = {size!s:.20} is not a positive number")
             return metrics, size_as_int_if_whole(size)
     raise Refused(f"no {size_key} among its metrics")
@@ -357,7 +360,7 @@ def _decode_update(
 
 def _finite_numbers(metrics: MetricRecord) -> Iterator[tuple[str, float]]:
     for name, value in metrics.items():
-        if isinstance(value, int | float) and math.isfinite(value):
+        if isinstance(value, int | float) and finite_number(value):
             yield name, float(value)
 
 

@@ -1,8 +1,9 @@
-"""Which client a node is: a name belongs to the node that first answered under it, unless the
-operator decides.
+"""Which client a node is, and whether it may take part at all.
 
 A node is identified by its registered key if the SuperLink has one, else by its node id, never by
-what it reports about itself. Where the operator gives a list of sites, only that list decides.
+what it reports about itself. The SuperLink tells both before anything is sent. Where the operator
+gives a list of sites, only that list decides: other nodes are no part of the federation. Without a
+list every node may take part, and a name belongs to the node that first answered under it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import base64
 import hashlib
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,6 +64,7 @@ class Roster:
         self._identity_of_name: dict[str, str] = {}
         self._name_of_identity: dict[str, str] = {}
         self._identities: dict[int, str] = {}  # of the nodes that were seen in this run
+        self._reported_strangers: set[str] = set()  # by identity, so that each is logged once
 
     def meet(self, grid: Grid) -> None:
         """Read the keys of the connected nodes; a node without a key is identified by its
@@ -84,6 +85,35 @@ class Roster:
                     f"sites: {name} is given by its key, but this Flower version does not report"
                     " keys: pip install 'flwr>=1.38', or give node ids"
                 )
+
+    @property
+    def listed_names(self) -> list[str]:
+        """The names on the operator's list; none where there is no list."""
+        return list(self._listed.values())
+
+    def admitted(self, nodes: Iterable[int]) -> list[int]:
+        """Those of the nodes that may take part: with a list of sites, only the nodes on it."""
+        if not self._listed:
+            return list(nodes)
+        admitted = []
+        for node in nodes:
+            if self.name_of(node) is None:
+                self._report_stranger(node)
+            else:
+                admitted.append(node)
+        return admitted
+
+    def _report_stranger(self, node: int) -> None:
+        identity = self.identity(node)
+        if identity in self._reported_strangers:
+            return
+        self._reported_strangers.add(identity)
+        log.warning(
+            "node %d (%s) is connected and not on the operator's list of sites: nothing is sent to"
+            " it",
+            node,
+            identity,
+        )
 
     def identity(self, node: int) -> str:
         """A node's key as a fingerprint, else its number."""
@@ -114,36 +144,39 @@ class Roster:
     def recognize(self, replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
         """Replies under the names that belong to their nodes, and, by node, why others are refused.
 
-        New clients get their numbers in the order of the replies.
+        A name that nobody has yet belongs to the node whose reply came first. The replies keep
+        their order, which is that of the clients.
         """
-        owned = {reply.node: self.name_of(reply.node) for reply in replies}
-        claims = Counter((owned[reply.node], self._name_for(reply)) for reply in replies)
-        recognized: list[Reply] = []
+        accepted: dict[int, Reply] = {}
         refused: dict[int, str] = {}
-        for reply in replies:
-            name = self._name_for(reply)
-            reason = self._refusal(reply, owned[reply.node], claims[owned[reply.node], name])
+        answered: set[str] = set()
+        for reply in sorted(replies, key=lambda reply: reply.arrival):
+            owned = self.name_of(reply.node)
+            name = owned or reply.name
+            reason = self._refusal(reply, owned)
+            if not reason and name in answered:
+                reason = f"another node has already answered as {name}"
             if reason:
                 refused[reply.node] = reason
                 continue
-            recognized.append(replace(reply, name=name))
+            answered.add(name)
+            accepted[reply.node] = replace(reply, name=name)
             self.called[name] = reply.name
-        for reply in recognized:
-            self._bind(reply.name, self.identity(reply.node))
-        return recognized, refused
+            self._bind(name, self.identity(reply.node))
+        return [accepted[reply.node] for reply in replies if reply.node in accepted], refused
 
-    def _name_for(self, reply: Reply) -> str:
-        """The node's own name; where it has none yet, the one that it claims."""
-        return self.name_of(reply.node) or reply.name
+    def enroll(self, replies: Iterable[Reply]) -> None:
+        """Give the clients that answer for the first time their numbers, in this order."""
+        for reply in replies:
+            if reply.name not in self.names:
+                self.names.append(reply.name)
 
     def _bind(self, name: str, identity: str) -> None:
         self._identity_of_name[name] = identity
         self._name_of_identity[identity] = name
-        if name not in self.names:
-            self.names.append(name)
 
-    def _refusal(self, reply: Reply, owned: str | None, claims: int) -> str:
-        """Why a reply is refused, or nothing; `claims` is how many nodes answer under its name.
+    def _refusal(self, reply: Reply, owned: str | None) -> str:
+        """Why a reply is refused, or nothing.
 
         A node that only uses a new name is logged, and counts under its old one.
         """
@@ -156,8 +189,6 @@ class Roster:
             return f"it answers as {claimed}, which is another node's name"
         if owned is None and NODE_NUMBER.fullmatch(claimed) and claimed != unnamed:
             return f"it answers as {claimed}, which is another node's number"
-        if claims > 1:
-            return f"{claims} nodes answer as {owned or claimed}"
         if owned is not None and claimed not in (owned, unnamed):
             old_name = safe_line(owned)
             log.warning(

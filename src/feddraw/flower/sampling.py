@@ -1,5 +1,7 @@
 """Which nodes take part in a round: wait until enough are connected, then draw some by a seed.
 
+Only nodes that the roster admits are waited for, drawn and sent anything.
+
 Flower draws from Python's global random state; here the same seed, round and nodes give the same
 sample.
 """
@@ -13,28 +15,32 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.serverapp import Grid
 
-from feddraw.errors import RunFailed
 from feddraw.flower.roster import Roster
+from feddraw.flower.run_ending import TooFewNodes
 
 log = logging.getLogger("flwr")
 
 
-def wait_for_nodes(grid: Grid, least: int, seconds: float) -> list[int]:
-    """The connected nodes, once there are at least so many; waits at most so many seconds."""
+def wait_for_nodes(grid: Grid, roster: Roster, least: int, seconds: float) -> list[int]:
+    """The connected nodes that may take part, once there are at least so many; waits at most so
+    many seconds.
+    """
     began = time.monotonic()
     logged = -1
-    while len(nodes := list(grid.get_node_ids())) < least:
+    while len(nodes := _connected_nodes(grid, roster)) < least:
         if time.monotonic() - began > seconds:
-            raise RunFailed(
-                f"only {len(nodes)} of {least} nodes were connected within {seconds:g} s: start"
-                " the others, or lower min_available_nodes and min_train_nodes (wait= sets the"
-                " limit)"
-            )
+            raise TooFewNodes(len(nodes), least, seconds)
         if len(nodes) != logged:
             logged = len(nodes)
             log.info("waiting for nodes: %d of %d are connected", logged, least)
         time.sleep(min(1.0, seconds / 10))
     return nodes
+
+
+def _connected_nodes(grid: Grid, roster: Roster) -> list[int]:
+    """The nodes that are connected now and may take part."""
+    roster.meet(grid)
+    return roster.admitted(grid.get_node_ids())
 
 
 def sample_nodes(

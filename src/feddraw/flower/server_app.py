@@ -37,6 +37,7 @@ from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_roster
+from feddraw.flower.run_ending import end_in_one_line
 from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
@@ -288,4 +289,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    end_in_one_line()
     serve_flower_run(grid, context.run_config)

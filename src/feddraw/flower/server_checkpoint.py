@@ -74,3 +74,9 @@ def shared_tensors_in_checkpoint(folder: RunFolder) -> Sequence[str] | None:
     read. None: all, or there is no checkpoint.
     """
     return folder.checkpoint_notes().get(TABLE, {}).get("tensors") or None
+
+
+def name_owners_in_checkpoint(folder: RunFolder) -> dict[str, str]:
+    """By name, the identity of the node that it belongs to; empty where there is no checkpoint."""
+    owners = folder.checkpoint_notes().get(TABLE, {}).get("owners", {})
+    return {str(name): str(identity) for name, identity in owners.items()}

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
 from feddraw.flower.reply_intake import Reply, ReplyFormat
 from feddraw.flower.roster import Roster
 from feddraw.flower.rounds import DEFAULT_TIMEOUT, Aggregated, Caller, EvaluateFn, FlowerLoop
+from feddraw.flower.run_ending import absent_sites_in_words, reason_kept
 from feddraw.flower.sampling import sample_nodes, wait_for_nodes, warn_of_strangers
 from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers
 from feddraw.flower.server_checkpoint import ServerCheckpoint, shared_tensors_in_checkpoint
@@ -55,6 +57,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round, RoundRecord, RoundResult
+from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
 
@@ -170,6 +173,7 @@ class MethodStrategy(FedAvg):
         self._global: GlobalModel | None = None  # from the first model on
         self.run = secrets.token_hex(8)  # by which clients tell one run's memory from another's
         self.roster = Roster(options.sites)
+        self._check_list_of_sites()
         self._population = 0  # most nodes that were ever connected at once
         self._last_weighted: dict[str, int] = {}  # by client, the last round in which it counted
         self._shared_tensors: list[str] | None = None  # where clients keep some to themselves
@@ -190,6 +194,21 @@ class MethodStrategy(FedAvg):
         self._training = Request(grid=None, nodes=(), sent_at=time.perf_counter())
         self._evaluation = self._training
         self._matrices: Model | None = None  # where the replies of a round are laid out, a row each
+
+    def _check_list_of_sites(self) -> None:
+        """Refuse to wait for more nodes than are on the list."""
+        sites = self.roster.listed_names
+        least = self.min_available_nodes
+        if self.fraction_train:
+            least = max(least, self.min_train_nodes)
+        if self.fraction_evaluate:
+            least = max(least, self.min_evaluate_nodes)
+        if sites and len(sites) < least:
+            raise UserError(
+                f"a round waits for {least} nodes, and only {len(sites)} are on the list of sites:"
+                " list the others, or wait for fewer (min_available_nodes, min_train_nodes and"
+                " min_evaluate_nodes; in the ready app: nodes)"
+            )
 
     def _secure_server(self) -> FlowerSecureServer:
         return FlowerSecureServer(
@@ -255,10 +274,19 @@ class MethodStrategy(FedAvg):
         )
         self._caller = Caller(ours=True, through=through, timeout=timeout)
         try:
-            with self._locked_folder():
+            with (
+                self._locked_folder(),
+                reason_kept(self.options.folder, partial(self._absent_sites_in_words, grid)),
+            ):
                 return self._run_rounds(loop)
         finally:
             self._caller = Caller()
+
+    def _absent_sites_in_words(self, grid: Grid) -> str:
+        sites = [*self.options.sites, *self.clients]
+        return absent_sites_in_words(
+            grid, sites, self.roster, self._last_weighted, self.options.folder
+        )
 
     def _locked_folder(self) -> AbstractContextManager[None]:
         folder = self.options.folder
@@ -492,12 +520,12 @@ class MethodStrategy(FedAvg):
         }
 
     def _sample(self, grid: Grid, share: float, least: int, draw: Sequence[int]) -> list[int]:
-        """A share of the connected nodes, by chance; `draw` begins with the round, counted
-        from 1.
+        """A share of the connected nodes that may take part, by chance; `draw` begins with the
+        round, counted from 1.
         """
-        nodes = wait_for_nodes(grid, max(self.min_available_nodes, least), self.options.wait)
+        least_connected = max(self.min_available_nodes, least)
+        nodes = wait_for_nodes(grid, self.roster, least_connected, self.options.wait)
         self._population = max(self._population, len(nodes))
-        self.roster.meet(grid)
         warn_of_strangers(nodes, self.roster)
         count = max(int(len(nodes) * share), least)
         log.info("server round %d: %d of %d nodes are asked", draw[0], count, len(nodes))
@@ -527,6 +555,7 @@ class MethodStrategy(FedAvg):
         received, failed_nodes = self._read(replies, self._training, server_round)
         self._frozen.note_holders(self._training.nodes, received)
         recognized, impostors = self.roster.recognize(received)
+        self.roster.enroll(recognized)
         if self.secure is None:
             outcome = self._aggregate_in_clear(round, recognized)
         else:
@@ -740,36 +769,41 @@ class MethodStrategy(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Merge the clients' metrics; those without a size, or too large, are left out."""
-        messages = [message for message in replies if not message.has_error()]
+        received, failed_nodes = self._read(replies, self._evaluation, server_round)
+        recognized, impostors = self.roster.recognize(received)
+        for node, why in {**failed_nodes, **impostors}.items():
+            log.warning(
+                "server round %d: the evaluation of %s is left out: %s",
+                server_round,
+                safe_line(self.roster.label(node)),
+                safe_line(why),
+            )
         if self.secure is not None and self.options.masked_counts:
-            contents = self._summed_counts(self.secure, server_round, messages) if messages else []
+            contents = self._summed_counts(self.secure, server_round, recognized)
         else:
-            contents = [message.content for message in messages]
+            contents = [reply.content for reply in recognized]
         usable = self._usable_evaluations(contents)
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
     def _usable_evaluations(self, contents: list[RecordDict]) -> list[RecordDict]:
-        small = [content for content in contents if not reply_intake.why_too_large(content)]
-        if len(small) < len(contents):
-            log.warning("%d evaluations are too large and left out", len(contents) - len(small))
         usable = [
-            content for content in small if size_in_metrics(content, self.weighted_by_key) > 0
+            content for content in contents if size_in_metrics(content, self.weighted_by_key) > 0
         ]
-        if len(usable) < len(small):
+        if len(usable) < len(contents):
             log.warning(
                 "%d evaluations without %s are left out",
-                len(small) - len(usable),
+                len(contents) - len(usable),
                 self.weighted_by_key,
             )
         return usable
 
     def _summed_counts(
-        self, secure: FlowerSecureServer, server_round: int, messages: list[Message]
+        self, secure: FlowerSecureServer, server_round: int, replies: list[Reply]
     ) -> list[RecordDict]:
-        """All sites' counts as those of one site; none if the sum fails."""
-        received, _ = self._read(messages, self._evaluation, server_round)
-        recognized, _ = self.roster.recognize(received)
-        answers = self._secure_answers(recognized, self._evaluation)
+        """All sites' counts as those of one site; none if the sum fails or nobody answered."""
+        if not replies:
+            return []
+        answers = self._secure_answers(replies, self._evaluation)
         counts = secure.count(answers, str(server_round))
         return [] if counts is None else [counts]
 
@@ -777,6 +811,14 @@ class MethodStrategy(FedAvg):
         super().summary()
         first_round = self.round_offset + 1
         log.info("\t└──> %s, server rounds %d to %d", self.method, first_round, self.rounds)
+        listed = self.roster.listed_names
+        if listed:
+            log.info("\t└──> sites: %s; nobody else is sent anything", safe_line(", ".join(listed)))
+        else:
+            log.info(
+                "\t└──> no list of sites: anyone who is registered at the SuperLink may take part,"
+                " and a name belongs to the key that first answers under it (sites=… lists them)"
+            )
 
 
 class FedDRAW(MethodStrategy):

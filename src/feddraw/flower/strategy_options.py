@@ -65,6 +65,7 @@ class StrategyOptions:
                 " neither negative"
             )
         self.policy.check_method(self.method)
+        self.gate.check_method(self.method)
 
 
 def run_folder_from(folder: Path | str | RunFolder | None) -> RunFolder | None:

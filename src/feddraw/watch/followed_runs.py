@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from feddraw.errors import UserError
 from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import is_run_folder, walk_folders
-from feddraw.results.run_reader import RunReader, time_of_change
+from feddraw.results.run_reader import RunReader, read_stop_reason, time_of_change
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_json
 from feddraw.system.locks import locked_inodes
@@ -33,6 +33,7 @@ RunState = Literal["running", "waiting", "finished", "stopped", "failed", "broke
 PLAN_FILE = re.compile(r"plan(-\d+-of-\d+)?\.json")
 MOST_FOLLOWED_RUNS = 5_000
 MOST_CLIENTS = 5_000  # of a run that are kept; clients of a federation choose their own names
+MOST_REASON = 1_000  # characters of why a run stopped
 MOST_TROUBLE = 200  # refused or missing updates that are shown
 SHOWN_CLIENTS = 12  # on the page
 MOST_POINTS = 80  # of a curve in the overview
@@ -118,7 +119,8 @@ class FollowedRun:
         try:
             changed = self._read()
             self.state = self._judged(locked, now)
-            self.why = ""
+            stopped = self.state == "stopped"
+            self.why = safe_line(read_stop_reason(self.path))[:MOST_REASON] if stopped else ""
         except (UserError, OSError) as error:
             self.state = "broken"
             self.why = safe_line(str(error))[:200]

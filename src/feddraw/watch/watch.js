@@ -317,7 +317,8 @@
     const problems = [];
     if (run.diverged) problems.push(`The run has diverged: ${run.diverged}. Try a lower training.lr.`);
     if (run.state === "failed" || run.state === "broken") problems.push(run.why);
-    if (run.state === "stopped" && detail.data.unlocked) problems.push("Nothing was written lately. This server's folder does not show whether it goes on.");
+    if (run.state === "stopped" && run.why) problems.push(`The run has stopped: ${run.why}`);
+    else if (run.state === "stopped" && detail.data.unlocked) problems.push("Nothing was written lately. This server's folder does not show whether it goes on.");
     else if (run.state === "stopped") problems.push("No process is working on this run. Start the same command again to go on; what was done is kept.");
     const grouped = new Map();
     for (const { round, client, status } of detail.data.trouble) {

@@ -1,0 +1,68 @@
+"""`feddraw operator sites`: nodes under the names that they have in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+from flwr.proto.node_pb2 import NodeInfo
+
+from feddraw.cli import app
+from feddraw.flower.registered_sites import registered_sites
+from feddraw.methods.feddraw import feddraw
+from test_flower import ROUNDS, tiny, trained
+
+SINCE = "2026-11-17T08:00:00+00:00"
+GONE = "2026-11-17T09:30:00+00:00"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("flower")
+    trained(feddraw(), place / "memory", folder=place / "run")
+    return place / "run"
+
+
+def nodes() -> list[Any]:
+    """As the SuperLink lists them: two nodes of the run, one that never came, one taken off."""
+    return [
+        NodeInfo(node_id=1001, status="online", last_activated_at=SINCE),
+        NodeInfo(node_id=1002, status="offline", last_deactivated_at=GONE),
+        NodeInfo(node_id=7, status="registered", public_key=b"a key"),
+        NodeInfo(node_id=8, status="unregistered", public_key=b"an old key"),
+    ]
+
+
+def test_nodes_have_the_names_and_numbers_of_the_run(run: Path) -> None:
+    found = {site.identity: site for site in registered_sites(nodes(), run)}
+    first, second = found["node 1001"], found["node 1002"]
+    assert {site.name for site in found.values()} == {*tiny.NAMES, ""}
+    assert first.name != second.name
+    assert (first.state, first.last_seen) == ("online", "now, since 2026-11-17 08:00:00 UTC")
+    assert (second.state, second.last_seen) == ("offline", "2026-11-17 09:30:00 UTC")
+    assert first.rounds == second.rounds == ROUNDS
+    assert first.seconds is not None
+    (stranger,) = [site for site in found.values() if not site.name]
+    assert stranger.identity.startswith("SHA256:")
+    assert (stranger.state, stranger.last_seen, stranger.rounds) == ("registered", "never", None)
+    assert [found[f"node {node}"].state for node in (1003, 1004)] == ["not registered"] * 2
+
+
+def test_the_command_shows_a_table_or_one_document(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddraw.flower.registered_sites.list_nodes", lambda _: nodes())
+    shown = CliRunner().invoke(app, ["operator", "sites", "consortium", "--run", str(run)])
+    assert shown.exit_code == 0, shown.output
+    assert all(name in shown.output for name in tiny.NAMES)
+    command = ["operator", "sites", "--run", str(run), "--json"]
+    document = json.loads(CliRunner().invoke(app, command).output)
+    assert len(document) == 5
+    without = CliRunner().invoke(app, ["operator", "sites"])
+    assert "give its folder with --run" in without.output
