@@ -4,6 +4,7 @@ state dicts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_types_that_numpy_lacks_stay_as_they_are() -> None:
     assert torch.equal(result.model["fc.weight"], sent["fc.weight"] + 1)
 
 
+@pytest.mark.filterwarnings("ignore:round 0")
 def test_of_two_updates_of_one_client_neither_counts_if_one_is_broken() -> None:
     sent = tiny.initial().arrays()
     one, two = (
@@ -138,6 +140,7 @@ def test_of_two_updates_of_one_client_neither_counts_if_one_is_broken() -> None:
         assert all(np.array_equal(result.model[name], array) for name, array in alone.model.items())
 
 
+@pytest.mark.filterwarnings("ignore:round 0")
 def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
     sent = tiny.initial().arrays()
     bad = [{"other": np.zeros(3)}, moved(sent, np.nan), "nothing"]
@@ -153,6 +156,55 @@ def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
     assert all(one.startswith("refused: ") for one in status[1:4])
     assert status[4] == "missing"
     assert result.weights == {"site 0": 1.0}
+
+
+def wrong_shape(sent: dict[str, Any]) -> dict[str, Any]:
+    return moved(sent, 0.1) | {"classifier.bias": np.zeros(7, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "says"),
+    [
+        (lambda sent: moved(sent, np.nan), 10, "are not finite"),
+        (wrong_shape, 10, r"classifier.bias of shape \(7,\) where \(\d,\) was sent"),
+        (lambda sent: {}, 10, r"it has no tensors where \d+ were sent"),
+        (
+            lambda sent: {f"module.{name}": array for name, array in sent.items()},
+            10,
+            r"were not sent, such as module\.",
+        ),
+        (lambda sent: torch.nn.Linear(3, 2), 10, r"of type Linear, .* give its state_dict\(\)"),
+        (lambda sent: moved(sent, 0.1), "10", "size 10 of type str"),
+    ],
+)
+def test_a_refusal_is_a_warning_and_an_error_where_no_update_is_left(
+    model: Callable[[dict[str, Any]], Any], size: Any, says: str
+) -> None:
+    sent = tiny.initial().arrays()
+    broken = feddraw.ClientUpdate(model(sent), size, "broken")
+    sound = feddraw.ClientUpdate(moved(sent, 0.1), 10, "sound")
+    with pytest.warns(UserWarning, match=f"round 4: broken: refused: .*{says}") as warned:
+        result = feddraw.aggregate(sent, [broken, sound], round=4, rounds=15)
+    assert len(warned) == 1
+    assert result.weights == {"sound": 1.0}
+    with pytest.raises(feddraw.NoUpdateUsed, match=f"no update was used .*broken: .*{says}") as no:
+        feddraw.aggregate(sent, [broken], round=4, rounds=15)
+    kept = no.value.result
+    assert all(np.array_equal(kept.next_model[name], array) for name, array in sent.items())
+    assert kept.state.next_round == 5
+
+
+def test_a_round_that_nobody_answered_is_an_error_too() -> None:
+    sent = tiny.initial().arrays()
+    with pytest.raises(feddraw.NoUpdateUsed, match="no client has answered"):
+        feddraw.aggregate(sent, [], round=0, rounds=15, clients=["north", "south"])
+
+
+def test_a_network_in_place_of_the_sent_state_dict_is_said_in_one_line() -> None:
+    network = torch.nn.Linear(3, 2)
+    update = (network.state_dict(), 10)
+    with pytest.raises(UserError, match=r"the sent model is of type Linear"):
+        feddraw.aggregate(network, [update], round=0, rounds=15)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

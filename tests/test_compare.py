@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
-from feddraw.study.cost import estimate_run
+from feddraw.study.cost import RunEstimate, RunWork, StepCost, estimate_run
 from feddraw.study.method_comparison import (
     ComparisonBudget,
     comparison_runs,
     comparison_seeds_in_words,
+    what_would_fit,
 )
 from feddraw.study.plan import method_of, unfinished_runs
 from feddraw.study.progress import StudyEvent, StudyProgress
@@ -60,7 +61,7 @@ def test_folds_are_as_many_repeats():
         comparison_runs(small(), seeds=-1)
 
 
-def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
+def test_a_budget_has_room_for_whole_seeds_only():
     runs = comparison_runs(small(), seeds=3)
     assert [
         comparison_seeds_in_words(budget(seconds, runs)[0].chosen())
@@ -69,7 +70,7 @@ def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
         "feddraw, fedavg, uniform, alone with seeds 0, 1, 2",
         "feddraw, fedavg, uniform, alone with seeds 0, 1",
         "feddraw, fedavg, uniform, alone with seed 0",
-        "feddraw, fedavg with seed 0",
+        "",
         "",
     ]
     assert len(budget(41, runs, workers=2)[0].chosen()) == 8
@@ -87,9 +88,63 @@ def test_while_running_a_seed_begins_only_if_it_still_fits_at_the_pace_so_far():
     assert [limits.admits(planned, tally) for planned in runs[4:]] == [
         False
     ] * 4  # 60 s are over, 60 s are needed
-    now[0] = 0.0
-    fresh, tally = budget(90, runs, now=now)
-    assert all(fresh.admits(planned, tally) for planned in runs[:4])
+
+
+def test_a_seed_that_has_begun_is_finished_and_none_begins_of_which_a_part_would_fit():
+    runs, now = comparison_runs(small(), seeds=3), [0.0]
+    limits, tally = budget(85, runs, now=now)
+    admitted = []
+    for planned in runs:
+        if limits.admits(planned, tally):
+            admitted.append(planned)
+            tally.note(StudyEvent("started", planned.name))
+            now[0] += 10.0 if planned.experiment.seed == 0 else 20.0  # others use the machine, too
+            tally.note(StudyEvent("finished", planned.name, row={}))
+    # 85 s are over in the middle of seed 1; half a seed could not be compared
+    assert comparison_seeds_in_words(admitted) == (
+        "feddraw, fedavg, uniform, alone with seeds 0, 1"
+    )
+    limits, tally = budget(39, runs, now=[0.0])  # three of four methods would fit
+    assert not any(limits.admits(planned, tally) for planned in runs)
+
+
+def test_where_nothing_fits_the_minutes_rounds_and_size_that_would_are_named():
+    runs = comparison_runs(small(rounds=10, **{"data.size": 64}), seeds=2)
+    cost = StepCost(step=1.0, batch=8, client=0.0, evaluated_image=0.0, memory=0, timed_memory=0)
+    estimate = RunEstimate(
+        cost=cost,
+        opening=2.0,
+        work=RunWork(steps=100, jobs=0, evaluated=0),
+        first_round=RunWork(steps=10, jobs=0, evaluated=0),
+        rounds=10,
+    )
+    estimates = {planned.name: estimate for planned in runs}
+    limits, _ = budget(130, runs, each=estimate.seconds)
+    # 4 methods: 4 * (2 + 10 rounds) <= 130 for 3 rounds, 4 * (2 + 100 / 4) for 32 pixels
+    assert what_would_fit(limits, estimates) == [
+        "--minutes 8",
+        "--set rounds=3 (of 10)",
+        "--set data.size=32 (of 64)",
+    ]
+    limits, _ = budget(30, runs, each=estimate.seconds)
+    assert what_would_fit(limits, estimates) == ["--minutes 8"]
+
+
+def test_a_command_that_cannot_finish_a_seed_says_what_would_fit(tmp_path, monkeypatch):
+    def estimates(runs, _):
+        cost = StepCost(1.0, 8, 0.0, 0.0, 0, 0)
+        one = RunEstimate(cost, 0.0, RunWork(100, 0, 0), RunWork(10, 0, 0), 10)
+        return {planned.name: one for planned in runs}
+
+    (tmp_path / "mine.toml").write_text('data = "phantom"\nscenario = "iid"\nrounds = 10\n')
+    monkeypatch.setattr("feddraw.cli.compare._estimate_comparison", estimates)
+    out = tmp_path / "out"
+    typed = ["compare", str(tmp_path / "mine.toml"), "--minutes", "2", "--workers", "1"]
+    ended = CliRunner().invoke(app, [*typed, "--out", str(out)])
+    assert isinstance(ended.exception, UserError)
+    assert "the 4 runs of seed 0 take about 7 min" in str(ended.exception)
+    assert "--minutes 7; --set rounds=2 (of 10)" in str(ended.exception)
+    assert not out.exists()
 
 
 def test_a_run_is_estimated_from_timed_steps_of_its_own():
@@ -107,10 +162,13 @@ def test_runs_that_others_failures_kept_from_starting_are_not_said_to_be_late(
         yield from (StudyEvent("failed", planned.name, "no memory") for planned in runs[:3])
         yield StudyEvent("left out", runs[3].name)
 
+    nothing = RunWork(0, 0, 0)
+    quick = RunEstimate(StepCost(1.0, 8, 0.0, 0.0, 0, 0), 1.0, nothing, nothing, 1)
     (tmp_path / "mine.toml").write_text('data = "phantom"\nscenario = "iid"\n')
     monkeypatch.setattr("feddraw.study.run_study.run_study", fail)
     monkeypatch.setattr(
-        "feddraw.cli.compare._estimate_comparison", lambda runs, _: {one.name: 1.0 for one in runs}
+        "feddraw.cli.compare._estimate_comparison",
+        lambda runs, _: {one.name: quick for one in runs},
     )
     words = [
         "compare",

@@ -5,6 +5,7 @@ are not.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,15 @@ from feddraw.analysis import explain_weights
 from feddraw.analysis.forest_plot import forest_figure
 from feddraw.analysis.site_heterogeneity import (
     BatchProducts,
+    GroupHeterogeneity,
+    Heterogeneity,
+    SiteDistance,
     compare_sites,
     distance_intervals,
+    rho_interval,
     site_distances_in_ledger,
     site_weights_by_rule,
+    verdict_on,
 )
 from feddraw.cli import app
 from feddraw.core import Measurement
@@ -94,6 +100,53 @@ def test_intervals_cover_the_distance():
         low, high = distance_intervals(batches, "all", 100, seed)[2, 1:]
         covered.append(low <= 20 * 0.1**2 <= high)
     assert np.mean(covered) >= 0.85
+
+
+def test_the_interval_of_rho_covers_it():
+    """Means 0, 0 and 0.1 in each of 20 components, variance 1: rho is (2/3) 0.2 / 2."""
+    covered = []
+    for seed in range(40):
+        _, batches = batches_of((16, 16, 16), (0, 0, 0.1), seed=seed)
+        low, high = rho_interval(batches, "all", 100, seed)
+        covered.append(low <= 1 / 15 <= high)
+        assert high - low < 1 / 15
+    assert np.mean(covered) >= 0.85
+    assert rho_interval(batches, "all", 0, 0) is None
+
+
+def measured_with(rho, interval, p=None, images=(100, 300)):
+    sites = tuple(SiteDistance(f"C{i}", n, min(n, 64)) for i, n in enumerate(images, 1))
+    overall = GroupHeterogeneity("classifier", 9.0, 1.0, 0.9, rho, p)
+    low, high = interval
+    return Heterogeneity(0, overall, sites, rho_low=low, rho_high=high)
+
+
+@pytest.mark.parametrize(
+    ("rho", "interval", "p", "difference", "choose"),
+    [
+        (0.1, (0.05, 0.2), 0.01, "sites differ", "uniform"),  # ρ n̄ = 20, from 10 to 40
+        (0.01, (0.001, 0.02), 0.01, "sites differ", "random_effects"),  # from 0.2 to 4
+        (0.0, (0.0, 0.004), 0.4, "no difference shown", "either, or fedavg"),  # up to 0.8
+        (0.01, (0.0, 0.1), 0.2, "no difference shown", "random_effects"),  # up to 20
+        (0.1, (0.05, 0.2), None, "sites differ", "uniform"),
+        (0.1, (None, None), None, "not tested", "random_effects"),
+    ],
+)
+def test_a_verdict_names_a_row_of_the_page(rho, interval, p, difference, choose):
+    verdict = verdict_on(measured_with(rho, interval, p), 16)
+    assert verdict.rho_n == pytest.approx(200 * rho)
+    assert verdict.difference == difference
+    assert verdict.choose.startswith(choose)
+    page = (Path(__file__).parents[1] / "docs" / "which-weights.md").read_text()
+    assert f"\n| {verdict.row}" in page
+
+
+def test_a_verdict_says_why_a_site_was_not_measured():
+    measured = measured_with(0.1, (0.05, 0.2), 0.01, images=(20, 300))
+    sites = (replace(measured.sites[0], measured=0), measured.sites[1])
+    words = " ".join(verdict_on(replace(measured, sites=sites), 16).in_sentences())
+    assert "C1 was not measured: two batches need 32 images, and it has 20" in words
+    assert "C2 was not measured" not in words
 
 
 def test_weights_of_each_rule():
@@ -184,6 +237,8 @@ def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
     result = invoke(*words, "--batch-size", 8, "--permutations", 19, "--replicates", 20)
     assert result.exit_code == 0, result.output
     assert "is expected if the sites are alike" in result.output
+    assert "no difference shown." in result.output
+    assert "docs/which-weights.md, row" in result.output
     document = json.loads((tmp_path / "o" / "heterogeneity.json").read_text())
     assert [site["site"] for site in document["measured"][0]["sites"]] == ["C1", "C2", "C3"]
     assert (tmp_path / "o" / "heterogeneity.png").stat().st_size > 10_000

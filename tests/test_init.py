@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from feddraw.experiment.init_own_data import experiment_file_text, plan_first_ru
 from feddraw.experiment.inspect_own_data import inspect_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
+from feddraw.report import write_report
 
 SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
 
@@ -119,6 +121,7 @@ def test_a_column_of_class_names_is_written_out_as_a_column_a_class(in_tmp: Path
         "1.png,1,1",
     ]
     assert Experiment.read(Path("own.toml")).section("data")[1]["findings"] == ["device", "mass"]
+    assert "wrote own-labels.csv and own.toml: read own.toml" in done.stdout
 
 
 def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
@@ -157,6 +160,43 @@ def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:
     done = typed("init", "ward 7.csv", folder=in_tmp)
     assert "of 80 images 1 without a file (scans/003.png: tried scans/003.png)" in done.stdout
     assert "true leaves out the 1 rows" in Path("ward 7.toml").read_text()
+    *_, last = done.stdout.splitlines()
+    assert "feddraw run 'ward 7.toml' --set data.skip_bad=true  or" in last
+
+
+def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Path) -> None:
+    names = [f"scans/{number:03}.png" for number in range(90)]
+    write_images(in_tmp, names)
+    rows = []
+    for number, name in enumerate(names):
+        site = "ABC"[number % 3]
+        label = 0 if site == "C" else (number // 3) % 2
+        rows.append([name, f"P{number}", site, label])
+    write_table(in_tmp / "ward.csv", ["path", "patient", "site", "Edema"], rows)
+    done = typed("init", "ward.csv", folder=in_tmp)
+    assert re.search(
+        r"note: C has one class only: \d+ images \(\d+ % of all\), none shows", done.stdout
+    )
+    assert "A has one class" not in done.stdout
+    few = ["--rounds", "1", "--epochs", "1", "--engine", "serial", "--out", "run"]
+    trained = typed("run", "ward.toml", *few, folder=in_tmp)
+    assert "note: C has one class only" in trained.stdout, trained.stderr
+    explained = typed("explain", "run", folder=in_tmp)
+    assert "- C has one class only" in explained.stdout, explained.stderr
+    page = write_report([Path("run")], Path("report"), replicates=0).page.read_text()
+    assert "C has one class only" in page
+
+
+def test_data_show_takes_the_experiment_file_and_the_names_of_its_settings(in_tmp: Path) -> None:
+    own_table(in_tmp, ["Fracture"])
+    Path("scans/003.png").unlink()
+    assert typed("init", "ward 7.csv", folder=in_tmp).returncode == 0
+    shown = typed("data", "show", "ward 7.toml", "--set", "data.skip_bad=true", folder=in_tmp)
+    assert shown.returncode == 0, shown.stderr
+    assert Path("contact-sheet.png").is_file()
+    assert typed("data", "show", "ward 7.toml", "--skip-bad", folder=in_tmp).returncode == 0
+    refused = typed("data", "show", "ward 7.toml", folder=in_tmp)
+    assert "without a file" in refused.stderr
 
 
 def mistakes(folder: Path) -> dict[str, str]:

@@ -17,8 +17,8 @@ from feddraw.cli.report import report_significance_level
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.errors import UserError
 from feddraw.paper import published_tables
-from feddraw.report import markdown, paper_tex
-from feddraw.report.blocks import Cell, ReportTable
+from feddraw.report import markdown, paper_tex, write_report
+from feddraw.report.blocks import Bullets, Cell, Heading, ReportDocument, ReportTable
 from feddraw.report.latex import latex_tables
 from feddraw.report.section_order import compose_report
 from feddraw.report.sections.paper_form import weights_caption
@@ -188,6 +188,26 @@ def test_a_wide_table_comes_in_blocks_that_all_begin_with_its_first_column():
 def test_columns_under_one_heading_stay_together():
     parts = wide(6, [("a", 2), ("b", 2), ("c", 2)]).in_blocks(70)
     assert [part.spans for part in parts] == [[("a", 2)], [("b", 2)], [("c", 2)]]
+
+
+def test_no_name_in_latex_is_an_option_or_a_command():
+    name = "[3cm] \\input{x}"
+    table = ReportTable(name, [name, "b"], [[Cell(name), Cell(name)]], label="x")
+    document = ReportDocument("t", [Heading("p", anchor="paper"), Bullets([name]), table], [])
+    written = paper_tex.render_paper_tex(document, "figures")
+    assert written.count(r"{[}3cm{]} \textbackslash{}input\{x\}") == 5
+    assert not re.search(r"(\\\\|rule|\\item)\s*\[", written)
+
+
+def test_the_name_of_a_data_set_is_no_command_in_a_label(tmp_path):
+    data = {"data.name": r"folder}\input{x"}
+    for scenario in ("A", "B"):
+        for method in ("fedavg", "feddraw"):
+            place = tmp_path / f"{scenario}-{method}"
+            make_run(place, scenario=scenario, method=method, settings=data)
+    write_report([tmp_path], tmp_path / "page", replicates=0)
+    for name in ("tables.tex", "paper.tex"):
+        assert r"\input{" not in (tmp_path / "page" / name).read_text()
 
 
 def test_a_latex_table_is_as_wide_as_a_column_or_the_page():

@@ -112,17 +112,17 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     assert set(comparison.table.methods) == {"feddraw", "fedavg", "uniform"}
     assert report.collection.references == ["alone", "centralised"]
     said = " ".join(summary_sentences(report))
+    assert said.startswith(
+        "Test AUC over 3 scenarios, 2 paired seeds in each: No difference between methods is shown"
+    )
     assert "feddraw has the best average rank" in said
+    assert "ignificant" not in said
     assert (
         "9 of 12 clients (of all scenarios) have a higher test AUC" in said
     )  # the one with 0.9 alone loses, in each scenario
     assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
     assert "cannot give a p below 0.25 with 3 scenarios" in text
-    assert "So no difference can be significant here." not in text
-    assert (
-        "So no difference can be significant here."
-        in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
-    )
+    assert "So no difference can be significant here." in text
 
 
 def test_the_tidy_table_is_read_by_stats(whole: WrittenReport) -> None:
@@ -174,9 +174,10 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
     assert "| C1 | 0.6000 | +0.2000 [" in text
     assert "| C4 | 0.9000 | -0.1000 [" in text
     assert (
-        "3 of 4 clients have a higher test AUC than with the model they train alone: from -0.1000"
-        " (C4)" in text
+        "3 of 4 clients have a higher test AUC than with the model they train alone (95 % CI of the"
+        " share: 19 to 99 %): from -0.1000 (C4, 95 % CI -0." in text
     )
+    assert re.search(r"The 95 % CI over patients lies above 0 for [0-3] of 4; noise", text)
 
 
 def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(
@@ -334,7 +335,85 @@ def test_the_headline_is_over_the_seeds_that_all_methods_have(tmp_path: Path) ->
         for seed, auc in enumerate(areas):
             make_run(tmp_path / f"{method}{seed}", method=method, seed=seed, auc=auc)
     first, *_ = summary_sentences(told(tmp_path)[0])
-    assert first == "fedavg has the highest test AUC in CHM-2: 0.8000, +0.1000 vs feddraw."
+    assert first == (
+        "No difference between methods is shown in test AUC: one training. The highest mean in"
+        " CHM-2 is that of fedavg: 0.8000, +0.1000 vs feddraw."
+    )
+
+
+def test_a_seed_that_one_method_lacks_is_in_no_mean_star_difference_or_sentence(
+    tmp_path: Path,
+) -> None:
+    """As a budget left it: seed 1 of two of three methods, where the third would have won."""
+    for seed, aucs in enumerate(((0.58, 0.60, 0.59), (0.72, 0.50))):
+        for method, auc in zip(("feddraw", "fedavg", "uniform"), aucs, strict=False):
+            make_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, auc=auc, images=200)
+    make_run(tmp_path / "alone", method="alone", auc=0.5, alone=(0.5,) * 4)
+    report, text = told(tmp_path, replicates=20)
+    assert "| fedavg | **0.6000** * |" in text
+    assert "| feddraw | 0.5800 |" in text
+    assert "| uniform | 0.5900 |" in text
+    said = list(summary_sentences(report))
+    assert said[0].startswith("No difference between methods is shown in test AUC: 100 test")
+    assert "one training. The highest mean in CHM-2 is that of fedavg: 0.6000, +0.0100" in said[0]
+    assert any("one paired seed" in sentence and "2 runs are not" in sentence for sentence in said)
+    assert "feddraw of 0.5800" in " ".join(said)
+    assert report.draws["CHM-2"].repeats == ("0",)
+    left_out = "feddraw and fedavg, seed 1: not counted, because uniform has no result there"
+    assert left_out in text
+    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--replicates", "0"]).output
+    assert left_out in " ".join(shown.split())
+
+
+def test_without_a_seed_that_all_methods_have_nothing_is_compared(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", method="feddraw", seed=0, images=100)
+    make_run(tmp_path / "b", method="fedavg", seed=1, images=100)
+    report, text = told(tmp_path, replicates=20)
+    first, *_ = summary_sentences(report)
+    assert first == (
+        "Test AUC in CHM-2: the methods are not compared, there is no seed that all of feddraw and"
+        " fedavg have."
+    )
+    assert "| feddraw | not paired |" in text
+    assert "** *" not in text
+
+
+def test_a_reference_with_fewer_seeds_takes_none_from_the_methods(tmp_path: Path) -> None:
+    for seed in range(3):
+        for method in ("feddraw", "fedavg"):
+            make_run(tmp_path / f"{method}{seed}", method=method, seed=seed, auc=0.7 + seed / 10)
+    make_run(tmp_path / "all", method="centralised", sizes=[800], clients=["all"], auc=0.75, seed=1)
+    report, text = told(tmp_path)
+    assert report.mean("CHM-2", "feddraw", "auc").count == 3
+    assert "| *centralised* (reference) | 0.7500 (n = 1) |" in text
+    assert "has a mean AUC of 0.7500, feddraw of 0.8000." in text  # both of seed 1
+
+
+def test_a_seed_without_a_value_counts_for_no_method(tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(tmp_path / f"a{seed}", method="feddraw", seed=seed, auc=(0.6, 0.7, 0.9)[seed])
+        auc = (0.6, 0.7, float("nan"))[seed]
+        make_run(tmp_path / f"b{seed}", method="fedavg", seed=seed, auc=auc)
+    report, _ = told(tmp_path)
+    assert report.pairing("CHM-2", "auc").repeats == ("0", "1")
+    assert report.mean("CHM-2", "feddraw", "auc").value == pytest.approx(0.65)
+
+
+def test_the_headline_claims_a_difference_only_over_several_trainings_and_patients(
+    tmp_path: Path,
+) -> None:
+    noise = (0.0, 0.004, -0.003, 0.002)
+    for seed in range(4):
+        for method, level, times in (("feddraw", 0.9, 2), ("fedavg", 0.6, 1), ("uniform", 0.6, -1)):
+            auc = level + noise[seed] * times
+            folder = tmp_path / f"{method}-{seed}"
+            make_run(folder, method=method, seed=seed, auc=auc, images=300)
+    first, *_ = summary_sentences(told(tmp_path, replicates=50)[0])
+    assert first.startswith("feddraw has the highest test AUC in CHM-2: 0.9")
+    assert "is shown to be higher than that of fedavg and uniform" in first or (
+        "is shown to be higher than that of uniform and fedavg" in first
+    )
+    assert first.endswith("(alpha 0.05, Holm over all pairs; 150 test patients, 4 paired seeds).")
 
 
 def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_path: Path) -> None:
@@ -417,9 +496,9 @@ def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_interv
     first = text[: text.index("## Summary")]
     headline = first.splitlines()[2]
     assert headline.startswith(
-        "feddraw has the highest test AUC in CHM-2: 0.8000, +0.0050 vs uniform (95 % bootstrap"
+        "No difference between methods is shown in test AUC: 150 test patients, one training. The"
+        " highest mean in CHM-2 is that of feddraw: 0.8000, +0.0050 vs uniform (95 % bootstrap"
     )
-    assert headline.endswith("no difference between the two is shown.")
     assert (
         first.index(headline)
         < first.index("chm-2-feddraw-weights.svg")

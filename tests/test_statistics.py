@@ -22,6 +22,7 @@ from feddraw.analysis import bootstrap, statistics
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.metrics import auc
 from feddraw.analysis.paired_differences import against, repeats_needed
+from feddraw.analysis.paired_repeats import paired_repeats
 from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
 
@@ -202,7 +203,8 @@ def test_a_pair_is_significant_where_its_p_is_below_alpha_and_no_group_holds_bot
     shape: tuple[int, int], alpha: float
 ) -> None:
     found = compare(named(random_values(*shape, True)), alpha=alpha)
-    rejected = found.friedman.p < alpha
+    rejected = found.friedman.p < alpha and len(found.ranks) >= statistics.FEWEST_SCENARIOS
+    assert found.rejected == rejected
     for pair in found.pairs:
         assert pair.significant == (rejected and pair.nemenyi_p < alpha)
         assert pair.significant != any(
@@ -211,6 +213,78 @@ def test_a_pair_is_significant_where_its_p_is_below_alpha_and_no_group_holds_bot
     for one, other in pairwise(found.groups):
         assert not set(one) <= set(other)
         assert not set(other) <= set(one)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_one_control_against_all_is_the_normal_test_of_ranks_with_holms_step_down(
+    shape: tuple[int, int],
+) -> None:
+    values = random_values(*shape, True)
+    found = compare(named(values), control="m1")
+    scenarios, methods = shape
+    average = np.mean([stats.rankdata(-row) for row in values], axis=0)
+    error = math.sqrt(methods * (methods + 1) / (6 * scenarios))
+    z = {f"m{i}": (average[i] - average[1]) / error for i in range(methods) if i != 1}
+    assert {one.method: one.z for one in found.against_control} == pytest.approx(z)
+    p = {method: 2 * stats.norm.sf(abs(gap)) for method, gap in z.items()}
+    assert {one.method: one.p for one in found.against_control} == pytest.approx(p)
+    # step down by hand: the i-th smallest of m times m - i + 1, never below the one before
+    highest, corrected = 0.0, {}
+    for place, method in enumerate(sorted(p, key=lambda method: p[method])):
+        highest = max(highest, (len(p) - place) * p[method])
+        corrected[method] = min(1.0, highest)
+    assert {one.method: one.holm_p for one in found.against_control} == pytest.approx(corrected)
+    for one in found.against_control:
+        assert one.significant == (found.rejected and corrected[one.method] < 0.05)
+
+
+def test_the_control_is_feddraw_or_the_first_unless_one_is_named() -> None:
+    values = np.arange(15.0).reshape(5, 3)
+    scenarios = tuple("abcde")
+    assert compare(Table(scenarios, ("x", "feddraw (eta=1)", "y"), values)).control.startswith(
+        "feddraw"
+    )
+    assert compare(Table(scenarios, ("x", "y", "z"), values)).control == "x"
+    with pytest.raises(UserError, match="nobody"):
+        compare(Table(scenarios, ("x", "y", "z"), values), control="nobody")
+
+
+def test_nothing_is_significant_with_few_scenarios_or_where_friedman_does_not_reject() -> None:
+    always_in_order = np.tile(np.arange(8.0), (4, 1))
+    few = compare(named(always_in_order), alpha=0.10)
+    assert few.friedman.p < 0.001
+    assert not any(one.significant for one in (*few.pairs, *few.against_control))
+    said = words.comparison_in_words(few)
+    assert said.startswith("No difference between methods is shown: ranks over 4 scenarios")
+    assert "ignificant" not in said
+    mixed = compare(named(np.array([[1.0, 2, 3], [3, 2, 1]] * 3)))
+    assert words.comparison_in_words(mixed).startswith(
+        "No difference between methods is shown at alpha 0.05 (Friedman p = 1.000, 6 scenarios)."
+    )
+    enough = compare(named(np.tile(np.arange(8.0), (5, 1))), alpha=0.10)
+    assert "significantly better than" in words.comparison_in_words(enough)
+    assert "at alpha 0.1 (Nemenyi; Friedman p < 0.001, 5 scenarios)" in words.comparison_in_words(
+        enough
+    )
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(4, 4), (0, 4), (9, 12), (1, 1)])
+def test_the_interval_of_a_share_is_clopper_and_pearsons(successes: int, trials: int) -> None:
+    expected = stats.binomtest(successes, trials).proportion_ci(0.95, method="exact")
+    assert statistics.proportion_interval(successes, trials) == pytest.approx(tuple(expected))
+
+
+def test_only_repeats_that_all_methods_have_are_paired() -> None:
+    found = paired_repeats(
+        [("a", "0"), ("a", "1"), ("b", "1"), ("a", "2"), ("b", "2"), ("c", "1"), ("b", "3")]
+    )
+    assert (found.methods, found.repeats) == (("a", "b", "c"), ("1",))
+    assert list(found.uncounted_in_words()) == [
+        "a, seed 0: not counted, because b and c have no result there",
+        "a and b, seed 2: not counted, because c has no result there",
+        "b, seed 3: not counted, because a and c have no result there",
+    ]
+    assert paired_repeats([]).repeats == ()
 
 
 def test_groups_are_the_maximal_sets() -> None:
@@ -437,8 +511,14 @@ MISTAKES = {
     "seed missing": (
         "scenario,method,seed,v\nS,a,0,1\nS,a,1,1\nS,b,0,1\n",
         ("--over", "seed"),
-        "no row for S b 1",
+        "one scenario only (S)",
     ),
+    "no seed that all have": (
+        "scenario,method,seed,v\nS,a,0,1\nS,b,1,1\n",
+        ("--over", "seed"),
+        "no seed that all methods have: S: a, seed 0: not counted, because b has no result there",
+    ),
+    "control": (TIDY, ("--control", "x"), "x"),
 }
 
 
@@ -462,8 +542,12 @@ def test_stats_says_in_words_who_is_better_and_draws(
 ) -> None:
     code, out, _ = stats_of(TIDY, "--plot", "cd.svg")
     assert code == 0
-    assert "[/c] has the best average rank. Significantly better than a." in out
-    assert "No significant difference from b." in out
+    assert (
+        "No difference between [/c], which has the best average rank, and b is shown. It is"
+        " significantly better than a at alpha 0.05 (Nemenyi; Friedman p = 0.002, 6 scenarios)."
+        in " ".join(out.split())
+    )
+    assert "a against each other method at alpha 0.05 (z of average ranks, Holm)" in out
     assert "auc_std" not in out
     assert "[/c]  1.00" in Path("cd.svg").read_text(encoding="utf-8")
 
@@ -628,6 +712,29 @@ def test_means_equal_at_the_digits_given_are_ties_and_others_are_named(
     assert "2 pairs" in stats_of(table)[1]
     out = stats_of(table, "--digits", "4", "--json")[1]
     assert json.loads(out)["values"]["auc"]["average_ranks"] == {"a": 1.5, "b": 1.5}
+
+
+def test_stats_counts_only_seeds_that_all_methods_have_and_names_the_others(
+    stats_of: Callable[..., tuple[int, str, str]],
+) -> None:
+    values = {("a", 0): 0.6, ("b", 0): 0.7, ("a", 1): 0.9, ("b", 1): 0.5}
+    lines = [f"S{s},{m},{seed},{v}" for s in range(5) for (m, seed), v in values.items()]
+    table = "\n".join(["scenario,method,seed,auc", *lines])
+    unfinished = table.replace("S4,b,1,0.5", "")  # in S4 only seed 0 is left, where b is better
+    _, out, _ = stats_of(unfinished, "--over", "seed")
+    assert "2 methods over 5 scenarios, 1 to 2 paired seeds in each" in out
+    assert "S4: a, seed 1: not counted, because b has no result there" in out
+    document = json.loads(stats_of(unfinished, "--over", "seed", "--json")[1])["values"]["auc"]
+    assert document["ranks"]["S3"] == {"a": 1, "b": 2}
+    assert document["ranks"]["S4"] == {"a": 2, "b": 1}
+    assert document["paired_repeats"] == {"S0": 2, "S1": 2, "S2": 2, "S3": 2, "S4": 1}
+    # c was trained with seed 0 only: then a minus b is over seed 0 only, too
+    third = "\n".join([table, *(f"S{s},c,0,0.65" for s in range(5))])
+    words = ("--over", "seed", "--against", "b", "--json")
+    document = json.loads(stats_of(third, *words)[1])
+    one = document["values"]["auc"][0]
+    assert (one["method"], one["repeats"], one["mean"]) == ("a", 1, pytest.approx(-0.1))
+    assert "a and b, seed 1: not counted" in document["left_out"]["auc"][0]
 
 
 def test_stats_against_a_method_prints_draws_and_documents_differences(

@@ -17,7 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddraw.aggregation import AggregationResult, AggregationState, ClientUpdate, aggregate
+    from feddraw.aggregation import (
+        AggregationResult,
+        AggregationState,
+        ClientUpdate,
+        NoUpdateUsed,
+        aggregate,
+    )
     from feddraw.core.schedules import schedule, weights
     from feddraw.errors import RunFailed, UserError
     from feddraw.experiment.running import RunResult, iterate, run
@@ -35,6 +41,7 @@ __all__ = [
     "EvaluatedRound",
     "Experiment",
     "LedgerEntry",
+    "NoUpdateUsed",
 ]
 __all__ += [
     "RunFailed",
@@ -51,7 +58,8 @@ __all__ += [
 
 _LATER = dict.fromkeys(["RunResult", "iterate", "run"], "experiment.running")
 _LATER |= dict.fromkeys(
-    ["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation"
+    ["AggregationResult", "AggregationState", "ClientUpdate", "NoUpdateUsed", "aggregate"],
+    "aggregation",
 )
 _LATER |= {"Experiment": "experiment.settings", "Training": "training.settings"}
 _LATER |= {"LedgerEntry": "server.ledger"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round
 from feddraw.system.file_writing import write_whole
+from feddraw.text import safe_line
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
 
@@ -109,6 +111,16 @@ class AggregationResult:
         return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
+class NoUpdateUsed(UserError):
+    """No update of a round counted; `result` has the model and the state as they were, and the
+    ledger, for a loop that goes on with the next round.
+    """
+
+    def __init__(self, message: str, result: AggregationResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 def aggregate(  # noqa: PLR0913 - the settings of one call
     sent: StateDict,
     updates: Sequence[ClientUpdate | tuple[StateDict, float]],
@@ -133,7 +145,8 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     more may come, `everyone` is False, and the policy is not checked against them. `classifier`
     names the layer that gives the scores, or several in the order of the findings; left out, it is
     found by its shape and by `outputs`, the number of findings, and asked for where that does not
-    decide. An update that is broken is refused by name in the ledger, and the others count.
+    decide. An update that is broken is refused by name, in a warning and in the ledger, and the
+    others count; where none counts, `NoUpdateUsed` is raised.
     """
     rule, name = method_to_aggregate(method)
     limits = policy_of(policy)
@@ -146,7 +159,10 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     names = _client_names({update.client for update in named}, known, clients)
     if clients is not None and everyone:
         limits.check_clients(names)
-    arrays = state_dict.plain_arrays(sent)
+    try:
+        arrays = state_dict.plain_arrays(sent)
+    except TypeError as error:
+        raise UserError(f"the sent model is {error}") from None
     looked_at = any(update.labelled is not None for update in named) or looks_at_classifier(rule)
     layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
     rule.check(layout)
@@ -171,13 +187,24 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     )
     collect = Together(gate=gate or Gate(), policy=limits)
     result = collect(this_round, readable)
-    return AggregationResult(
+    aggregated = AggregationResult(
         model=state_dict.state_dict_like(result.model, sent),
         next_model=state_dict.state_dict_like(result.next_model, sent),
         ledger=with_refusals(result.ledger, refused),
         state=AggregationState(name, names, round + 1, result.state),
         broadcast=rule.broadcast(result.state),
     )
+    refusals = [
+        safe_line(f"{entry.client}: {entry.status}")
+        for entry in aggregated.ledger
+        if entry.status.startswith("refused")
+    ]
+    if not aggregated.weights:
+        reasons = "; ".join(refusals) or "no client has answered"
+        raise NoUpdateUsed(f"round {round}: no update was used ({reasons})", aggregated)
+    for refusal in refusals:
+        warnings.warn(f"round {round}: {refusal}", stacklevel=2)
+    return aggregated
 
 
 def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
@@ -219,7 +246,7 @@ def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[Client
     if not updates:
         return
     for extra, extent in rule.sends.items():
-        if not any(extra in update.extra for update in updates):
+        if not any(_sends(update, extra) for update in updates):
             whose = (
                 "asks every client for"
                 if extra in ASKED
@@ -234,6 +261,11 @@ def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[Client
             f"{name} looks at the clients' optimiser steps: give them as ClientUpdate(model, size,"
             " steps=…)"
         )
+
+
+def _sends(update: ClientUpdate, extra: str) -> bool:
+    """Whether it has this beside the model; what a client calls its extras may be anything."""
+    return isinstance(update.extra, Mapping) and extra in update.extra
 
 
 def _check_round(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
@@ -254,10 +286,7 @@ def _client_names(
     """All clients in a fixed order, whoever answered first; `known` are those of the state."""
     if clients is None:
         if not known and not answered:
-            raise UserError(
-                "no updates: give at least one, or the names of the clients that should have"
-                " sent one"
-            )
+            raise UserError("no updates: give at least one")
         return (*known, *sorted(answered - set(known), key=_natural_order))
     names = tuple(map(str, clients))
     if len(set(names)) != len(names):
@@ -283,9 +312,15 @@ def _readable(
     `refused`.
     """
     try:
-        model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
-        wanted = [name for name in rule.sends if name in given.extra]
-        extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
+        # what does not fit becomes infinite, and the gate finds it
+        with np.errstate(over="ignore"):
+            model: Model = state_dict.flatten_state_dict(
+                state_dict.plain_arrays(given.model), layout
+            )
+            wanted = [name for name in rule.sends if name in given.extra]
+            extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
+        # the gate checks what it holds
+        labelled = None if given.labelled is None else np.array(given.labelled)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         refused[given.client] = in_one_line(error)
         return None
@@ -293,7 +328,6 @@ def _readable(
         refused[given.client] = "it does not say how many steps it took"
         return None
     steps = 1 if given.steps is None else given.steps
-    labelled = None if given.labelled is None else np.array(given.labelled)  # the gate checks it
     return Update(
         names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled
     )

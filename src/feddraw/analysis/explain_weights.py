@@ -6,10 +6,14 @@ nothing), what a client counts above or below an equal share is split between th
 adding one score, averaged over adding it first and adding it second (Shapley's value of two
 players). The two parts add up to the difference exactly. Where a policy limits weights, what it
 moved is a third part.
+
+A run has faults: clients join late, do not answer, are refused. An equal share is therefore that of
+the clients that counted in the round, and a client's means are over the rounds in which it counted.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -36,12 +40,13 @@ RoundSpan = tuple[int, int]  # first and last round
 
 NEARLY_EQUAL = 0.01  # weights this close to an equal share, as a part of it, are called equal
 EXACTLY_EQUAL = 1e-9
+NUMBERS = re.compile(r"\d[\d.,]*(e[+-]?\d+)?")  # in which statuses of one cause may differ
 
 HOW_WEIGHTS_SPLIT = (
     "A weight is the softmax of a score for size plus a score for similarity. What a client counted"
     " above (+) or below (-) an equal share is split between the two: the effect of adding one"
     " score, averaged over adding it first and adding it second. The parts of a round add up"
-    " exactly; the table has their mean over the rounds."
+    " exactly; the table has their mean over the rounds in which the client counted."
 )
 WHY_NO_SPLIT = (
     "The ledger of this method does not say how size and similarity made the weights, so they are"
@@ -54,9 +59,11 @@ class WeightExplanation:
     """What a ledger says; arrays are (rounds × clients)."""
 
     run: RecordedRun
+    counted: NDArray[np.bool_]
     shares: Floats  # of the weights of a round, as they may not add up to 1
     rescaled: bool  # they did not
     image_shares: Floats  # (clients,)
+    size_shares: Floats  # of the images of those that counted in the round
     from_size: Floats | None  # parts of share - 1/K; none where the ledger does not tell
     from_similarity: Floats | None
     from_policy: Floats | None  # what a policy moved; none where there is no policy
@@ -76,36 +83,81 @@ class WeightExplanation:
 
     @property
     def small(self) -> NDArray[np.bool_]:
-        """Clients below the mean size."""
+        """Clients below the mean size; one that never reported its size is neither small nor
+        large.
+        """
         sizes = self.run.ledger.sizes
-        return np.asarray(sizes < sizes.mean())
+        known = sizes > 0
+        return np.asarray(known & (sizes < sizes[known].mean()))
 
     @property
     def small_names(self) -> list[str]:
         return list(compress(self.clients, self.small))
 
     @property
+    def fair(self) -> Floats:
+        """(rounds,): an equal share of the clients that counted; not a number where none did."""
+        number = self.counted.sum(axis=1)
+        return _divided(np.ones(len(number)), number)
+
+    @property
+    def distance_from_fair(self) -> Floats:
+        """(rounds,): how far a client that counted was from an equal share, at most, as a part of
+        it; not a number where none counted.
+        """
+        fair = self.fair[:, None]
+        distance = np.where(self.counted, np.abs(self.shares - fair), 0.0).max(axis=1)
+        return np.asarray(distance / self.fair)
+
+    @property
     def ahead(self) -> list[RoundSpan]:
-        """When the small clients counted more than the large ones, per client on average."""
-        if not self.small.any():
-            return []
-        lead = self.shares[:, self.small].mean(axis=1) - self.shares[:, ~self.small].mean(axis=1)
+        """When the small clients counted more than the large ones, per client on average of those
+        that counted.
+        """
+        lead = self.mean_share(self.small) - self.mean_share(~self.small)
         return spans_of_rounds(lead > EXACTLY_EQUAL)
+
+    def mean_share(self, which: NDArray[np.bool_]) -> Floats:
+        """(rounds,): the mean share of some of the clients; not a number where none counted."""
+        counted = self.counted & which
+        number = counted.sum(axis=1)
+        total = np.where(counted, self.shares, 0.0).sum(axis=1)
+        return _divided(total, number)
+
+    def mean_when_counted(self, column: Floats) -> Floats:
+        """(clients,): the mean over the rounds in which the client counted; not a number for one
+        that never did.
+        """
+        number = self.counted.sum(axis=0)
+        total = np.where(self.counted, np.nan_to_num(column), 0.0).sum(axis=0)
+        return _divided(total, number)
 
     def equal(self, tolerance: float) -> list[RoundSpan]:
         """When no client was further from an equal share than this part of it."""
-        fair = 1 / len(self.clients)
-        return spans_of_rounds(np.abs(self.shares - fair).max(axis=1) <= tolerance * fair)
+        return spans_of_rounds(self.distance_from_fair <= tolerance)
 
     @property
     def events(self) -> list[tuple[int, str, str]]:
-        """Round, client and reason of everybody who was asked and did not count."""
+        """Round, client and reason of everybody who was asked and did not count, nodes without a
+        name among them.
+        """
         return [
-            (t, client, status)
-            for t, row in enumerate(self.run.ledger.status)
-            for client, status in zip(self.clients, row, strict=True)
-            if not status.startswith("weighted") and status != "not sampled"
+            (entry.round, entry.client, entry.status)
+            for entry in self.run.entries
+            if not entry.weighted and entry.status != "not sampled"
         ]
+
+    @property
+    def unnamed_nodes(self) -> list[str]:
+        """Nodes in the ledger that are not among the clients."""
+        names = dict.fromkeys(entry.client for entry in self.run.entries)
+        return [name for name in names if name not in self.clients]
+
+
+def _divided(total: Floats, number: NDArray[np.int64]) -> Floats:
+    """Not a number where the number is 0."""
+    unknown = np.full(len(number), np.nan)
+    return np.asarray(np.divide(total, number, out=unknown, where=number > 0))
 
 
 def explain_run_weights(run: RecordedRun) -> WeightExplanation:
@@ -123,11 +175,18 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     known = [part for part in parts if part is not None]
     explained = len(known) == len(parts)
     limited = ledger.has("proposed", "allowed")
+    counted = ledger.counted
+    images = counted * ledger.sizes
+    counted_images = images.sum(axis=1, keepdims=True)
     return WeightExplanation(
         run=run,
+        counted=counted,
         shares=shares,
         rescaled=bool((np.abs(totals[totals > 0] - 1) > 1e-6).any()),
         image_shares=ledger.sizes / ledger.sizes.sum(),
+        size_shares=np.divide(
+            images, counted_images, out=np.zeros_like(weights), where=counted_images > 0
+        ),
         from_size=np.stack([size for size, _ in known]) if explained else None,
         from_similarity=np.stack([similarity for _, similarity in known]) if explained else None,
         from_policy=np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if limited else None,
@@ -140,7 +199,7 @@ def _size_and_similarity_parts(
     """What size and similarity added to an equal share in one round; None where the scores do not
     give the weights.
     """
-    weighted = np.array([status.startswith("weighted") for status in ledger.status[round]])
+    weighted = ledger.counted[round]
     if not weighted.any():
         return np.zeros(len(weighted)), np.zeros(len(weighted))
     scores = _size_and_similarity_scores(ledger, round, weighted)
@@ -203,11 +262,16 @@ def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
     yield from _size_or_similarity(explained)
     yield from _policy_clauses(explained)
     run = explained.run
+    yield from (f"{sentence}." for sentence in run.one_class_clients())
     by_finding = run.by_class() if run.finished else {}
     yield from _findings_taught(explained, by_finding)
     yield from _weights_by_finding(explained, by_finding)
     yield from _measured_distances(explained)
+    yield from _joined_late(explained)
+    yield from _rounds_of_few(explained)
     yield from _not_counted(explained)
+    if run.stopped:
+        yield f"The run has stopped: {run.stopped}."
     if run.diverged:
         yield f"The run diverged in round {run.diverged.round}: {run.diverged.why}."
     if explained.rescaled:
@@ -218,15 +282,25 @@ def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
 
 
 def _most_and_least_weight(explained: WeightExplanation) -> Iterator[str]:
-    mean = explained.shares.mean(axis=0)
-    if np.ptp(mean) < EXACTLY_EQUAL:
-        yield f"All {len(mean)} clients counted the same on average: {percent(mean[0])} each."
+    mean = explained.mean_when_counted(explained.shares)
+    number = int(np.isfinite(mean).sum())
+    if np.nanmax(mean) - np.nanmin(mean) < EXACTLY_EQUAL:
+        who = f"All {number} clients" if number == len(mean) else f"The {number} that counted"
+        yield f"{who} counted the same on average: {percent(float(np.nanmax(mean)))} each."
         return
-    for place, word in ((int(mean.argmax()), "most"), (int(mean.argmin()), "least")):
+    for place, word in ((int(np.nanargmax(mean)), "most"), (int(np.nanargmin(mean)), "least")):
         yield (
-            f"{explained.clients[place]} counted {word}: {percent(mean[place])} on average, with"
+            f"{explained.clients[place]} counted {word}: {percent(mean[place])} on average"
+            f"{_rounds_counted(explained, place)}, with"
             f" {percent(explained.image_shares[place])} of the images."
         )
+
+
+def _rounds_counted(explained: WeightExplanation, place: int) -> str:
+    """Of how many rounds a client's average is; nothing where it counted in all."""
+    rounds = explained.run.ledger.rounds
+    counted = int(explained.counted[:, place].sum())
+    return "" if counted == rounds else f" of the {counted} of {rounds} rounds in which it counted"
 
 
 def _small_clients(explained: WeightExplanation) -> Iterator[str]:
@@ -248,29 +322,37 @@ def _small_clients(explained: WeightExplanation) -> Iterator[str]:
     )
     start = ahead[0][0]
     if start:
-        small_mean = explained.shares[start, small].mean()
-        large_mean = explained.shares[start, ~small].mean()
+        small_mean = explained.mean_share(small)[start]
+        large_mean = explained.mean_share(~small)[start]
         yield f"They overtook in round {start}: {small_mean:.4f} vs {large_mean:.4f} per client."
 
 
 def _equal_weights(explained: WeightExplanation) -> Iterator[str]:
-    equal = 1 / len(explained.clients)
     near = explained.equal(NEARLY_EQUAL)
     exact = explained.equal(EXACTLY_EQUAL)
     if not near:
-        gap = np.abs(explained.shares - equal).max(axis=1)
+        distance = explained.distance_from_fair
+        nearest = int(np.nanargmin(distance))
         yield (
-            f"The weights never became equal; they came nearest in round {gap.argmin()}, up to"
-            f" {percent(gap.min() / equal)} off an equal share."
+            f"The weights never became equal; they came nearest in round {nearest}, up to"
+            f" {percent(distance[nearest])} off an equal share."
         )
         return
     settled = len(near) == 1 and near[0][1] == len(explained.shares) - 1
     when = f"from round {near[0][0]} to the end" if settled else f"in {rounds_in_words(near)}"
     exactly = f", and exactly equal in {rounds_in_words(exact)}" if exact else ""
     yield (
-        f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({equal:.4f})"
-        f" {when}{exactly}."
+        f"All weights were within {percent(NEARLY_EQUAL)} of an equal share"
+        f" ({equal_share_in_words(explained)}) {when}{exactly}."
     )
+
+
+def equal_share_in_words(explained: WeightExplanation) -> str:
+    """Its number, where the same number of clients counted in all rounds in which any did."""
+    shares = np.unique(explained.fair[np.isfinite(explained.fair)])
+    if len(shares) == 1:
+        return f"{shares[0]:.4f}"
+    return "one part for each client that counted in the round"
 
 
 def _size_or_similarity(explained: WeightExplanation) -> Iterator[str]:
@@ -293,8 +375,8 @@ def _size_or_similarity(explained: WeightExplanation) -> Iterator[str]:
 
 def _compared_with_size(explained: WeightExplanation) -> Iterator[str]:
     """For a method whose ledger does not say how size and similarity made the weights."""
-    difference = explained.shares.mean(axis=0) - explained.image_shares
-    place = int(np.abs(difference).argmax())
+    difference = explained.mean_when_counted(explained.shares - explained.size_shares)
+    place = int(np.nanargmax(np.abs(difference)))
     if abs(difference[place]) < 1e-6:
         yield "Every client counted by its share of the images: size is the whole reason."
         return
@@ -396,12 +478,69 @@ def _measured_distances(explained: WeightExplanation) -> Iterator[str]:
     yield f"In the last measurement {farthest.site} was farthest from the others."
 
 
+def _joined_late(explained: WeightExplanation) -> Iterator[str]:
+    """Clients whose first line is not that of the first round."""
+    first_round: dict[str, int] = {}
+    for entry in explained.run.entries:
+        first_round.setdefault(entry.client, entry.round)
+    for client in explained.clients:
+        if first_round[client] > 0:
+            yield (
+                f"{client} joined in round {first_round[client]}; before that nobody was asked"
+                " under this name."
+            )
+
+
+def _rounds_of_few(explained: WeightExplanation) -> Iterator[str]:
+    """Rounds in which no client counted, or one alone."""
+    number = explained.counted.sum(axis=1)
+    if nobody := spans_of_rounds(number == 0):
+        yield f"In {rounds_in_words(nobody)} no client counted: the model stayed as it was."
+    if len(explained.clients) < 2:
+        return
+    for place, client in enumerate(explained.clients):
+        if alone := spans_of_rounds((number == 1) & explained.counted[:, place]):
+            yield f"In {rounds_in_words(alone)} only {client} counted."
+
+
 def _not_counted(explained: WeightExplanation) -> Iterator[str]:
-    events = explained.events
-    for round, client, status in events[:5]:
-        yield f"{client} did not count in round {round}: {status}."
-    if len(events) > 5:
-        yield f"In {len(events) - 5} more cases a client did not count; the ledger has them."
+    """Every cause for which somebody was asked and did not count, with whom and when it met."""
+    causes: dict[str, list[tuple[int, str, str]]] = {}
+    for event in explained.events:
+        cause = NUMBERS.sub("#", event[2])
+        causes.setdefault(cause, []).append(event)
+    for events in causes.values():
+        statuses = {status for _, _, status in events}
+        such_as = ", such as" if len(statuses) > 1 else ""
+        yield f"{_cause_in_words(events[0][2], such_as)}: {_clients_and_rounds(events)}."
+    if nodes := explained.unnamed_nodes:
+        yield (
+            f"Not among the clients: {join_names(nodes)}. The ledger has no name for a node before"
+            " its first valid answer, so it may be a client that answered later, or a stranger."
+        )
+    never = np.logical_not(explained.counted.any(axis=0)).tolist()
+    if names := list(compress(explained.clients, never)):
+        yield f"{join_names(names)} never counted."
+
+
+def _cause_in_words(status: str, such_as: str) -> str:
+    if status == "missing":
+        return "Asked, but did not answer"
+    kind, _, reason = status.partition(": ")
+    return f"{kind.capitalize()}{such_as} ({reason})" if reason else kind.capitalize()
+
+
+def _clients_and_rounds(events: Sequence[tuple[int, str, str]]) -> str:
+    """Who met a cause, and when: North in rounds 1 to 3, South in round 5."""
+    rounds_of: dict[str, set[int]] = {}
+    for round, client, _ in events:
+        rounds_of.setdefault(client, set()).add(round)
+    words = []
+    for client, rounds in rounds_of.items():
+        met = np.zeros(max(rounds) + 1, dtype=bool)
+        met[list(rounds)] = True
+        words.append(f"{client} in {rounds_in_words(spans_of_rounds(met))}")
+    return join_names(words)
 
 
 def rounds_in_words(spans: Sequence[RoundSpan]) -> str:
@@ -411,8 +550,9 @@ def rounds_in_words(spans: Sequence[RoundSpan]) -> str:
     return ("round " if single else "rounds ") + join_names(words)
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def percent(value: float | None) -> str:
+    """A share as a table has it; a dash where there is none."""
+    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 # ------------------------------------------------------------------------------------ as a document
@@ -453,26 +593,70 @@ def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
 
 
 def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]:
+    """A client's numbers, of the rounds in which it counted; null for one that never did."""
     ledger = explained.run.ledger
-    shares = explained.shares[:, place]
-    influence = ledger["influence"][:, place]
-    parts = {
-        name: None if part is None else float(part[:, place].mean())
-        for name, part in explained.parts.items()
-    }
-    return {
+    rounds = np.flatnonzero(explained.counted[:, place])
+    document = {
         "client": explained.clients[place],
         "size": int(ledger.sizes[place]),
         "image_share": float(explained.image_shares[place]),
+        "rounds": len(rounds),
+    }
+    names = ("first", "mean", "last", "most", "most_round", "influence", *explained.parts)
+    if not len(rounds):
+        return document | dict.fromkeys(names)
+    shares = explained.shares[rounds, place]
+    influence = np.nan_to_num(ledger["influence"][rounds, place])
+    parts = {
+        name: None if part is None else float(part[rounds, place].mean())
+        for name, part in explained.parts.items()
+    }
+    return {
+        **document,
         "first": float(shares[0]),
         "mean": float(shares.mean()),
         "last": float(shares[-1]),
         "most": float(shares.max()),
-        "most_round": int(shares.argmax()),
+        "most_round": int(rounds[shares.argmax()]),
         # none under secure sums, where only the client knows the length of its move
-        "influence": float(np.nan_to_num(influence).mean()) if ledger.has("influence") else None,
+        "influence": float(influence.mean()) if ledger.has("influence") else None,
         **parts,
     }
+
+
+WEIGHT_COLUMNS = (
+    "client",
+    "images",
+    "share",
+    "rounds",
+    "first",
+    "mean",
+    "last",
+    "largest (round)",
+    "influence",
+)
+WEIGHT_COLUMNS_EXPLAINED = (
+    "Share: part of all images. Rounds: in how many the client counted. First, mean, last, largest:"
+    " its aggregation weight over these rounds. Influence: its part of the total length of the"
+    " weighted updates, mean over these rounds."
+)
+
+
+def weight_row(client: Mapping[str, Any]) -> list[str]:
+    """A client of the document as a row of the table with these columns."""
+    counted = client["rounds"] > 0
+    hidden = counted and client["influence"] is None
+    return [
+        str(client["client"]),
+        f"{client['size']:,}",
+        percent(client["image_share"]),
+        str(client["rounds"]),
+        percent(client["first"]),
+        percent(client["mean"]),
+        percent(client["last"]),
+        f"{percent(client['most'])} ({client['most_round']})" if counted else "-",
+        "hidden" if hidden else percent(client["influence"]),
+    ]
 
 
 def _round_document(explained: WeightExplanation, round: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from feddraw.analysis import statistics
+from feddraw.analysis.paired_repeats import RepeatRow
 from feddraw.errors import UserError, unknown
 
 Floats = NDArray[np.float64]
@@ -49,14 +50,14 @@ class Difference:
 
 
 def against(
-    rows: Iterable[statistics.RepeatRow], reference: str, *, alpha: float = 0.05, folds: int = 0
+    rows: Iterable[RepeatRow], reference: str, *, alpha: float = 0.05, folds: int = 0
 ) -> list[Difference]:
     """Every method minus the reference, from rows (scenario, method, repeat, value), by scenario
     and over all of them.
 
-    Repeats that only one of the two has are left out, so that an unfinished study can be looked at.
-    `folds` is into how many parts the images were split where repeats share training images, and 0
-    where they do not.
+    Repeats that only one of the two has are left out; `pair_rows` leaves those that all methods
+    have. `folds` is into how many parts the images were split where repeats share training images,
+    and 0 where they do not.
     """
     statistics.check_level(alpha)
     if folds < 0 or folds == 1:

@@ -86,6 +86,8 @@ class Heterogeneity:
     sites: tuple[SiteDistance, ...]
     layers: tuple[GroupHeterogeneity, ...] = ()
     findings: tuple[GroupHeterogeneity, ...] = ()
+    rho_low: float | None = None  # 95 % bootstrap interval of the overall rho
+    rho_high: float | None = None
 
 
 def compare_sites(
@@ -148,6 +150,37 @@ def distance_intervals(batches: BatchProducts, group: str, replicates: int, seed
     low = distances - np.quantile(deviations, 0.975, axis=0)
     high = distances - np.quantile(deviations, 0.025, axis=0)
     return np.stack([distances, low, high], axis=1)
+
+
+def rho_interval(
+    batches: BatchProducts, group: str, replicates: int, seed: int
+) -> tuple[float, float] | None:
+    """The ends of rho's 95 % interval, by the basic bootstrap as for distances, cut at zero.
+
+    None where there are no replicates, or nothing varies.
+    """
+    images, products, variances = batches.numbers(group)
+    estimate = _effects_of((images, products, variances))
+    if not replicates or estimate is None or not estimate.variance:
+        return None
+    # In a resample the sites' true means are the measured ones: nothing is subtracted from their Q.
+    between_means = estimate.q / (images.sum() - images @ images / images.sum())
+    counts = np.array(batches.counts)
+    correction = counts / (counts - 1)  # resamples of few batches vary too little
+    rng = np.random.default_rng([seed, replicates, len(counts)])
+    bounds = list(pairwise(np.cumsum([0, *batches.counts]).tolist()))
+    deviations = []
+    for _ in range(replicates):
+        order = np.concatenate([rng.integers(start, end, end - start) for start, end in bounds])
+        _, resampled, spreads = batches.numbers(group, order)
+        of_resample = _effects_of((images, resampled, spreads))
+        if of_resample is None:
+            continue
+        variance_ratio = images @ spreads / (images @ (correction * spreads) or 1.0)
+        deviations.append(of_resample.excess * variance_ratio - between_means)
+    widened = np.array(deviations) * math.sqrt(images @ correction / images.sum())
+    low, high = estimate.excess - np.quantile(widened, [0.975, 0.025])
+    return max(0.0, float(low)), max(0.0, float(high))
 
 
 def site_weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str, list[float]]:
@@ -217,3 +250,93 @@ def site_distances_in_words(group: GroupHeterogeneity) -> str:
     if group.rho > 0:
         words += f", 1/rho = {1 / group.rho:,.0f} images"
     return words
+
+
+# ------------------------------------------------------------------------------------------ verdict
+
+SIGNIFICANT = 0.05
+# Rows of docs/which-weights.md, as they begin, and what they say to choose.
+WELL_ABOVE_ONE = ("ρ n̄ well above 1", "uniform")
+BELOW_ONE = ("ρ n̄ below 1", "either, or fedavg for few rounds or many sites")
+NOT_DECIDED = ("you do not want to choose", "random_effects")
+
+
+@dataclass(frozen=True)
+class HeterogeneityVerdict:
+    """What a measurement means for the choice of weights."""
+
+    rho_n: float  # rho times the mean number of images per site
+    low: float | None  # 95 % interval
+    high: float | None
+    # "sites differ", "no difference shown", or "not tested" where there is neither p nor interval.
+    difference: str
+    row: str  # of docs/which-weights.md
+    choose: str
+    not_measured: Mapping[str, str]  # by site, why
+
+    def in_sentences(self) -> list[str]:
+        words = f"rho × mean images per site (ρ n̄) = {self.rho_n:.3g}"
+        if self.low is not None and self.high is not None:
+            words += f", 95 % interval {self.low:.3g} to {self.high:.3g}"
+        sentences = [
+            f"{words}: {self.difference}.",
+            f"docs/which-weights.md, row “{self.row}”: {self.choose}.",
+        ]
+        if self.difference == "not tested":
+            sentences.append(
+                "A run's ledger has no batches to permute: for p and intervals give the experiment"
+                " instead of the run."
+            )
+        elif self.row == NOT_DECIDED[0]:
+            sentences.append(
+                "The interval does not lie on one side of 1: more --batches make it narrower."
+            )
+        sentences += [f"{site} was not measured: {why}." for site, why in self.not_measured.items()]
+        return sentences
+
+
+def verdict_on(measured: Heterogeneity, batch_size: int | None = None) -> HeterogeneityVerdict:
+    """What to conclude; `batch_size` says what a site without a measurement would have needed."""
+    mean_images = float(np.mean([site.images for site in measured.sites]))
+    low = None if measured.rho_low is None else mean_images * measured.rho_low
+    high = None if measured.rho_high is None else mean_images * measured.rho_high
+    difference = _difference_shown(measured.overall.p, low)
+    if low is not None and low > 1 and difference == "sites differ":
+        row, choose = WELL_ABOVE_ONE
+    elif high is not None and high < 1:
+        row, choose = BELOW_ONE
+    else:
+        row, choose = NOT_DECIDED
+    return HeterogeneityVerdict(
+        rho_n=mean_images * measured.overall.rho,
+        low=low,
+        high=high,
+        difference=difference,
+        row=row,
+        choose=choose,
+        not_measured={
+            site.site: _why_not_measured(site, batch_size)
+            for site in measured.sites
+            if not site.measured
+        },
+    )
+
+
+def _difference_shown(p: float | None, low: float | None) -> str:
+    """By the permutation test, or without one by whether the interval is above zero."""
+    if p is None and low is None:
+        return "not tested"
+    differ = p <= SIGNIFICANT if p is not None else low is not None and low > 0
+    return "sites differ" if differ else "no difference shown"
+
+
+def _why_not_measured(site: SiteDistance, batch_size: int | None) -> str:
+    if batch_size is None:
+        return f"its {site.images:,} images do not fill two batches"
+    needed = 2 * batch_size
+    if site.images < needed:
+        return f"two batches need {needed} images, and it has {site.images:,}; lower --batch-size"
+    return (
+        f"it has {site.images:,} images, but not two batches of {batch_size} labelled images with"
+        " no patient in both; lower --batch-size"
+    )

@@ -1,8 +1,8 @@
 """Do methods differ? Ranks over scenarios, Friedman, Nemenyi, Wilcoxon–Holm, effect sizes.
 
 The procedure is Demšar's (Statistical comparisons of classifiers over multiple data sets, JMLR
-2006). Where Friedman's test does not reject, no pair is called different: all methods form one
-group. Pure functions of numbers.
+2006). Where Friedman's test does not reject, or there are too few scenarios for it, no pair is
+called different: all methods form one group. Pure functions of numbers.
 
 A table that is printed with one decimal has ties that float arithmetic breaks: 0.3 - 0.2 is not 0.8
 - 0.7. So means and differences are rounded to multiples of the table's own last digit. Numbers of
@@ -24,11 +24,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from feddraw.errors import UserError, positive
+from feddraw.analysis.paired_repeats import RepeatRow
+from feddraw.errors import UserError, positive, unknown
 
 Floats = NDArray[np.float64]
-RepeatRow = tuple[str, str, str, float]  # scenario, method, repeat (seed, fold) and value
 
+# With fewer scenarios not even a method that wins everywhere is shown to be better than another:
+# the two-sided signed-rank test of four scenarios cannot fall below 0.125.
+FEWEST_SCENARIOS = 5
 _PRINTED_DIGITS = 12  # a number with more was computed, not printed
 _MOST_EXACT_PAIRS = 13  # up to which scipy's signed-rank test is exact
 
@@ -104,15 +107,17 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
 
 
 def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
-    """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); all have
-    the same repeats.
+    """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); within a
+    scenario all methods have the same repeats, as `pair_rows` leaves them.
     """
     cells = by_repeat(rows)
-    repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
+    repeats: dict[str, dict[str, None]] = {}  # by scenario, in the order of first appearance
+    for (scenario, _), cell in cells.items():
+        repeats.setdefault(scenario, {}).update(dict.fromkeys(cell))
     missing = [
         (scenario, method, repeat)
         for (scenario, method), cell in cells.items()
-        for repeat in repeats
+        for repeat in repeats[scenario]
         if repeat not in cell
     ]
     _refuse("no row for", missing, "complete the table")
@@ -120,7 +125,9 @@ def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
     means = []
     for (scenario, method), cell in cells.items():
         means.append((scenario, method, mean_of_repeats(list(cell.values()), steps)))
-    return tabulate(means, steps=steps * len(repeats))
+    # a mean of n multiples of 1/steps is a multiple of 1/(n * steps)
+    common = math.lcm(*map(len, repeats.values()))
+    return tabulate(means, steps=steps * common)
 
 
 def mean_of_repeats(values: Sequence[float], steps: float) -> float:
@@ -317,6 +324,73 @@ def rank_biserial(first: Floats, second: Floats, steps: float = 0.0) -> float:
     return float((ranks * np.sign(differences)).sum() / ranks.sum())
 
 
+def proportion_interval(
+    successes: int, trials: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval of a proportion."""
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
+    high = 1.0
+    if successes < trials:
+        high = stats.beta.ppf(1 - tail, successes + 1, trials - successes)
+    return float(low), float(high)
+
+
+# ---------------------------------------------------------------------------------- one against all
+
+
+@dataclass(frozen=True)
+class AgainstControl:
+    """A method beside the control, by their average ranks."""
+
+    method: str
+    rank_gap: float  # its average rank minus the control's: above 0 the control is better
+    z: float
+    p: float  # two-sided, of the normal distribution
+    holm_p: float  # corrected for the number of other methods
+    significant: bool  # at the comparison's alpha
+
+
+def method_in_focus(methods: Sequence[str]) -> str:
+    """The method that others are compared with: FedDRAW, or else the first."""
+    for method in methods:
+        if method.split(" ")[0].lower() == "feddraw":
+            return method
+    return methods[0]
+
+
+def against_control(
+    ranks: Floats, methods: Sequence[str], control: str, alpha: float
+) -> list[AgainstControl]:
+    """Every other method against one control by z = (R_i - R_control) / sqrt(k (k + 1) / (6 N)),
+    corrected by Holm's step-down procedure (Demšar 2006, section 3.2.2).
+
+    k - 1 comparisons in place of Nemenyi's k (k - 1) / 2 make this the more powerful test where the
+    control was chosen beforehand. No method differs where Friedman's test does not reject.
+    """
+    if control not in methods:
+        raise unknown("methods", control, list(methods))
+    average = dict(zip(methods, ranks.mean(axis=0).tolist(), strict=True))
+    unit = _rank_gap_unit(len(methods), len(ranks))
+    others = [method for method in methods if method != control]
+    gaps = [average[method] - average[control] for method in others]
+    p = [2 * float(stats.norm.sf(abs(gap) / unit)) for gap in gaps]
+    can_differ = rejects(ranks, alpha)
+    comparisons = []
+    for method, gap, raw, corrected in zip(others, gaps, p, holm(p).tolist(), strict=True):
+        comparisons.append(
+            AgainstControl(
+                method=method,
+                rank_gap=gap,
+                z=gap / unit,
+                p=raw,
+                holm_p=corrected,
+                significant=can_differ and corrected < alpha,
+            )
+        )
+    return sorted(comparisons, key=lambda comparison: -comparison.rank_gap)
+
+
 # ------------------------------------------------------------------------------------- all together
 
 
@@ -332,6 +406,13 @@ class Comparison:
     difference: float  # critical, of average ranks
     groups: tuple[tuple[str, ...], ...]
     pairs: tuple[Pair, ...]  # from the best method down
+    control: str
+    against_control: tuple[AgainstControl, ...]  # the worst average rank first
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the methods differ at all, so that a pair of them may be called different."""
+        return rejects(self.ranks, self.alpha)
 
     @property
     def average_ranks(self) -> dict[str, float]:
@@ -355,24 +436,36 @@ class Comparison:
         return [pair.second for pair in self.pairs if pair.first == method and pair.significant]
 
 
-def compare(table: Table, *, alpha: float = 0.05, lower_is_better: bool = False) -> Comparison:
-    """Rank, test, and compare every pair."""
+def rejects(ranks: Floats, alpha: float) -> bool:
+    """Whether Friedman's test rejects that all methods are alike, over enough scenarios."""
+    return len(ranks) >= FEWEST_SCENARIOS and friedman(ranks).p < alpha
+
+
+def compare(
+    table: Table, *, alpha: float = 0.05, lower_is_better: bool = False, control: str = ""
+) -> Comparison:
+    """Rank, test, compare every pair, and every method with the control: FedDRAW or else the
+    first, unless another is named.
+    """
     check_level(alpha)
+    control = control or method_in_focus(table.methods)
     ranks = rank(table.values, lower_is_better=lower_is_better)
     scenarios, methods = ranks.shape
-    overall = friedman(ranks)
     difference = critical_difference(methods, scenarios, alpha)
-    reach = difference if overall.p < alpha else math.inf  # no pair differs unless Friedman rejects
+    # no pair differs unless Friedman rejects
+    reach = difference if rejects(ranks, alpha) else math.inf
     joined = groups(ranks.mean(axis=0).tolist(), reach)
     return Comparison(
         table=table,
         alpha=alpha,
         lower_is_better=lower_is_better,
         ranks=ranks,
-        friedman=overall,
+        friedman=friedman(ranks),
         difference=difference,
         groups=tuple(tuple(table.methods[method] for method in group) for group in joined),
         pairs=tuple(_pairs(table, ranks, reach, lower_is_better)),
+        control=control,
+        against_control=tuple(against_control(ranks, table.methods, control, alpha)),
     )
 
 
@@ -438,7 +531,10 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
                 "p": test.f_p,
             },
         },
+        "rejected": comparison.rejected,
         "critical_difference": comparison.difference,
         "groups": [list(group) for group in comparison.groups],
         "pairs": [asdict(pair) for pair in comparison.pairs],
+        "control": comparison.control,
+        "against_control": [asdict(other) for other in comparison.against_control],
     }

@@ -8,7 +8,8 @@ from itertools import combinations
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
-from feddraw.analysis.statistics import Comparison, Table, to_digits
+from feddraw.analysis.statistics import FEWEST_SCENARIOS, Comparison, Table, to_digits
+from feddraw.text import join_names
 
 # Of a table of pairs of methods; each table adds how it shows wins, ties and losses.
 PAIR_COLUMNS = (
@@ -20,26 +21,60 @@ PAIR_COLUMNS = (
     "difference",
     "effect",
 )
+CONTROL_COLUMNS = ("method", "rank gap", "z", "p", "Holm p")
 
 
 def comparison_in_words(comparison: Comparison) -> str:
-    """What a reader should take home, in one or two sentences."""
+    """What a reader should take home, in one or two sentences; what cannot be claimed comes
+    first.
+    """
     best, *others = comparison.average_ranks
-    if comparison.friedman.p >= comparison.alpha:
+    scenarios = len(comparison.table.scenarios)
+    friedman = f"Friedman p {p_equals(comparison.friedman.p)}, {scenarios} scenarios"
+    level = f"at alpha {comparison.alpha:g}"
+    if scenarios < FEWEST_SCENARIOS:
         return (
-            f"{best} has the best average rank, but Friedman's test shows no difference between the"
-            " methods."
+            f"No difference between methods is shown: ranks over {scenarios} scenarios can show"
+            f" none, {FEWEST_SCENARIOS} are the least. {best} has the best average rank."
+        )
+    if not comparison.rejected:
+        return (
+            f"No difference between methods is shown {level} ({friedman}). {best} has the best"
+            " average rank."
         )
     beaten = comparison.beaten_by(best)
     undecided = [method for method in others if method not in beaten]
-    sentences = [f"{best} has the best average rank."]
-    if beaten:
-        sentences.append(f"Significantly better than {', '.join(beaten)}.")
-    else:
-        sentences.append("No other is significantly worse.")
-    if undecided:
-        sentences.append(f"No significant difference from {', '.join(undecided)}.")
-    return " ".join(sentences)
+    if not beaten:
+        return (
+            f"No difference between two methods is shown {level} (Nemenyi), although not all are"
+            f" alike ({friedman}). {best} has the best average rank."
+        )
+    shown = f"significantly better than {join_names(beaten)} {level} (Nemenyi; {friedman})."
+    if not undecided:
+        return f"{best} has the best average rank and is {shown}"
+    return (
+        f"No difference between {best}, which has the best average rank, and"
+        f" {join_names(undecided)} is shown. It is {shown}"
+    )
+
+
+def control_in_words(comparison: Comparison) -> str:
+    """What the comparison of one control with all others says."""
+    level = f"at alpha {comparison.alpha:g} (z of average ranks, Holm)"
+    if not comparison.rejected:
+        return f"{comparison.control} against each other method: no difference is shown {level}."
+    parts = []
+    groups = {
+        "better than": [c.method for c in comparison.against_control if c.significant and c.z > 0],
+        "worse than": [c.method for c in comparison.against_control if c.significant and c.z < 0],
+        "no difference shown from": [
+            c.method for c in comparison.against_control if not c.significant
+        ],
+    }
+    for outcome, methods in groups.items():
+        if methods:
+            parts.append(f"{outcome} {join_names(methods)}")
+    return f"{comparison.control} against each other method {level}: {'; '.join(parts)}."
 
 
 def rank_tests_in_words(comparison: Comparison) -> list[str]:
@@ -81,9 +116,10 @@ def what_tests_can_show(comparison: Comparison) -> list[str]:
     scenarios, methods = comparison.ranks.shape
     ranks = (
         f"{scenarios} scenarios: average ranks of {methods} methods can differ by {methods - 1} at"
-        f" most, and a difference must exceed {comparison.difference:.2f} to be called significant."
+        f" most, and a difference must exceed {comparison.difference:.2f} to be called significant"
+        f" (from {FEWEST_SCENARIOS} scenarios on)."
     )
-    if comparison.difference >= methods - 1:
+    if scenarios < FEWEST_SCENARIOS or comparison.difference >= methods - 1:
         ranks += " So no difference can be significant here."
     lines = [ranks]
     smallest_p = 2.0 ** (1 - scenarios)

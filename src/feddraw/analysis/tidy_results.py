@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from feddraw.analysis.paired_differences import against, mean_of_last
-from feddraw.analysis.statistics import RepeatRow, Table, tabulate, tabulate_repeats
+from feddraw.analysis.paired_repeats import PairedRows, RepeatRow, pair_rows
+from feddraw.analysis.statistics import Table, tabulate, tabulate_repeats
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
 
@@ -41,8 +42,10 @@ class TidyTable:
         return columns
 
     def table(self, column: str) -> Table:
-        """One column of values by scenario and method, as the mean over repeats."""
-        rows = self.rows(column)
+        """One column of values by scenario and method, as the mean over the repeats that all
+        methods have.
+        """
+        rows = self.paired_rows(column).rows
         try:
             if self.repeat:
                 return tabulate_repeats(rows)
@@ -53,9 +56,15 @@ class TidyTable:
                 hint = " (for repeats such as seeds: --over COLUMN)"
             raise UserError(f"{self.sheet.path}, {column}: {mistake}{hint}") from None
 
-    def rows(self, column: str) -> list[RepeatRow]:
-        """Scenario, method, repeat and value of every line."""
-        return self._rows(column, _number)
+    def paired_rows(self, column: str) -> PairedRows:
+        """Scenario, method, repeat and value of every line that counts; without repeats all do."""
+        rows = self._rows(column, _number)
+        if not self.repeat:
+            return PairedRows(tuple(rows), ())
+        try:
+            return pair_rows(rows, self.repeat)
+        except UserError as mistake:
+            raise UserError(f"{self.sheet.path}, {column}: {mistake}") from None
 
     def last_round_differences(self, column: str, reference: str) -> dict[tuple[str, str], float]:
         """Each method minus the reference in the mean of the last five rounds, by scenario and
@@ -64,7 +73,7 @@ class TidyTable:
         by_round = f"{column}_by_round"
         if by_round not in self.sheet.header:
             return {}
-        rows = self._rows(by_round, _mean_of_last_rounds)
+        rows = pair_rows(self._rows(by_round, _mean_of_last_rounds), self.repeat).rows
         if any(math.isnan(value) for _, _, _, value in rows):
             return {}
         return {

@@ -53,7 +53,8 @@ def compare(
 
     Prepares the images, times a few training steps, prints how long everything will take, then
     trains. Runs are carried out seed by seed. With --minutes a seed begins only if all its methods
-    fit. Type the same command again to continue.
+    fit, and is then finished; only seeds that all methods have are compared. Type the same command
+    again to continue.
     """
     began = time.monotonic()
     if minutes < 0 or workers < 0:
@@ -73,13 +74,13 @@ def compare(
     folder = out or Path("runs") / file.stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
-    say = console()
-    say.print(f"{file.stem}: {len(runs)} runs in {folder}")
+    console().print(f"{file.stem}: {len(runs)} runs in {folder}")
     rest = unfinished_runs(runs, folder)
     placed = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)
     places = placed[: max(1, len(rest))]
     print_places(places)
-    expected = _estimate_comparison(rest, places)
+    estimates = _estimate_comparison(rest, places)
+    expected = {name: estimate.seconds for name, estimate in estimates.items()}
     budget = ComparisonBudget(
         seconds=60 * minutes or float("inf"),
         runs=rest,
@@ -87,7 +88,11 @@ def compare(
         workers=len(places),
         clock=lambda: time.monotonic() - began,
     )
-    chosen = _announce_comparison(budget, minutes) if rest else []
+    chosen = budget.chosen()
+    if rest and not chosen:
+        _say_that_nothing_fits(budget, estimates, minutes, begun=len(rest) < len(runs))
+    elif rest:
+        _announce_comparison(budget, chosen, minutes)
     progress = StudyProgress([planned.name for planned in chosen], len(places), expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
@@ -101,10 +106,10 @@ def compare(
         return fits
 
     follow_study(partial(run_study, runs, folder, places, tables, admit=admit, plan=plan), progress)
-    say.print(study_summary(progress))
-    given_up = set(progress.left_out) - late
-    _say_what_is_left([planned for planned in rest if planned.name in late], minutes)
-    _say_what_was_given_up([planned for planned in rest if planned.name in given_up])
+    console().print(study_summary(progress))
+    not_run = [planned for planned in rest if planned.name in progress.left_out]
+    _say_what_is_left([planned for planned in not_run if planned.name in late], minutes)
+    _say_what_was_given_up([planned for planned in not_run if planned.name not in late])
     if progress.finished + progress.skipped:
         command = f"feddraw compare {quote(str(file))}"
         write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
@@ -137,8 +142,8 @@ def _say_what_was_given_up(runs: Sequence[PlannedRun]) -> None:
 
 def _estimate_comparison(
     runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]
-) -> dict[str, float]:
-    """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
+) -> dict[str, RunEstimate]:
+    """Prepare the images under a bar of their own, then time a few steps; estimates by run."""
     if not runs:
         return {}
     from feddraw.study.method_comparison import comparison_estimates
@@ -153,7 +158,7 @@ def _estimate_comparison(
     with say.status("timing a few training steps of each method"):
         estimates = comparison_estimates(runs, places)
     _show_estimates(estimates)
-    return {planned.name: estimates[method_of(planned)].seconds for planned in runs}
+    return {planned.name: estimates[method_of(planned)] for planned in runs}
 
 
 def _show_estimates(estimates: Mapping[str, RunEstimate]) -> None:
@@ -170,24 +175,42 @@ def _show_estimates(estimates: Mapping[str, RunEstimate]) -> None:
     console().print(table(columns, rows))
 
 
-def _announce_comparison(budget: ComparisonBudget, minutes: float) -> list[PlannedRun]:
-    """What will be carried out and how long it will take; what the budget has no room for."""
-    from feddraw.study.method_comparison import comparison_seeds_in_words
+def _say_that_nothing_fits(
+    budget: ComparisonBudget, estimates: Mapping[str, RunEstimate], minutes: float, *, begun: bool
+) -> None:
+    """How long one seed takes, and what would make it fit; the end, unless runs were finished
+    before and can be reported.
+    """
+    from feddraw.study.method_comparison import what_would_fit
+
+    runs = budget.next_seed()
+    message = (
+        f"nothing fits into {minutes:g} min: the {len(runs)} runs of seed"
+        f" {runs[0].experiment.seed} take about {duration_in_words(_seconds_of(budget, runs))}, and"
+        " a seed begins only if all of it fits. One of these would do: "
+        + "; ".join(what_would_fit(budget, estimates))
+    )
+    if not begun:
+        raise UserError(message)
+    console().print(message)
+
+
+def _seconds_of(budget: ComparisonBudget, runs: Sequence[PlannedRun]) -> float:
+    """Until all of these are done."""
     from feddraw.system.time_left import seconds_until_all_done
 
-    def seconds_of(runs: Sequence[PlannedRun]) -> float:
-        each = [budget.expected[planned.name] for planned in runs]
-        return seconds_until_all_done([], each, budget.workers)
+    each = [budget.expected[planned.name] for planned in runs]
+    return seconds_until_all_done([], each, budget.workers)
+
+
+def _announce_comparison(
+    budget: ComparisonBudget, chosen: Sequence[PlannedRun], minutes: float
+) -> None:
+    """What will be carried out and how long it will take; what the budget has no room for."""
+    from feddraw.study.method_comparison import comparison_seeds_in_words
 
     say = console()
-    chosen = budget.chosen()
-    if not chosen:
-        shortest = duration_in_words(min(budget.expected.values()))
-        raise UserError(
-            f"one run takes about {shortest}: give more --minutes, or fewer rounds with --set"
-            " rounds=…"
-        )
-    seconds = seconds_of(chosen)
+    seconds = _seconds_of(budget, chosen)
     several = (
         f"{len(chosen)} run{'s' * (len(chosen) > 1)} on {budget.workers}"
         f" worker{'s' * (budget.workers > 1)}"
@@ -197,12 +220,12 @@ def _announce_comparison(budget: ComparisonBudget, minutes: float) -> list[Plann
     if left_out:
         say.print(
             f"left out, does not fit into {minutes:g} min: {comparison_seeds_in_words(left_out)}"
-            f" (all would take {duration_in_words(seconds_of(budget.runs))})"
+            f" (all would take {duration_in_words(_seconds_of(budget, budget.runs))})"
         )
     if minutes:
         say.print(
-            "order: seed by seed, the methods as listed; times are estimated again before each run"
+            "order: seed by seed, the methods as listed; a seed begins only if all of it fits,"
+            " estimated again from the time that runs really took"
         )
     elif seconds > 3600:
-        say.print("to limit the time, add --minutes 60: only runs that fit into an hour start")
-    return chosen
+        say.print("to limit the time, add --minutes 60: only seeds that fit into an hour start")

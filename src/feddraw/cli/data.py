@@ -23,7 +23,10 @@ app = typer.Typer(
 DatasetName = Annotated[
     str,
     Argument(
-        help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV."
+        help=(
+            "Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz, CSV or"
+            " experiment file, whose [data] goes before --size and --clahe."
+        )
     ),
 ]
 DatasetPath = Annotated[
@@ -43,7 +46,9 @@ SkipBad = Annotated[
 Workers = Annotated[int, Option(help="Processes that prepare images; 0: one per core.")]
 DatasetSettings = Annotated[
     list[str] | None,
-    Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable)."),
+    Option(
+        "--set", help="KEY=VALUE: change a setting of the data set, also as data.KEY (repeatable)."
+    ),
 ]
 
 

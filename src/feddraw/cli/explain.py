@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -52,29 +52,27 @@ def show_explanation(explained: WeightExplanation) -> None:
         out.print(f"- {safe_line(sentence)}")
     clients = explain_weights.explanation_document(explained)["clients"]
     out.print("\nAggregation weights")
-    columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
-    out.print(table(columns, [_weight_row(client) for client in clients]))
-    out.print(
-        "Share: part of all images. First, mean, last, largest: aggregation weight over the rounds."
-    )
-    out.print(
-        "Influence: client's part of the total length of the weighted updates, mean over rounds.\n"
-    )
+    rows = [explain_weights.weight_row(client) for client in clients]
+    out.print(table(explain_weights.WEIGHT_COLUMNS, rows))
+    out.print(f"{explain_weights.WEIGHT_COLUMNS_EXPLAINED}\n")
     if explained.from_size is None:
         out.print(explain_weights.WHY_NO_SPLIT)
         return
-    equal = explain_weights.percent(1 / len(explained.clients))
-    out.print(f"Where the weights come from, compared with an equal share of {equal}")
+    equal = explain_weights.equal_share_in_words(explained)
+    out.print(f"Where the weights come from, compared with an equal share ({equal})")
     sources = ["size", "similarity"]
     if explained.from_policy is not None:
         sources.append("policy")
     header = ["client", "difference", *(f"from {source}" for source in sources)]
-    out.print(table(header, [_source_row(client, sources) for client in clients]))
+    counted = [client for client in clients if client["rounds"]]
+    out.print(table(header, [_source_row(client, sources) for client in counted]))
     out.print(f"In percentage points. {explain_weights.HOW_WEIGHTS_SPLIT}")
 
 
 def _headline(explained: WeightExplanation) -> str:
     """What was run, and how far."""
+    from feddraw.results.run_reader import OWN_FOLDERS
+
     run = explained.run
     rounds = len(explained.shares)
     state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0"
@@ -85,24 +83,8 @@ def _headline(explained: WeightExplanation) -> str:
     if not run.finished:
         state += ", not finished"
     names = run.names
-    return (
-        f"{names.method} in {names.scenario}, {len(explained.clients)} clients, seed {names.seed};"
-        f" {state}"
-    )
-
-
-def _weight_row(client: dict[str, Any]) -> list[str]:
-    from feddraw.analysis.explain_weights import percent
-
-    influence = client["influence"]
-    return [
-        str(client["client"]),
-        f"{client['size']:,}",
-        percent(client["image_share"]),
-        *(percent(client[name]) for name in ("first", "mean", "last")),
-        f"{percent(client['most'])} ({client['most_round']})",
-        "hidden" if influence is None else percent(influence),
-    ]
+    where = "on the sites' own folders" if names.scenario == OWN_FOLDERS else f"in {names.scenario}"
+    return f"{names.method} {where}, {len(explained.clients)} clients, seed {names.seed}; {state}"
 
 
 def _source_row(client: dict[str, float], sources: Sequence[str]) -> list[str]:

@@ -67,7 +67,8 @@ def heterogeneity(
     ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure how much the sites differ, and show the weights that follow."""
+    """Measure how much the sites differ, and which weights that speaks for."""
+    from feddraw.analysis.site_heterogeneity import verdict_on
     from feddraw.experiment.settings import complete, parse_settings
 
     typed = {
@@ -102,12 +103,16 @@ def heterogeneity(
         )
         name = f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
         folder = out or (None if json else Path("runs") / folder_name(name))
-    document = about | {"measured": [asdict(one) for one in found]}
+    verdict = verdict_on(found[-1], about.get("batch_size"))
+    document = about | {"measured": [asdict(one) for one in found], "verdict": asdict(verdict)}
     written = _write_heterogeneity(folder, document, found) if folder is not None else []
     if json:
         print_json(document)
         return
     show_heterogeneity(found, about)
+    print_line("")
+    for sentence in verdict.in_sentences():
+        print_line(sentence)
     if written:
         print_line(f"written to {', '.join(map(str, written))}")
 

@@ -30,7 +30,7 @@ ExperimentFile = Annotated[
 def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
     from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
-    from feddraw.experiment.inspect_own_data import inspect_data
+    from feddraw.experiment.inspect_own_data import inspect_data, unusable_rows
     from feddraw.system.file_writing import write_whole
 
     name = (
@@ -56,8 +56,16 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
     write_whole(target, experiment_file_text(found, chosen, command, shown).encode())
+    run_one = f"feddraw run {shown}"
+    compare_methods = f"feddraw compare {shown}"
+    if unusable_rows(found):
+        # The file keeps skip_bad = false: that rows are left out is a decision to take knowingly.
+        run_one = f"feddraw run {shown} --set data.skip_bad=true"
+        compare_methods = f"feddraw compare {shown} --set data.skip_bad=true"
+    written = [*(found.sheets if found.written else []), target]
     print_line(
-        f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}"
+        f"wrote {' and '.join(map(str, written))}: read {target}, then run  {run_one}  or "
+        f" {compare_methods}"
     )
 
 
@@ -104,6 +112,8 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     ]
     out.print(table(["images with", "train", "validation", "test"], rows))
     out.print(f"clients: {clients_in_words(found, chosen)}")
+    for sentence in found.one_class_sites():
+        out.print(f"note: {sentence}")
     if unlabelled := list(found.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
     if names := inspected_findings_without_auc(found):

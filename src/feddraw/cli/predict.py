@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from feddraw.cli.options import KeptModelOption
 from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed
+from feddraw.text import safe_text
 
 SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
 
@@ -60,7 +62,9 @@ def predict(
         )
     seconds = time.perf_counter() - begun
     if out is None:
-        typer.echo(done.csv(), nl=False)
+        table = done.csv()
+        # a terminal would obey what the name of a file holds; a pipe gets the names as they are
+        typer.echo(safe_text(table) if sys.stdout.isatty() else table, nl=False)
     else:
         write_whole(out, done.csv().encode())
     say = console(stderr=True)

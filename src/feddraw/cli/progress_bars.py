@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -131,11 +132,23 @@ def open_dataset_with_bar(
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to
     prepare.
+
+    Of an experiment file the data set is that of its [data]; its settings there hold in place of
+    `size` and `images`, but for a typed --skip-bad. Settings may be called as in other commands
+    (data.blank).
     """
     from feddraw.data.dataset_by_name import open_dataset
-    from feddraw.experiment.settings import parse_settings
+    from feddraw.experiment.settings import Experiment, complete, parse_settings
 
-    options = {} if name == "phantom" or ":" in name else images
-    options |= ({} if path is None else {"path": path}) | parse_settings(set_ or [])
+    in_file: dict[str, Any] = {}
+    if name.endswith(".toml"):
+        name, in_file = complete(Experiment.read(Path(name))).section("data")
+        if images.get("skip_bad"):
+            in_file["skip_bad"] = True
+    options = {} if name == "phantom" or ":" in name else dict(images)
+    options |= ({} if path is None else {"path": path}) | in_file
+    typed = parse_settings(set_ or [])
+    options |= {key.removeprefix("data."): value for key, value in typed.items()}
+    side = int(str(options.pop("size", size)))
     with counting_bar(console()) as report_progress:
-        return open_dataset(name, size=size, options=options, progress=report_progress)
+        return open_dataset(name, size=side, options=options, progress=report_progress)

@@ -82,11 +82,13 @@ def write_and_show_report(
 
 def show_report(written: WrittenReport) -> None:
     """What was left out, the main results, and where the files are."""
-    from feddraw.report.sections.summary import summary_sentences
+    from feddraw.report.sections.summary import summary_sentences, uncounted_runs
 
     out = console()
     for problem in written.report.collection.problems:
         out.print(safe_line(f"left out: {problem.path}: {problem.reason}"))
+    for sentence in uncounted_runs(written.report):
+        out.print(safe_line(sentence))
     for sentence in summary_sentences(written.report):
         out.print(f"- {safe_line(sentence)}")
     out.print(f"report: {written.page}")

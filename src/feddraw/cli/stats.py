@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
+    from feddraw.analysis.paired_repeats import PairedRows
     from feddraw.analysis.statistics import Comparison, Pair
     from feddraw.analysis.tidy_results import TidyTable
 
@@ -56,6 +58,13 @@ def stats(
             )
         ),
     ] = 0,
+    control: Annotated[
+        str,
+        Option(
+            help="Method that is compared with every other by Holm's procedure. Default: feddraw,"
+            " or the first."
+        ),
+    ] = "",
     digits: Annotated[
         int | None,
         Option(help="Round means to this many decimals before ranking. Default: no rounding."),
@@ -70,7 +79,10 @@ def stats(
         ),
     ] = None,
 ) -> None:
-    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon, effect sizes."""
+    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Holm, Wilcoxon, effect sizes.
+
+    Of repeats (--over), only those count that all methods of a scenario have.
+    """
     from feddraw.analysis.tidy_results import TidyTable
     from feddraw.data.csv_sheet import CsvSheet
 
@@ -89,14 +101,19 @@ def stats(
         raise UserError(
             "--folds widens the intervals of --against: give the method to compare with, too"
         )
-    comparisons = _comparisons(tidy, columns, alpha, digits, lower_is_better=lower_is_better)
+    paired = {column: tidy.paired_rows(column) for column in columns}
+    compare_column = partial(
+        _comparison, tidy, alpha=alpha, digits=digits, lower=lower_is_better, control=control
+    )
+    comparisons = {column: compare_column(column) for column in columns}
     if plot is not None:
         _plot_comparisons(comparisons, plot)
     if json:
-        print_json(_comparisons_document(comparisons, alpha, lower_is_better=lower_is_better))
+        documents = _comparison_documents(comparisons, paired)
+        print_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
     else:
         for column, comparison in comparisons.items():
-            _show_comparison(column, comparison)
+            _show_comparison(column, comparison, paired[column], repeat_name=over)
 
 
 def _print_parts(*parts: Any) -> None:
@@ -108,24 +125,16 @@ def _print_parts(*parts: Any) -> None:
 # ----------------------------------------------------------------------------- ranks over scenarios
 
 
-def _comparisons(
-    tidy: TidyTable,
-    columns: Sequence[str],
-    alpha: float,
-    digits: int | None,
-    *,
-    lower_is_better: bool,
-) -> dict[str, Comparison]:
-    """By column of values."""
+def _comparison(
+    tidy: TidyTable, column: str, *, alpha: float, digits: int | None, lower: bool, control: str
+) -> Comparison:
+    """Of one column of values."""
     from feddraw.analysis.statistics import compare, to_digits
 
-    tables = {column: tidy.table(column) for column in columns}
+    values = tidy.table(column)
     if digits is not None:
-        tables = {column: to_digits(values, digits) for column, values in tables.items()}
-    return {
-        column: compare(values, alpha=alpha, lower_is_better=lower_is_better)
-        for column, values in tables.items()
-    }
+        values = to_digits(values, digits)
+    return compare(values, alpha=alpha, lower_is_better=lower, control=control)
 
 
 def _plot_comparisons(comparisons: Mapping[str, Comparison], path: Path) -> None:
@@ -134,21 +143,34 @@ def _plot_comparisons(comparisons: Mapping[str, Comparison], path: Path) -> None
     save_figure(critical_difference_figure(comparisons), path)
 
 
-def _comparisons_document(
-    comparisons: Mapping[str, Comparison], alpha: float, *, lower_is_better: bool
+def _comparison_documents(
+    comparisons: Mapping[str, Comparison], paired: Mapping[str, PairedRows]
 ) -> dict[str, Any]:
     from feddraw.analysis.statistics import comparison_document
 
-    documents = {
-        column: comparison_document(comparison) for column, comparison in comparisons.items()
+    return {
+        column: {
+            **comparison_document(comparison),
+            "paired_repeats": paired[column].counts,
+            "left_out": list(paired[column].left_out),
+        }
+        for column, comparison in comparisons.items()
     }
-    return {"alpha": alpha, "lower_is_better": lower_is_better, "values": documents}
 
 
-def _show_comparison(column: str, comparison: Comparison) -> None:
+def _show_comparison(
+    column: str, comparison: Comparison, paired: PairedRows, *, repeat_name: str
+) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
     from feddraw.analysis import statistics_in_words as words
+    from feddraw.analysis.paired_repeats import paired_repeats_in_words
 
+    heading = (
+        f"{column}: {len(comparison.table.methods)} methods over"
+        f" {len(comparison.table.scenarios)} scenarios"
+    )
+    if repeat_name:
+        heading += f", {paired_repeats_in_words(paired.counts.values(), repeat_name)} in each"
     methods = comparison.table.methods
     means = dict(zip(methods, comparison.table.values.mean(axis=0).tolist(), strict=True))
     first_places = comparison.first_places
@@ -161,8 +183,18 @@ def _show_comparison(column: str, comparison: Comparison) -> None:
         *words.near_ties_in_words(comparison.table),
     ]
     pairs = [_pair_row(pair) for pair in comparison.pairs]
+    against_control = [
+        [
+            other.method,
+            f"{other.rank_gap:+.2f}{'*' if other.significant else ' '}",
+            f"{other.z:+.2f}",
+            words.p_text(other.p),
+            words.p_text(other.holm_p),
+        ]
+        for other in comparison.against_control
+    ]
     _print_parts(
-        f"{column}: {len(methods)} methods over {len(comparison.table.scenarios)} scenarios",
+        "\n".join([heading, *paired.left_out]),
         words.comparison_in_words(comparison),
         table(["method", "average rank", "first in", "mean"], ranks, compact=True),
         "\n".join(tests),
@@ -171,6 +203,11 @@ def _show_comparison(column: str, comparison: Comparison) -> None:
         f" signed-rank test, corrected for all pairs ({len(pairs)}). Difference: first minus"
         " second, mean over scenarios. Effect: matched-pairs rank-biserial, 1 if the first is"
         " better wherever they differ. Record: scenarios won-tied-lost.",
+        words.control_in_words(comparison),
+        table(words.CONTROL_COLUMNS, against_control, compact=True),
+        f"* differs from {comparison.control}: Holm p below alpha {comparison.alpha:g}, and"
+        " Friedman's test rejects. Rank gap: average rank minus that of"
+        f" {comparison.control}.",
     )
 
 
@@ -200,6 +237,7 @@ class _Differences:
     alpha: float
     folds: int
     by_column: Mapping[str, Sequence[Difference]]
+    left_out: Mapping[str, Sequence[str]]  # rows that do not count, in words
     last_rounds: Mapping[str, LastRounds]  # empty for a column without values by round
 
 
@@ -213,15 +251,16 @@ def _differences(
             "--against compares repeats in pairs: name their column with --over, for instance"
             " --over seed"
         )
-    rows = {column: tidy.rows(column) for column in columns}
+    paired = {column: tidy.paired_rows(column) for column in columns}
     return _Differences(
         reference=reference,
         alpha=alpha,
         folds=folds,
         by_column={
-            column: against(of_column, reference, alpha=alpha, folds=folds)
-            for column, of_column in rows.items()
+            column: against(of_column.rows, reference, alpha=alpha, folds=folds)
+            for column, of_column in paired.items()
         },
+        left_out={column: of_column.left_out for column, of_column in paired.items()},
         last_rounds={column: tidy.last_round_differences(column, reference) for column in columns},
     )
 
@@ -249,6 +288,7 @@ def _differences_document(differences: _Differences) -> dict[str, Any]:
         "against": differences.reference,
         "folds": differences.folds,
         "values": documents,
+        "left_out": {column: list(words) for column, words in differences.left_out.items()},
     }
 
 
@@ -271,7 +311,9 @@ def _show_differences(differences: _Differences) -> None:
         if last_rounds:
             columns.append("last 5")
         _print_parts(
-            f"{column} minus that of {differences.reference}",
+            "\n".join(
+                [f"{column} minus that of {differences.reference}", *differences.left_out[column]]
+            ),
             table(columns, rows, left=2, compact=True),
             differences_in_words(
                 of_column, differences.alpha, differences.folds, last=bool(last_rounds)

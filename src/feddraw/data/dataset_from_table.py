@@ -23,6 +23,7 @@ from feddraw.data.splits import rows_by_split
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_writing import write_whole
+from feddraw.text import safe_line
 
 TRIED_IMAGES = 24  # images that are decoded when a data set is only looked at
 
@@ -142,4 +143,4 @@ def write_skipped_rows(name: str, problems: Sequence[RowProblem], path: Path) ->
     """The list of what was left out, beside the images."""
     rows = [[problem.where, problem.what, problem.detail] for problem in problems]
     write_whole(path, csv_text([["where", "what", "detail"], *rows]).encode(), private=True)
-    log.warning("%s: %d images left out, listed in %s", name, len(problems), path)
+    log.warning("%s: %d images left out, listed in %s", safe_line(name), len(problems), path)

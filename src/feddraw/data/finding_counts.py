@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from feddraw.data.dataset import SPLITS, Dataset
+from feddraw.data.dataset import SPLITS, Dataset, Labels
+from feddraw.text import join_names
 
 # positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
 FEW_FOR_AUC = 10
@@ -52,6 +55,46 @@ def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     negatives = split["negatives"][place]
     unknown = split["images"] - positives - negatives
     return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
+
+
+@dataclass(frozen=True)
+class ClientCounts:
+    """How many images a client has, and how many of them have and show each finding's label."""
+
+    client: str
+    images: int
+    known: Sequence[int]  # by finding
+    positives: Sequence[int]
+
+    @staticmethod
+    def of(client: str, labels: Labels, rows: NDArray[np.intp]) -> ClientCounts:
+        """Of the client's rows."""
+        positives = labels.values[rows].sum(axis=0, dtype=np.int64)
+        return ClientCounts(
+            client, len(rows), labels.known_counts(rows).tolist(), positives.tolist()
+        )
+
+    @property
+    def one_class(self) -> bool:
+        """Whether no finding has both positive and negative images here."""
+        columns = zip(self.positives, self.known, strict=True)
+        return all(positive in (0, known) for positive, known in columns)
+
+
+def one_class_clients(clients: Sequence[ClientCounts], findings: Sequence[str]) -> Iterator[str]:
+    """A sentence for each client whose images all have the same labels, which cannot teach what
+    tells them apart.
+    """
+    every = sum(client.images for client in clients)
+    for client in clients:
+        if not client.one_class or len(clients) < 2:
+            continue
+        shown = [name for name, count in zip(findings, client.positives, strict=True) if count]
+        which = f"all show {join_names(shown)}" if shown else "none shows a finding"
+        yield (
+            f"{client.client} has one class only: {client.images:,} images"
+            f" ({100 * client.images / every:.0f} % of all), {which}"
+        )
 
 
 def few_in_words() -> str:

@@ -118,11 +118,17 @@ def _heterogeneity_of_model(
                 client, size, count * batches.batch_size, distance, low, high, of
             )
         )
-    by = [
-        tuple(compare(batches, name, how.permutations, seed) for name in names)
-        for names in (layers, findings)
-    ]
-    return site_heterogeneity.Heterogeneity(round, overall, tuple(sites), *by)
+    interval = site_heterogeneity.rho_interval(batches, how.layer, how.replicates, seed)
+    rho_low, rho_high = interval or (None, None)
+    return site_heterogeneity.Heterogeneity(
+        round=round,
+        overall=overall,
+        sites=tuple(sites),
+        layers=tuple(compare(batches, name, how.permutations, seed) for name in layers),
+        findings=tuple(compare(batches, name, how.permutations, seed) for name in findings),
+        rho_low=rho_low,
+        rho_high=rho_high,
+    )
 
 
 def _gathered_gradients(

@@ -16,10 +16,13 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from feddraw.data import own_tables, table_columns
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
+from feddraw.data.finding_counts import ClientCounts, one_class_clients
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_cells import (
     ABSENT,
@@ -120,6 +123,18 @@ class InspectedData:
                 name for name, there in zip(labels.findings, known, strict=True) if not there
             ]:
                 yield f"{', '.join(lacking)} at {site}"
+
+    def one_class_sites(self) -> list[str]:
+        """A sentence for each site whose training images all have the same labels."""
+        labels = self.table.labels
+        if labels.sites is None:
+            return []
+        training = self.table.split == 0
+        counts = [
+            ClientCounts.of(site, labels, np.flatnonzero(training & (labels.sites == site)))
+            for site in self.large_sites
+        ]
+        return list(one_class_clients(counts, labels.findings))
 
     def sizes(self) -> list[int]:
         return [len(self.table.split_rows(split)) for split in SPLITS]

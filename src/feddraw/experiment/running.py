@@ -177,38 +177,28 @@ def _carry_out_rounds(
     checkpoint: Checkpoint | None,
     on_update: OnUpdate,
 ) -> Iterator[EvaluatedRound]:
-    experiment = setup.experiment
-    method = setup.method
-    model = setup.initial
-    state = None
-    start = 0
-    if checkpoint is not None:
-        model = checkpoint.model
-        state = checkpoint.state
-        start = checkpoint.next_round
-        engine.memory = checkpoint.memory
+    """Train, evaluate and write down round after round, from the checkpoint if there is one."""
+    rounds = setup.experiment.rounds
     keeper = _model_keeper(setup, folder)
-    if folder is not None:
-        folder.forget_from(start)
-        if checkpoint is not None:
-            keeper.resume()
-    sizes = [len(rows) for rows in setup.training_rows]
-    federation = Federation(
-        method=method,
-        engine=engine,
-        clients=setup.clients,
-        rounds=experiment.rounds,
-        seed=experiment.seed,
-        collect=_collector(setup, sizes),
-        efforts=setup.efforts,
-        on_update=on_update,
+    begin = checkpoint or Checkpoint(
+        model=setup.initial,
+        state=setup.method.init(setup.initial),
+        next_round=0,
+        memory=engine.memory,
     )
-    for aggregated in federate(federation, model, start=start, state=state):
-        last = aggregated.round == experiment.rounds - 1
+    engine.memory = begin.memory
+    if folder is not None:
+        folder.forget_from(begin.next_round)
+    if checkpoint is not None:
+        keeper.resume()
+
+    federation = _federation(setup, engine, on_update)
+    for aggregated in federate(federation, begin.model, start=begin.next_round, state=begin.state):
         began = time.perf_counter()
-        if last:
-            scores = _final_scores(setup, engine, keeper, aggregated.round, aggregated.model)
-            metrics = scores.metrics
+        final = None
+        if aggregated.round == rounds - 1:
+            final = _final_scores(setup, engine, keeper, aggregated.round, aggregated.model)
+            metrics = final.metrics
         else:
             evaluated, _ = evaluate_round(setup, engine, aggregated.model, final=False)
             metrics = evaluated.after(aggregated.round)
@@ -219,21 +209,35 @@ def _carry_out_rounds(
             metrics=metrics,
             seconds={**aggregated.seconds, "evaluation": evaluation_seconds},
             pieces=pieces_by_finding(aggregated.pieces, setup.dataset.findings),
-            kept=scores.kept if last else {},
+            kept={} if final is None else final.kept,
         )
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(
                 Checkpoint(result.next_model, result.state, result.round + 1, engine.memory)
             )
-            if last:
-                folder.finish(result.model, scores, setup.dataset)
+            if final is not None:
+                folder.finish(result.model, final, setup.dataset)
         yield result
-    if folder is not None and start == experiment.rounds:
-        # killed after its last round, before its last file
-        shown = method.shown(model, state or {})
-        scores = _final_scores(setup, engine, keeper, start - 1, shown)
-        folder.finish(shown, scores, setup.dataset)
+
+    if folder is not None and begin.next_round == rounds:
+        # It was killed after its last round, before its last file.
+        model = setup.method.shown(begin.model, begin.state)
+        final = _final_scores(setup, engine, keeper, rounds - 1, model)
+        folder.finish(model, final, setup.dataset)
+
+
+def _federation(setup: PreparedRun, engine: Engine, on_update: OnUpdate) -> Federation:
+    return Federation(
+        method=setup.method,
+        engine=engine,
+        clients=setup.clients,
+        rounds=setup.experiment.rounds,
+        seed=setup.experiment.seed,
+        collect=_collector(setup),
+        efforts=setup.efforts,
+        on_update=on_update,
+    )
 
 
 def _final_scores(
@@ -255,9 +259,10 @@ def _final_scores(
     )
 
 
-def _collector(setup: PreparedRun, sizes: list[int]) -> Collector:
+def _collector(setup: PreparedRun) -> Collector:
     """How the server takes updates in: under masks, one by one, or all together."""
     experiment = setup.experiment
+    sizes = [len(rows) for rows in setup.training_rows]
     policy = Policy() if setup.method.centralised else experiment.policy
     if experiment.secure:
         from feddraw.secure.rounds.in_process import Secure

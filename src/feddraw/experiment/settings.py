@@ -282,6 +282,7 @@ def complete(experiment: Experiment) -> Experiment:
     experiment.keep.check(experiment.rounds)
     method = make_method(experiment)  # its mistakes come first, they cost no time
     experiment.policy.check_method(method)
+    experiment.gate.check_method(method)
     if experiment.secure:
         _check_secure_settings(experiment, method)
     elif experiment.stream:

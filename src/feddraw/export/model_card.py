@@ -65,14 +65,14 @@ def model_card(
 
 def _introduction(trained: TrainedModel) -> Iterator[str]:
     experiment = trained.experiment
-    method, _ = experiment.section("method")
-    scenario, _ = experiment.section("scenario")
-    network, _ = experiment.section("model")
+    method, scenario, network = (
+        escape_markdown(experiment.section(name)[0]) for name in ("method", "scenario", "model")
+    )
     yield "> **Research, not a medical device.** Not for diagnosis or treatment."
     yield (
-        f"A `{network}` network that scores chest radiographs for {len(trained.findings)} findings."
+        f"A network ({network}) that scores chest radiographs for {len(trained.findings)} findings."
         f" It was trained by {len(trained.run.ledger.clients)} sites together: federated learning"
-        f" with `{method}`, scenario `{scenario}`, {experiment.rounds} rounds, seed"
+        f" with {method}, scenario {scenario}, {experiment.rounds} rounds, seed"
         f" {experiment.seed}, feddraw {__version__}. This is {KEPT_MODELS[trained.run.model]}."
     )
 
@@ -88,7 +88,7 @@ def _intended_use() -> Iterator[str]:
 
 def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Iterator[str]:
     name, _ = trained.experiment.section("data")
-    source = "own images" if "/" in name or "." in name else f"`{name}`"
+    source = "own images" if "/" in name or "." in name else escape_markdown(name)
     synthetic = data is not None and data.dataset.synthetic
     kind = "synthetic images, no patients" if synthetic else "chest radiographs"
     sentences = [f"Data set: {source} ({kind})."]

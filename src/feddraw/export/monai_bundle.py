@@ -1,13 +1,15 @@
 """A MONAI bundle that MONAI's own command runs on new images, without feddraw.
 
-The network is TorchScript, so that any architecture fits; the preparation of images is our own
-module, copied whole.
+The network is TorchScript, so that any architecture fits; the preparation of images and the cells
+of the table are our own modules, copied whole. MONAI evaluates texts of a configuration that begin
+with $, @ or %, so the names of findings stand in a file of their own.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
+import re
 import warnings
 from importlib import resources
 from importlib.metadata import version
@@ -27,6 +29,7 @@ from feddraw.export.exported_graph import (
     model_description,
     scorer_of_graph,
 )
+from feddraw.system import csv_cells
 from feddraw.system.file_writing import make_subfolder, write_json, write_whole
 
 SCHEMA_URL = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -34,11 +37,13 @@ SCORING_SCRIPT = '''\
 """What the bundle's configuration calls: prepare images as in training, score them, write a CSV."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from scripts.csv_cells import to_csv_cell
 from scripts.imaging import BadImage, Recipe, decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
@@ -55,23 +60,26 @@ def files(images):
     return found
 
 
-def write_scores(network, images, output, findings, thresholds, size, clahe, kernel, clip):
+def write_scores(network, images, output, model):
     """One row per image: each finding's probability and call, and in the last column why there is none."""
-    recipe = Recipe(size, clahe, kernel, clip)
-    limits = [float(thresholds[name]) if thresholds[name] is not None else None for name in findings]
+    model = json.loads(Path(model).read_text(encoding="utf-8"))
+    recipe = Recipe(model["size"], model["clahe"], model["clahe_kernel"], model["clahe_clip"])
+    findings = model["findings"]
+    limits = [model["thresholds"][name] for name in findings]
     with open(output, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["image", *(word for name in findings for word in (name, f"{name} call")), "problem"])
+        names = [to_csv_cell(word) for name in findings for word in (name, f"{name} call")]
+        table.writerow(["image", *names, "problem"])
         for path in files(images):
             try:
                 prepared = recipe.apply(decode(path))
             except BadImage as why:
-                table.writerow([path, *[""] * (2 * len(findings)), why])
+                table.writerow([to_csv_cell(str(path)), *[""] * (2 * len(findings)), why])
                 continue
             with torch.no_grad():
                 scores = network(torch.from_numpy(prepared[None, None].astype(np.float32)))[0].tolist()
             calls = ["" if limit is None else int(score >= limit) for score, limit in zip(scores, limits)]
-            table.writerow([path, *(cell for pair in zip(scores, calls) for cell in pair), ""])
+            table.writerow([to_csv_cell(str(path)), *(cell for pair in zip(scores, calls) for cell in pair), ""])
 '''
 
 
@@ -82,9 +90,12 @@ def write_monai_bundle(trained: TrainedModel, folder: Path) -> Scorer:
     network = folder / "models" / "model.ts"
     write_whole(network, _torchscript(trained))
     write_json(folder / "configs" / "metadata.json", bundle_metadata(trained))
-    write_json(folder / "configs" / "inference.json", inference_config(trained))
+    write_json(folder / "configs" / "inference.json", inference_config())
+    write_json(folder / "models" / "model.json", model_description(trained))
     write_whole(folder / "scripts" / "__init__.py", b"")
-    write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
+    for module in (imaging, csv_cells):
+        name = module.__name__.rpartition(".")[2]
+        write_whole(folder / "scripts" / f"{name}.py", inspect.getsource(module).encode())
     write_whole(folder / "scripts" / "scoring.py", SCORING_SCRIPT.encode())
     readme = resources.files("feddraw.export") / "bundle_readme.md"
     write_whole(folder / "docs" / "README.md", readme.read_bytes())
@@ -101,21 +112,16 @@ def _torchscript(trained: TrainedModel) -> bytes:
     return content.getvalue()
 
 
-def inference_config(trained: TrainedModel) -> dict[str, Any]:
+def inference_config() -> dict[str, Any]:
     """The configuration that `python -m monai.bundle run` reads."""
-    description = model_description(trained)
-    recipe = {"size": "size", "clahe": "clahe", "kernel": "clahe_kernel", "clip": "clahe_clip"}
-    arguments = ["network", "images", "output", "findings", "thresholds", *recipe]
     return {
         "imports": ["$import torch", "$import scripts.scoring as scoring"],
         "bundle_root": ".",
         "images": "$@bundle_root + '/images'",
         "output": "$@bundle_root + '/scores.csv'",
-        "findings": description["findings"],
-        "thresholds": description["thresholds"],
-        **{name: description[key] for name, key in recipe.items()},
+        "model": "$@bundle_root + '/models/model.json'",
         "network": "$torch.jit.load(@bundle_root + '/models/model.ts').eval()",
-        "run": [f"$scoring.write_scores({', '.join(f'@{name}' for name in arguments)})"],
+        "run": ["$scoring.write_scores(@network, @images, @output, @model)"],
     }
 
 
@@ -141,7 +147,9 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
         "dtype": "float32",
         "value_range": [0, 1],
         "is_patch_data": False,
-        "channel_def": {str(place): name for place, name in enumerate(trained.findings)},
+        "channel_def": {
+            str(place): _channel_name(name, place) for place, name in enumerate(trained.findings)
+        },
     }
     method, _ = trained.experiment.section("method")
     return {
@@ -162,3 +170,8 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
         "intended_use": "research, not a medical device",
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": probabilities}},
     }
+
+
+def _channel_name(finding: str, place: int) -> str:
+    """The finding's name where MONAI reads it as text; its place in `model.json` where not."""
+    return finding if re.fullmatch(r"\w[\w ,.()/+-]*", finding) else f"finding {place + 1}"

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
+from feddraw.analysis.paired_repeats import paired_repeats_in_words
 from feddraw.analysis.statistics_in_words import interval_in_brackets
 from feddraw.report.blocks import Cell
-from feddraw.report.runs import REFERENCES, RunCollection
-from feddraw.report.statistics import MeanOverRepeats
+from feddraw.report.runs import REFERENCES
+from feddraw.report.statistics import MeanOverRepeats, Report
 
 
 def number_cell(value: float, form: str = ".4f") -> Cell:
@@ -28,45 +29,51 @@ def difference_cells(difference: Interval) -> list[Cell]:
     return [number_cell(difference.estimate, "+.4f"), interval_cell(difference)]
 
 
-def mean_cell(mean: MeanOverRepeats, *, most_runs: int, best: bool = False) -> Cell:
-    """Mean and spread; how many repeats where others in the column, with `most_runs`, have more."""
+def mean_cell(mean: MeanOverRepeats, *, most_repeats: int, best: bool = False) -> Cell:
+    """Mean and spread; how many repeats where others in the column, with `most_repeats`, have
+    more.
+    """
     if not mean.runs:
         return Cell("not run")
     if not mean.count:
-        return Cell("undefined")
+        return Cell("not paired" if mean.uncounted else "undefined")
     text = f"{mean.value:.4f}"
     if math.isfinite(mean.spread):
         text += f" ± {mean.spread:.4f}"
-    if mean.count < mean.runs:
-        text += f" (n = {mean.count}, undefined in {mean.runs - mean.count})"
-    elif mean.count < most_runs:
+    if mean.count < most_repeats:
         text += f" (n = {mean.count})"
     return Cell(text, mean.value, best)
 
 
 def column_cells(means: Mapping[str, MeanOverRepeats], ranked: Sequence[str]) -> dict[str, Cell]:
-    """Means of one column by method, the best of the ranked methods marked."""
+    """Means of one column by method, the best of the ranked methods marked: those with a mean are
+    over the same repeats.
+    """
     values = [means[method].value for method in ranked if method in means]
     best = max((value for value in values if math.isfinite(value)), default=math.nan)
-    most_runs = max((mean.runs for mean in means.values()), default=0)
-    return {
-        method: mean_cell(mean, most_runs=most_runs, best=method in ranked and mean.value == best)
-        for method, mean in means.items()
-    }
+    most_repeats = max((mean.count for mean in means.values()), default=0)
+    cells = {}
+    for method, mean in means.items():
+        is_best = method in ranked and mean.value == best
+        cells[method] = mean_cell(mean, most_repeats=most_repeats, best=is_best)
+    return cells
 
 
-def note_on_means(collection: RunCollection) -> str:
+def note_on_means(report: Report, metric: str, scenarios: Sequence[str]) -> str:
     """What the means of a table are, and what stands below them for reference."""
+    collection = report.collection
     sentences = ["* best mean of the column."]
     if collection.references:
         names = {name.split(" ")[0] for name in collection.references}
         sentences += [f"{name}: {REFERENCES[name]}." for name in sorted(names)]
         sentences.append("References are not ranked.")
-    if len({run.repeat for run in collection.runs}) == 1:
-        sentences.append("One run per method: a difference may be noise between trainings.")
-    else:
+    counts = [len(report.pairing(scenario, metric).repeats) for scenario in scenarios]
+    paired = paired_repeats_in_words(counts)
+    if max(counts, default=0) > 1:
         sentences.append(
-            "Mean ± standard deviation over seeds (ddof 1); n is given where a cell has fewer runs"
-            " than others."
+            f"Mean ± standard deviation (ddof 1) over the seeds that all methods have ({paired}); n"
+            " is given where a reference has fewer."
         )
+    elif report.methods:
+        sentences.append(f"{paired.capitalize()}: a difference may be noise between trainings.")
     return " ".join(sentences)

@@ -15,6 +15,8 @@ _CHARACTERS = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
+    "[": "{[}",  # bare at the start of a row or an item it would open an option of what is before
+    "]": "{]}",
     "$": r"\$",
     "&": r"\&",
     "%": r"\%",

@@ -20,7 +20,7 @@ from feddraw.analysis.bootstrap import (
     weighted_gm,
 )
 from feddraw.report.runs import HoldoutPredictions, Predictions, RecordedRun, thresholds
-from feddraw.text import join_names
+from feddraw.text import grouped, join_names
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}
@@ -117,7 +117,8 @@ class PatientBootstrap:
 
 
 def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBootstrap:
-    """Paired replicates for all methods of one scenario, or why there are none.
+    """Paired replicates for all methods of one scenario that kept their scores in every repeat, or
+    why there are none.
 
     Patients are drawn, or images where patients are not known; several seeds are several models,
     whose metrics are averaged, while a patient tested by all of them is drawn for all.
@@ -126,21 +127,25 @@ def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBo
         return PatientBootstrap.none_because(
             "No bootstrap intervals were computed (--replicates 0)."
         )
+    if not runs:
+        return PatientBootstrap.none_because("There is no seed that all methods have.")
     kept = _usable_predictions(runs)
     if not kept:
         return PatientBootstrap.none_because(
             "These runs kept no scores of single images, so methods cannot be compared on the same"
             " patients."
         )
-    methods = list(dict.fromkeys(run.method for run in kept))
-    repeats = [
-        repeat
-        for repeat in dict.fromkeys(run.repeat for run in kept)
-        if _all_tested_the_same(kept, repeat, methods)
-    ]
-    if not repeats:
+    repeats = list(dict.fromkeys(run.repeat for run in runs))
+    tested = grouped((run.method, run.repeat) for run in kept)
+    methods = [method for method, of_method in tested.items() if set(of_method) == set(repeats)]
+    if not methods:
         return PatientBootstrap.none_because(
-            "There is no seed in which all methods kept the scores of the same test images."
+            "There is no method that kept the scores of single images in every seed."
+        )
+    if not all(_all_tested_the_same(kept, repeat, methods) for repeat in repeats):
+        return PatientBootstrap.none_because(
+            "The methods were not tested on the same images, so they cannot be compared on the same"
+            " patients."
         )
     run_of = {(run.method, run.repeat): run for run in kept}
     compared = {method: [run_of[method, repeat] for repeat in repeats] for method in methods}
@@ -183,9 +188,9 @@ def _all_tested_the_same(kept: PredictionsByRun, repeat: str, methods: Sequence[
     tests = {
         run.method: (part.tested, part.classes, len(part.truth), part.patients is None)
         for run, part in kept.items()
-        if run.repeat == repeat
+        if run.repeat == repeat and run.method in methods
     }
-    return set(tests) == set(methods) and len(set(tests.values())) == 1
+    return len(set(tests.values())) == 1
 
 
 def _replicates_by_method(

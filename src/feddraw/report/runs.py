@@ -151,7 +151,7 @@ def data_name(run: RecordedRun) -> str:
 
 def number_of_folds(runs: Sequence[RecordedRun]) -> int:
     """Of how many folds all runs are; 0 where they are not, or a file has something else there."""
-    first = runs[0].flat.get("folds", 0)
+    first = runs[0].flat.get("folds", 0) if runs else 0
     if not isinstance(first, int) or first < 2:
         return 0
     return first if all(run.flat.get("folds", 0) == first for run in runs) else 0

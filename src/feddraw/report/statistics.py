@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.metrics import macro
 from feddraw.analysis.paired_differences import Difference
-from feddraw.analysis.statistics import Comparison, Table, compare, to_digits
+from feddraw.analysis.paired_repeats import Pairing, paired_repeats
+from feddraw.analysis.statistics import Comparison, Table, compare, method_in_focus, to_digits
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.runs import METRICS, RecordedRun, RunCollection
 from feddraw.report.trainings import TrainingDifferences, differences_over_trainings
@@ -25,38 +27,29 @@ RANKED_DIGITS = 4  # of every metric in a table; means that are printed alike sh
 
 @dataclass(frozen=True)
 class MeanOverRepeats:
-    """A mean over repeats (seeds, folds) of those that have a value."""
+    """A mean over repeats (seeds, folds)."""
 
     value: float
     spread: float  # the sample's standard deviation (ddof 1); NaN for one repeat
-    count: int  # repeats with a value
-    runs: int
+    count: int  # repeats with a value: those in the mean
+    runs: int  # repeats that were run
+    uncounted: int = 0  # repeats with a value that is not in the mean, because others lack theirs
 
     @staticmethod
-    def of(values: Sequence[float]) -> MeanOverRepeats:
+    def of(values: Sequence[float], uncounted: int = 0) -> MeanOverRepeats:
         defined = [value for value in values if math.isfinite(value)]
         return MeanOverRepeats(
             value=float(np.mean(defined)) if defined else math.nan,
             spread=float(np.std(defined, ddof=1)) if len(defined) > 1 else math.nan,
             count=len(defined),
-            runs=len(values),
+            runs=len(values) + uncounted,
+            uncounted=uncounted,
         )
 
 
-def mean_over_repeats(
-    runs: Sequence[RecordedRun], metric: str, finding: str = ""
-) -> MeanOverRepeats:
-    """A test metric: macro, or of one finding."""
-    return MeanOverRepeats.of([run.test(metric, finding) for run in runs])
-
-
-def mean_over_findings(
-    runs: Sequence[RecordedRun], metric: str, findings: Sequence[str]
-) -> MeanOverRepeats:
-    """A test metric as the mean over some of the findings, of those that have a value."""
-    return MeanOverRepeats.of(
-        [macro([run.test(metric, finding) for finding in findings]) for run in runs]
-    )
+def mean_over_repeats(runs: Sequence[RecordedRun], metric: str) -> MeanOverRepeats:
+    """A macro test metric."""
+    return MeanOverRepeats.of([run.test(metric) for run in runs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,32 +59,30 @@ class MethodRanking:
     comparison: Comparison | None
     reason: str
     left_out: tuple[str, ...]
+    paired: tuple[int, ...] = ()  # seeds that all methods have, by scenario of the comparison
 
 
 def rank_methods(collection: RunCollection, metric: str, alpha: float) -> MethodRanking:
     """Means over the repeats that all methods have, ranked in every scenario where that is
     possible.
     """
-    values = {
-        (run.scenario, run.method, run.repeat): run.test(metric)
-        for run in collection.runs
-        if not run.reference and math.isfinite(run.test(metric))
+    pairings = {
+        scenario: pair_runs(collection.of(scenario), metric) for scenario in collection.scenarios
     }
-    with_results = {(scenario, method) for scenario, method, _ in values}
     methods = []
     left_out = []
     for method in collection.methods:
-        scenarios = sum((scenario, method) in with_results for scenario in collection.scenarios)
-        if scenarios > len(collection.scenarios) / 2:
+        scenarios = sum(method in pairing.methods for pairing in pairings.values())
+        if scenarios > len(pairings) / 2:
             methods.append(method)
         else:
             left_out.append(f"{method}: it has results in at most half of the scenarios")
     means = {}
-    for scenario in collection.scenarios:
-        repeats = _common_repeats(values, scenario, methods)
-        if repeats:
+    for scenario, pairing in pairings.items():
+        if pairing.repeats and set(methods) <= set(pairing.methods):
+            paired = [run for run in collection.of(scenario) if run.repeat in pairing.repeats]
             means[scenario] = [
-                float(np.mean([values[scenario, method, repeat] for repeat in repeats]))
+                mean_over_repeats([run for run in paired if run.method == method], metric).value
                 for method in methods
             ]
         else:
@@ -105,17 +96,20 @@ def rank_methods(collection: RunCollection, metric: str, alpha: float) -> Method
         return MethodRanking(None, reason, tuple(left_out))
     table = Table(tuple(means), tuple(methods), np.array(list(means.values())))
     comparison = compare(to_digits(table, RANKED_DIGITS), alpha=alpha)
-    return MethodRanking(comparison, "", tuple(left_out))
+    counts = tuple(len(pairings[scenario].repeats) for scenario in means)
+    return MethodRanking(comparison, "", tuple(left_out), counts)
 
 
-def _common_repeats(
-    values: Mapping[tuple[str, str, str], float], scenario: str, methods: Sequence[str]
-) -> set[str]:
-    """The repeats of a scenario in which all methods have a value."""
-    by_method = []
-    for method in methods:
-        by_method.append({repeat for s, m, repeat in values if (s, m) == (scenario, method)})
-    return set.intersection(*by_method) if by_method else set()
+def pair_runs(runs: Sequence[RecordedRun], metric: str, finding: str = "") -> Pairing:
+    """Which repeats of one scenario count for a test metric.
+
+    A reference that was trained with fewer seeds takes none from the methods.
+    """
+    return paired_repeats(
+        (run.method, run.repeat)
+        for run in runs
+        if not run.reference and math.isfinite(run.test(metric, finding))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +123,10 @@ class Report:
     margin: float = 0.0  # how far below another method still counts as no worse; 0: no such test
     folders: Sequence[Path] = ()  # where the runs were found
     replicates: int = 0  # of the bootstrap
+
+    @cached_property
+    def _pairings(self) -> dict[tuple[str, str, str], Pairing]:
+        return {}
 
     @property
     def scenarios(self) -> list[str]:
@@ -147,15 +145,56 @@ class Report:
     @property
     def focus(self) -> str:
         """The method that others are compared with: FedDRAW, or else the first."""
-        methods = self.collection.methods or self.collection.references
-        return next((method for method in methods if method.split(" ")[0] == "feddraw"), methods[0])
+        return method_in_focus(self.collection.methods or self.collection.references)
 
     def runs(self, scenario: str, method: str = "") -> list[RecordedRun]:
-        """The runs of a scenario: all, or those of one method."""
+        """The finished runs of a scenario: all, or those of one method."""
         return self.collection.of(scenario, method)
 
+    def pairing(self, scenario: str, metric: str, finding: str = "") -> Pairing:
+        """Which seeds count; where there are references only, all do."""
+        key = (scenario, metric, finding)
+        if key not in self._pairings:
+            self._pairings[key] = pair_runs(self.runs(scenario), metric, finding)
+        return self._pairings[key]
+
+    def paired_runs(
+        self, scenario: str, method: str = "", metric: str = "auc", finding: str = ""
+    ) -> list[RecordedRun]:
+        """The runs that are compared, of one method or of all: those of the seeds that all methods
+        have.
+        """
+        pairing = self.pairing(scenario, metric, finding)
+        runs = self.runs(scenario, method)
+        return [run for run in runs if run.repeat in pairing.repeats or not pairing.methods]
+
     def mean(self, scenario: str, method: str, metric: str, finding: str = "") -> MeanOverRepeats:
-        return mean_over_repeats(self.runs(scenario, method), metric, finding)
+        """Over the seeds that all methods have."""
+        return self._mean(scenario, method, metric, finding, lambda run: run.test(metric, finding))
+
+    def mean_over_findings(
+        self, scenario: str, method: str, metric: str, findings: Sequence[str]
+    ) -> MeanOverRepeats:
+        """The same of the mean over some of the findings, of those that have a value."""
+
+        def value(run: RecordedRun) -> float:
+            return macro([run.test(metric, finding) for finding in findings])
+
+        return self._mean(scenario, method, metric, "", value)
+
+    def _mean(
+        self,
+        scenario: str,
+        method: str,
+        metric: str,
+        finding: str,
+        value: Callable[[RecordedRun], float],
+    ) -> MeanOverRepeats:
+        counted = self.paired_runs(scenario, method, metric, finding)
+        others = [run for run in self.runs(scenario, method) if run not in counted]
+        uncounted = [run for run in others if math.isfinite(value(run))]
+        undefined = [math.nan] * (len(others) - len(uncounted))
+        return MeanOverRepeats.of([*map(value, counted), *undefined], len(uncounted))
 
     def shown_in(self, scenario: str) -> list[str]:
         """Methods and references that have a run in a scenario."""
@@ -167,11 +206,25 @@ class Report:
 
     @cached_property
     def trainings(self) -> dict[str, TrainingDifferences]:
-        """By metric: the method in focus minus each other, over repeats."""
-        return {
-            metric: differences_over_trainings(self.collection.runs, metric, self.focus)
-            for metric in METRICS
-        }
+        """By metric: the method in focus minus each other, over repeats that all methods have."""
+        return {metric: self.trainings_against(self.focus, metric) for metric in METRICS}
+
+    def trainings_against(self, first: str, metric: str) -> TrainingDifferences:
+        """This method minus each other, over repeats that all methods have."""
+        paired = [
+            run for scenario in self.scenarios for run in self.paired_runs(scenario, metric=metric)
+        ]
+        return differences_over_trainings(paired, metric, first)
+
+    def over_patients(self, scenario: str, metric: str, first: str, second: str) -> Interval | None:
+        """The first method minus the second over patients, where both kept scores of every seed
+        that counts.
+        """
+        draws = self.draws[scenario]
+        same_seeds = set(draws.repeats) == set(self.pairing(scenario, metric).repeats)
+        if first == second or not {first, second} <= draws.methods[metric].keys():
+            return None
+        return draws.difference(metric, first, second) if same_seeds else None
 
     def over_repeats(self, scenario: str, metric: str, other: str) -> Difference | None:
         """The method in focus minus another over repeats, where there is more than one."""
@@ -194,7 +247,8 @@ def compute_report(
     draws = {}
     for scenario in collection.scenarios:
         say(f"comparing methods in {scenario}")
-        draws[scenario] = bootstrap_methods(collection.of(scenario), replicates)
+        counted = _runs_to_bootstrap(collection.of(scenario))
+        draws[scenario] = bootstrap_methods(counted, replicates)
     return Report(
         collection=collection,
         rankings=rankings,
@@ -204,3 +258,15 @@ def compute_report(
         folders=folders,
         replicates=replicates,
     )
+
+
+def _runs_to_bootstrap(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """Those of the seeds that count; all where there are references only."""
+    pairing = pair_runs(runs, "auc")
+    if not pairing.methods:
+        return list(runs)
+    return [
+        run
+        for run in runs
+        if run.repeat in pairing.repeats and (run.reference or run.method in pairing.methods)
+    ]

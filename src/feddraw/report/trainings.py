@@ -13,6 +13,8 @@ import numpy as np
 from feddraw.analysis.paired_differences import Difference, against, mean_of_last
 from feddraw.report.runs import RecordedRun, number_of_folds
 
+ALPHA = 0.05  # of tests and intervals within a scenario
+
 # By scenario (empty: over all of them) and method.
 DifferenceByPair = Mapping[tuple[str, str], Difference]
 
@@ -36,7 +38,9 @@ class TrainingDifferences:
 def differences_over_trainings(
     runs: Sequence[RecordedRun], metric: str, first: str
 ) -> TrainingDifferences:
-    """The first method minus every other one, over the repeats that both have."""
+    """The first method minus every other one, over the repeats that both have; the runs are those
+    of the repeats that all methods have.
+    """
     folds = number_of_folds(runs)
     final = {run: run.test(metric) for run in runs}
     split = _split_of_every_round(runs, metric)

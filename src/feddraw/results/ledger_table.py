@@ -5,6 +5,7 @@ it as arrays.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -28,6 +29,8 @@ PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
 HIDDEN_CELL = "hidden"  # of a number that only the client knows, under secure sums
 WORDS = ("client", "status", "clause", "piece")  # columns of words; all others are numbers
 COUNTS = ("round", "steps")  # columns of whole numbers
+# How a server calls a node that has not given its name: it may be one that did so later.
+UNNAMED_NODE = re.compile(r"(node|stranger) \d+")
 NUMBER_COLUMNS = tuple(name for name in LEDGER_COLUMNS if name not in (*WORDS, "round"))
 
 
@@ -86,6 +89,9 @@ def read_pieces(path: Path) -> list[PieceEntry]:
 class LedgerTable:
     """Who counted how much: for every column (rounds × clients), not a number where there is
     nothing.
+
+    A node without a name that never counted is not a client: it may be a stranger, or a client that
+    gave its name later.
     """
 
     clients: tuple[str, ...]
@@ -95,17 +101,20 @@ class LedgerTable:
 
     @staticmethod
     def of(entries: Sequence[LedgerEntry]) -> LedgerTable:
-        clients = tuple(dict.fromkeys(entry.client for entry in entries))
+        clients = _clients(entries)
         rounds = 1 + max((entry.round for entry in entries), default=-1)
         if not 0 <= rounds <= len(entries) or rounds * len(clients) > MOST_LEDGER_CELLS:
             raise ValueError(
                 f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(entries)} lines"
             )
         columns = {name: np.full((rounds, len(clients)), np.nan) for name in NUMBER_COLUMNS}
-        status = [["missing"] * len(clients) for _ in range(rounds)]
+        # whoever was asked has a line
+        status = [["not sampled"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         places = {client: place for place, client in enumerate(clients)}
         for entry in entries:
+            if entry.client not in places:
+                continue
             place = places[entry.client]
             status[entry.round][place] = entry.status
             clauses[entry.round][place] = entry.clause
@@ -131,6 +140,12 @@ class LedgerTable:
         return all(np.isfinite(self[name]).any() for name in names)
 
     @property
+    def counted(self) -> NDArray[np.bool_]:
+        """(rounds × clients): whether the client's update was weighted."""
+        weighted = [[status.startswith("weighted") for status in row] for row in self.status]
+        return np.array(weighted, dtype=bool).reshape(self.rounds, len(self.clients))
+
+    @property
     def limited(self) -> bool:
         """Whether a policy decided any weight."""
         return any(any(row) for row in self.clauses)
@@ -139,3 +154,10 @@ class LedgerTable:
     def sizes(self) -> Floats:
         """Each client's images: the most it reported, because a missing one reports none."""
         return np.asarray(np.nanmax(self["size"], axis=0, initial=0.0))
+
+
+def _clients(entries: Sequence[LedgerEntry]) -> tuple[str, ...]:
+    """The clients of a federation, in the order of the ledger."""
+    weighted = {entry.client for entry in entries if entry.weighted}
+    names = dict.fromkeys(entry.client for entry in entries)
+    return tuple(name for name in names if name in weighted or not UNNAMED_NODE.fullmatch(name))

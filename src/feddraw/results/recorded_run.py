@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.data.finding_counts import ClientCounts, one_class_clients
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import MOST_LEDGER_CELLS, LedgerTable, read_pieces
 from feddraw.results.metrics import ClientMetrics, Divergence, ModelMetrics
@@ -19,7 +20,7 @@ from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.predictions import Predictions, read_predictions
 from feddraw.results.round_log import RoundLine, first_divergence
 from feddraw.results.run_folder import RunFolder, require_run
-from feddraw.results.run_reader import RunNames, RunReader, damage_told
+from feddraw.results.run_reader import RunNames, RunReader, damage_told, read_stop_reason
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_json
 
@@ -54,6 +55,7 @@ class RecordedRun:
     ledger: LedgerTable  # the same by round and client
     model: str = "last"  # or another that was kept, whose metrics and predictions these are
     kept: Mapping[str, ModelMetrics] = field(default_factory=dict)  # of all other models, by name
+    stopped: str = ""  # when and why it ended before its last round, where the folder says so
     scenario: str = ""  # labels, which tell apart what has the same name but other settings
     method: str = ""
 
@@ -99,6 +101,21 @@ class RecordedRun:
     @property
     def partition(self) -> Mapping[str, Any]:
         return dict(self.settings.get("partition", {}))
+
+    def one_class_clients(self) -> list[str]:
+        """A sentence for each client whose images all have the same labels, where the run wrote
+        down what its clients have.
+        """
+        partition = self.partition
+        findings = partition.get("findings", ())
+        positives = partition.get("positives", {})
+        known = partition.get("known", {})
+        counts = [
+            ClientCounts(client, size, known.get(client, [size] * len(findings)), positives[client])
+            for client, size in partition.get("sizes", {}).items()
+            if client in positives
+        ]
+        return list(one_class_clients(counts, findings))
 
     @cached_property
     def flat(self) -> dict[str, Any]:
@@ -186,6 +203,7 @@ def read_run(path: Path) -> RecordedRun:
         entries=content.entries,
         ledger=ledger,
         kept=reader.metrics.models if reader.metrics is not None else {},
+        stopped=read_stop_reason(path),
     )
     if run.finished:
         run.by_class()  # so that damage is found here and not in the middle of a report

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ class RunFolder:
         self.best = path / "model-best.safetensors"
         self.tail = path / "model-tail.safetensors"
         self.predictions = path / "predictions.safetensors"
+        # only after a run that ended before its last round, until it goes on
+        self.stopped = path / "stopped.json"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
         self.kept = path / "checkpoint" / "kept.safetensors"
         self._held = False  # whether this object has the folder's lock
@@ -203,8 +206,8 @@ class RunFolder:
         write_json(self.environment, machine)
 
     def forget_from(self, round: int) -> None:
-        """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is
-        none.
+        """Drop what was logged of rounds that no checkpoint holds, and why the run stopped; begin
+        the ledger if there is none.
         """
         try:
             lines = [line for line in read_round_log(self.rounds) if line.round < round]
@@ -214,10 +217,16 @@ class RunFolder:
             raise UserError(
                 f"the log or ledger in {self.path} is damaged: delete the folder and start again"
             ) from None
+        self.stopped.unlink(missing_ok=True)
         write_whole(self.rounds, "".join(line.text() for line in lines).encode())
         write_whole(self.ledger, csv_text([LEDGER_COLUMNS, *ledger_rows(ledger)]).encode())
         if self.pieces.is_file():
             write_whole(self.pieces, csv_text([PIECE_COLUMNS, *ledger_rows(pieces)]).encode())
+
+    def write_stop(self, reason: str) -> None:
+        """Why the run ended before its last round."""
+        stopped_at = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self.stopped, {"time": stopped_at, "reason": reason})
 
     def add_round(self, result: EvaluatedRound) -> None:
         self.add_line(RoundLine.of(result))
@@ -373,6 +382,8 @@ def find_run_folders(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"no folder {folder}: give the folder of a run or of a study")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise UserError(f"permission denied: {folder} is another user's, and cannot be read")
         for place, files in walk_folders(folder):
             if is_run_folder(files):
                 paths.setdefault(place.resolve(), place)

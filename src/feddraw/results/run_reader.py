@@ -21,6 +21,11 @@ from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import MAX_LOG, parse_csv, parse_jsonl, read_json, read_toml
 
+# A partition's scenario where each site of a federation reads a folder of its own, and its name for
+# readers: the settings' scenario was then not used.
+PARTITION_OF_SITES = "sites"
+OWN_FOLDERS = "own folders"
+
 
 @dataclass(frozen=True)
 class RunNames:
@@ -35,9 +40,10 @@ class RunNames:
 
     @staticmethod
     def read(settings: Mapping[str, Any]) -> RunNames:
+        own_folders = settings.get("partition", {}).get("scenario") == PARTITION_OF_SITES
         return RunNames(
             data=str(settings["data"]["name"]),
-            scenario=str(settings["scenario"]["name"]),
+            scenario=OWN_FOLDERS if own_folders else str(settings["scenario"]["name"]),
             model=str(settings["model"]["name"]),
             method=str(settings["method"]["name"]),
             seed=int(settings["seed"]),
@@ -205,6 +211,18 @@ def read_metrics(path: Path) -> RunMetrics:
     document = read_json(file)
     with damage_told(file):
         return RunMetrics.read(document)
+
+
+def read_stop_reason(path: Path) -> str:
+    """When and why a run ended before its last round, by its folder; empty where nothing says
+    so.
+    """
+    file = RunFolder(path).stopped
+    if not file.is_file():
+        return ""
+    document = read_json(file)
+    with damage_told(file):
+        return f"{document['reason']} (stopped at {document['time']})"
 
 
 def time_of_change(path: Path) -> float | None:

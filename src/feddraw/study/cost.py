@@ -104,21 +104,21 @@ class RunWork:
         )
 
     @staticmethod
-    def of_task(task: PreparedTask) -> RunWork:
-        """Counted from who trains on what in which round."""
+    def of_task(task: PreparedTask, rounds: int = 0) -> RunWork:
+        """Counted from who trains on what in which round; of so many rounds, or (0) of all."""
+        rounds = rounds or task.experiment.rounds
         training = task.experiment.training
         sizes = [len(rows) for rows in task.training_rows]
-        last_round = task.experiment.rounds - 1
         steps = 0.0
         jobs = 0
         evaluated = 0
-        for round in range(task.experiment.rounds):
+        for round in range(rounds):
             for client, effort in task.efforts(round).items():
                 size = sizes[client]
                 full = min(1.0, size / training.batch_size)
                 steps += steps_in_round(size, training, effort) * full
                 jobs += 1
-            evaluated += images_to_evaluate(task, final=round == last_round)
+            evaluated += images_to_evaluate(task, final=round == rounds - 1)
         return RunWork(steps, jobs, evaluated)
 
     @staticmethod
@@ -157,7 +157,26 @@ class RunEstimate:
     """What a run will take, from its own timed steps."""
 
     cost: StepCost
-    seconds: float  # of the whole run, with what comes before its first step
+    opening: float  # seconds before its first step
+    work: RunWork
+    first_round: RunWork  # of the same run if it had one round
+    rounds: int
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run, with what comes before its first step."""
+        return self.opening + self.work.seconds(self.cost)
+
+    def seconds_with(self, rounds: int) -> float:
+        """The same with fewer rounds."""
+        whole = self.work.seconds(self.cost)
+        single = self.first_round.seconds(self.cost)
+        more_rounds = (rounds - 1) / max(1, self.rounds - 1)
+        return self.opening + single + (whole - single) * more_rounds
+
+    def seconds_at(self, size_ratio: float) -> float:
+        """The same with images so many times as wide: steps take as long as they have pixels."""
+        return self.opening + self.work.seconds(self.cost) * size_ratio**2
 
 
 # ----------------------------------------------------------------------------------- a timed client
@@ -295,8 +314,13 @@ def _time_evaluation(setup: PreparedRun) -> float:
 
 def estimate_run(setup: PreparedRun, opening: float = 0.0) -> RunEstimate:
     """Time what has been prepared; `opening` are the seconds that preparing it took."""
-    cost = time_prepared_run(setup)
-    return RunEstimate(cost, opening + RunWork.of_task(setup).seconds(cost))
+    return RunEstimate(
+        cost=time_prepared_run(setup),
+        opening=opening,
+        work=RunWork.of_task(setup),
+        first_round=RunWork.of_task(setup, rounds=1),
+        rounds=setup.experiment.rounds,
+    )
 
 
 def estimate_runs(
@@ -306,7 +330,8 @@ def estimate_runs(
     estimates = []
     for answers in zip(*_at_every_place(places, _estimate_runs_here, experiments), strict=True):
         cost = mean_cost([answer.cost for answer in answers])
-        estimates.append(RunEstimate(cost, fmean(answer.seconds for answer in answers)))
+        opening = fmean(answer.opening for answer in answers)
+        estimates.append(replace(answers[0], cost=cost, opening=opening))
     return estimates
 
 

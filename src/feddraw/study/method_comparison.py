@@ -8,6 +8,7 @@ methods fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,12 +19,14 @@ from feddraw.experiment.settings import Experiment
 from feddraw.study.cost import RunEstimate, estimate_runs
 from feddraw.study.plan import PlannedRun, method_of, planned_run
 from feddraw.study.progress import StudyProgress
+from feddraw.system.time_left import seconds_until_all_done
 from feddraw.text import grouped
 from feddraw.training.devices import WorkerPlace
 
 COMPARED_METHODS = ("feddraw", "fedavg", "uniform", "alone")
 COMPARED_SEEDS = 5
 FOR_THE_REPORT = 0.03  # share of a budget that is kept for writing the report
+SMALLEST_IMAGE = 16  # pixels across, of which a smaller size is advised
 
 
 def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> list[PlannedRun]:
@@ -62,7 +65,7 @@ def comparison_estimates(
 
 @dataclass
 class ComparisonBudget:
-    """Decides before each run whether it still fits, at the pace of the runs so far."""
+    """Decides before each seed whether all of it still fits, at the pace of the runs so far."""
 
     seconds: float  # of the whole command
     runs: Sequence[PlannedRun]  # that are not finished yet, the most important first
@@ -72,11 +75,10 @@ class ComparisonBudget:
 
     def __post_init__(self) -> None:
         self.limit = self.seconds * (1 - FOR_THE_REPORT)
-        self._begun: set[int] = set()
-        self._refused: set[int] = set()
+        self._begins: dict[int, bool] = {}  # by seed: decided when its first run is to begin
 
     def chosen(self) -> list[PlannedRun]:
-        """What fits as far as one can tell beforehand."""
+        """The seeds that fit as a whole, as far as one can tell beforehand."""
         progress = StudyProgress([], self.workers, self.expected)
         chosen: list[PlannedRun] = []
         for seed in dict.fromkeys(planned.experiment.seed for planned in self.runs):
@@ -84,29 +86,25 @@ class ComparisonBudget:
             if not self._fits(progress, chosen + runs):
                 break
             chosen += runs
-        if chosen:
-            return chosen
-        # not even one seed: the first methods of it
-        for planned in self._with_seed(self.runs[0].experiment.seed):
-            if self._fits(progress, [*chosen, planned]):
-                chosen.append(planned)
         return chosen
 
+    def next_seed(self) -> list[PlannedRun]:
+        """What is left of the first seed that is not finished."""
+        return self._with_seed(self.runs[0].experiment.seed)
+
     def admits(self, planned: PlannedRun, progress: StudyProgress) -> bool:
-        """Whether a run may begin now: the first of a seed only if all of the seed fit, the others
-        one by one.
+        """Whether a run may begin now: those of a seed only if, when the first of them was to
+        begin, all of them fitted at the pace of the runs so far.
+
+        A seed that has begun is finished, also where it takes longer than was expected: without its
+        last method nothing of it could be compared.
         """
         seed = planned.experiment.seed
-        if seed in self._refused:
-            return False
-        is_first_seed = seed == self.runs[0].experiment.seed
-        one_by_one = is_first_seed or seed in self._begun
-        fits = self._fits(progress, [planned] if one_by_one else self._with_seed(seed))
-        if fits:
-            self._begun.add(seed)
-        elif not one_by_one:
-            self._refused.add(seed)
-        return fits
+        if seed not in self._begins:
+            refused_before = not all(self._begins.values())
+            fits = self._fits(progress, self._with_seed(seed))
+            self._begins[seed] = fits and not refused_before
+        return self._begins[seed]
 
     def _fits(self, progress: StudyProgress, others: Sequence[PlannedRun]) -> bool:
         """Whether these would be done within the budget, beside those under way."""
@@ -115,6 +113,33 @@ class ComparisonBudget:
 
     def _with_seed(self, seed: int) -> list[PlannedRun]:
         return [planned for planned in self.runs if planned.experiment.seed == seed]
+
+
+def what_would_fit(budget: ComparisonBudget, estimates: Mapping[str, RunEstimate]) -> list[str]:
+    """What to change so that one seed of all methods fits, each as an option of the command."""
+    runs = budget.next_seed()
+    here = [estimates[planned.name] for planned in runs]
+    left = budget.limit - budget.clock()
+
+    def fits(each: Sequence[float]) -> bool:
+        return seconds_until_all_done([], each, budget.workers) <= left
+
+    seconds = seconds_until_all_done([], [run.seconds for run in here], budget.workers)
+    whole = (budget.clock() + seconds) / (1 - FOR_THE_REPORT)
+    options = [f"--minutes {math.ceil(whole / 60)}"]
+    for rounds in range(here[0].rounds - 1, 0, -1):
+        if fits([run.seconds_with(rounds) for run in here]):
+            options.append(f"--set rounds={rounds} (of {here[0].rounds})")
+            break
+    size = runs[0].complete.section("data")[1].get("size")
+    if isinstance(size, int):
+        smaller = size // 2
+        while smaller >= SMALLEST_IMAGE:
+            if fits([run.seconds_at(smaller / size) for run in here]):
+                options.append(f"--set data.size={smaller} (of {size})")
+                break
+            smaller //= 2
+    return options
 
 
 def comparison_seeds_in_words(runs: Sequence[PlannedRun]) -> str:

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from feddraw.text import safe_line
 
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]|#~$])")
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# what begins a list at the start of a line, or makes a heading of the line above
+_AT_LINE_START = re.compile(r"^(\d*)([-+=.)])(?=\s|\2*$)")
 
 
 def escape_markdown(text: str) -> str:
@@ -15,8 +18,8 @@ def escape_markdown(text: str) -> str:
     look like.
     """
     line = safe_line(" ".join(text.split()))
-    escaped = _MARKUP.sub(r"\\\1", line)
-    return escaped.replace(r"\<", "&lt;").replace(r"\>", "&gt;")
+    escaped = _AT_LINE_START.sub(r"\1\\\2", _MARKUP.sub(r"\\\1", line))
+    return "".join(_HTML.get(character, character) for character in escaped)
 
 
 def markdown_table(

@@ -39,10 +39,10 @@ def _table(report: Report, metric: str) -> ReportTable:
         return [Cell(method), *(column[method] for column in columns)]
 
     return ReportTable(
-        caption=f"Test {METRICS[metric]}: mean ± standard deviation over seeds",
+        caption=f"Test {METRICS[metric]}: mean ± standard deviation over paired seeds",
         header=header,
         rows=list(map(row, report.methods)),
         references=list(map(row, report.collection.references)),
-        note=note_on_means(report.collection),
+        note=note_on_means(report, metric, report.scenarios),
         label=f"results-{metric}",
     )

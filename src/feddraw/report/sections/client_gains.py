@@ -71,7 +71,7 @@ def gains_over_alone(
     report: Report, scenario: str, metric: str, split: str = "test"
 ) -> Iterator[ClientGain]:
     """Of every client and method: on the common test images, or (`holdout`) on the client's own."""
-    runs = report.runs(scenario)
+    runs = report.paired_runs(scenario, metric=metric)
     draws = report.draws[scenario]
     alone = {run.repeat: run for run in runs if run.name == "alone"}
     every_client = [client for run in alone.values() for client in clients_with_metrics(run)]
@@ -108,12 +108,14 @@ def _table(gains: Sequence[ClientGain], caption: str, label: str = "") -> Report
         by_method = {gain.method: _gain_cell(gain) for gain in of_client}
         cells = [by_method.get(method, Cell("not run")) for method in methods]
         rows.append([Cell(client), number_cell(of_client[0].alone.value), *cells])
-    bracketed = any(gain.interval for gain in gains)
+    note = "Mean over the seeds that all methods have."
+    if any(gain.interval for gain in gains):
+        note += " 95 % interval over patients in brackets."
     return ReportTable(
         caption=caption,
         header=["client", "alone", *methods],
         rows=rows,
-        note="Mean over seeds; 95 % interval in brackets." if bracketed else "Mean over seeds.",
+        note=note,
         label=label,
     )
 

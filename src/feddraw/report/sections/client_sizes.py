@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from feddraw.analysis import plots
-from feddraw.report.blocks import Block, Gallery, Picture
+from feddraw.report.blocks import Block, Bullets, Gallery, Picture
 from feddraw.report.pictures import panel_height
 from feddraw.report.runs import (
     RecordedRun,
@@ -31,6 +31,8 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         federated = next((run for run in runs if len(run.ledger.clients) > 1), None)
         if federated is not None:
             pictures.append(_sizes_picture(ledger_client_sizes(federated), scenario))
+    if with_partition is not None and (one_class := with_partition.one_class_clients()):
+        yield Bullets([f"{sentence}." for sentence in one_class])
     yield Gallery(pictures, "Client sizes and how common each finding is there.")
 
 

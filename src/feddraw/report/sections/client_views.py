@@ -43,7 +43,7 @@ class ClientView:
 def section(report: Report, scenario: str) -> Iterator[Block]:
     """One row per client and method, and the answer for the method in focus in words."""
     views = client_views(
-        report.runs(scenario), report.draws[scenario], report.replicates_in(scenario)
+        report.paired_runs(scenario), report.draws[scenario], report.replicates_in(scenario)
     )
     if not views:
         return

@@ -75,7 +75,7 @@ def results_table(report: Report, scenario: str, metric: str) -> ReportTable:
         header=["method", *columns],
         rows=[row(method) for method in methods if method in report.methods],
         references=[row(method) for method in methods if method not in report.methods],
-        note=f"{note_on_means(report.collection)} {_note(report, scenario, metric)}",
+        note=f"{note_on_means(report, metric, [scenario])} {_note(report, scenario, metric)}",
         label=f"results-{slug(scenario)}-{metric}" if several else f"results-{metric}",
     )
 
@@ -84,14 +84,11 @@ def _difference_columns(report: Report, scenario: str, metric: str) -> dict[str,
     """The method in focus minus each method: columns by name, cells by method. What no method has
     is left out.
     """
-    draws = report.draws[scenario]
     methods = report.shown_in(scenario)
-    over_patients: dict[str, Interval | None] = dict.fromkeys(methods)
-    drawn = report.focus in draws.methods[metric]
-    if drawn:
-        for method in methods:
-            if method in draws.methods[metric] and method != report.focus:
-                over_patients[method] = draws.difference(metric, report.focus, method)
+    over_patients = {
+        method: report.over_patients(scenario, metric, report.focus, method) for method in methods
+    }
+    drawn = any(over_patients.values())
     over_trainings = {method: report.over_repeats(scenario, metric, method) for method in methods}
     repeated = any(over_trainings.values())
     columns: dict[str, dict[str, Cell]] = {}
@@ -101,7 +98,7 @@ def _difference_columns(report: Report, scenario: str, metric: str) -> dict[str,
             for method in methods
         }
     if drawn:
-        columns[f"95 % CI, {draws.unit}"] = {
+        columns[f"95 % CI, {report.draws[scenario].unit}"] = {
             method: interval_cell(over_patients[method]) for method in methods
         }
     if repeated:

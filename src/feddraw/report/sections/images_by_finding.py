@@ -40,7 +40,9 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     ]
     replicates = report.replicates_in(scenario)
     areas = {
-        method: dict(auc_intervals_by_finding(report.runs(scenario, method), findings, replicates))
+        method: dict(
+            auc_intervals_by_finding(report.paired_runs(scenario, method), findings, replicates)
+        )
         for method in methods
     }
     rows = []

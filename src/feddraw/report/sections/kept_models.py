@@ -24,7 +24,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     choices: dict[str, None] = {}  # what chose each model, each stated once
     notes: list[str] = []
     for method in report.shown:
-        by_model = _runs_by_model(report.runs(scenario, method))
+        by_model = _runs_by_model(report.paired_runs(scenario, method))
         if not by_model:
             continue
         labelled = [replace(run, method=model) for model, runs in by_model.items() for run in runs]
@@ -83,10 +83,10 @@ def _row(model: str, runs: Sequence[RecordedRun], draws: PatientBootstrap) -> li
     return [
         Cell(MODEL_NAMES[model]),
         Cell(", ".join(rounds)),
-        mean_cell(validation, most_runs=len(runs)),
-        mean_cell(mean_over_repeats(runs, "auc"), most_runs=len(runs)),
+        mean_cell(validation, most_repeats=len(runs)),
+        mean_cell(mean_over_repeats(runs, "auc"), most_repeats=len(runs)),
         *change,
-        mean_cell(mean_over_repeats(runs, "gm"), most_runs=len(runs)),
+        mean_cell(mean_over_repeats(runs, "gm"), most_repeats=len(runs)),
     ]
 
 

@@ -12,9 +12,7 @@ from feddraw.report.cells import difference_cells, interval_cell, number_cell
 from feddraw.report.patients import note_on_patients
 from feddraw.report.runs import METRICS
 from feddraw.report.statistics import Report
-from feddraw.report.trainings import TrainingDifferences
-
-ALPHA = 0.05
+from feddraw.report.trainings import ALPHA, TrainingDifferences
 
 
 def from_focus(report: Report, scenario: str, metric: str) -> Iterator[Block]:
@@ -85,15 +83,12 @@ def _note(trainings: TrainingDifferences) -> str:
 def of_other_pairs(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     """Paired differences over patients between methods that are not in focus."""
     draws = report.draws[scenario]
-    others = [
-        method
-        for method in report.shown
-        if method in draws.methods[metric] and method != report.focus
-    ]
-    rows = [
-        [Cell(first), Cell(second), *difference_cells(draws.difference(metric, first, second))]
-        for first, second in combinations(others, 2)
-    ]
+    others = [method for method in report.shown_in(scenario) if method != report.focus]
+    rows = []
+    for first, second in combinations(others, 2):
+        difference = report.over_patients(scenario, metric, first, second)
+        if difference is not None:
+            rows.append([Cell(first), Cell(second), *difference_cells(difference)])
     if not rows:
         return
     label = METRICS[metric]

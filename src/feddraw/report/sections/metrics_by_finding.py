@@ -13,7 +13,7 @@ from feddraw.report.sections.images_by_finding import (
     findings_with_enough_images,
     findings_with_few_images,
 )
-from feddraw.report.statistics import Report, mean_over_findings
+from feddraw.report.statistics import Report
 from feddraw.text import slug
 
 
@@ -32,7 +32,7 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     enough = findings_with_enough_images(runs)
     if enough:
         columns[f"{_name_of_mean(enough, runs, metric)}, without †"] = {
-            method: mean_over_findings(report.runs(scenario, method), metric, enough)
+            method: report.mean_over_findings(scenario, method, metric, enough)
             for method in methods
         }
     few = findings_with_few_images(runs)

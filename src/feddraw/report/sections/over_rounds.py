@@ -20,7 +20,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             pictures += _curve_picture(report, scenario, split, metric)
     if not pictures:
         return
-    note = "Mean over seeds; shaded from the lowest to the highest seed. "
+    note = "Mean over the seeds that all methods have; shaded from the lowest to the highest seed. "
     if len(report.shown) > plots.MOST_LINES_IN_PANEL:
         note += (
             f"In panels with many methods, the thin line is {report.focus}; low first rounds"
@@ -36,7 +36,7 @@ def _curve_picture(report: Report, scenario: str, split: str, metric: str) -> It
     means: dict[str, list[float]] = {}
     spread: dict[str, tuple[list[float], list[float]]] = {}
     for method in report.shown:
-        recorded = [run.curve(split, metric) for run in report.runs(scenario, method)]
+        recorded = [run.curve(split, metric) for run in report.paired_runs(scenario, method)]
         curves = [
             curve
             for curve in recorded

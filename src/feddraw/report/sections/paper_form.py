@@ -30,7 +30,7 @@ from feddraw.report.pictures import ledger_column, ranks_picture
 from feddraw.report.runs import METRICS, data_name, ledger_client_sizes
 from feddraw.report.sections.aggregation_weights import runs_with_weights
 from feddraw.report.statistics import Report
-from feddraw.text import grouped, join_names
+from feddraw.text import grouped, join_names, slug
 
 SCENARIOS_IN_A_ROW = 6
 SEVEN_SCENARIOS_IN_A_ROW = 4  # where the paper breaks its table of seven
@@ -113,7 +113,10 @@ def _performance_tables(
     size = SEVEN_SCENARIOS_IN_A_ROW if len(scenarios) == 7 else SCENARIOS_IN_A_ROW
     parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
     counts = {
-        len(report.runs(scenario, method)) for scenario in scenarios for method in report.methods
+        report.mean(scenario, method, metric).count
+        for scenario in scenarios
+        for method in report.methods
+        for metric in METRICS
     }
     spread = "sd over runs"
     if len(counts) == 1:
@@ -134,7 +137,7 @@ def _performance_tables(
             header=["Algorithm", *(label for _ in part for label in METRICS.values())],
             rows=rows,
             note="Best values per column are shown in bold.",
-            label=f"paper-{title.lower()}-{number}",
+            label=f"paper-{slug(title)}-{number}",
             spans=[(scenario, len(METRICS)) for scenario in part],
         )
 
@@ -175,7 +178,10 @@ def _ranks(report: Report) -> Iterator[Block]:
         return
     yield _rank_table(report, comparisons)
     for metric, comparison in comparisons.items():
-        yield Paragraph(f"{METRICS[metric]}: {words.comparison_in_words(comparison)}")
+        yield Paragraph(
+            f"{METRICS[metric]}: {words.comparison_in_words(comparison)}"
+            f" {words.control_in_words(comparison)}"
+        )
     tests = []
     for metric, comparison in comparisons.items():
         friedman, _, critical_difference, *_ = words.rank_tests_in_words(comparison)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from feddraw.analysis import statistics_in_words as words
+from feddraw.analysis.paired_repeats import paired_repeats_in_words
 from feddraw.analysis.statistics import Comparison, Pair
 from feddraw.report.blocks import (
     Block,
@@ -43,10 +44,45 @@ def _of_metric(ranking: MethodRanking, metric: str) -> Iterator[Block]:
             f"{label}: {ranking.reason} So there is no average rank and no test over scenarios."
         )
         return
-    yield Paragraph(f"{label}: {words.comparison_in_words(comparison)}")
+    paired = paired_repeats_in_words(ranking.paired)
+    yield Paragraph(f"{label}, {paired} in each: {words.comparison_in_words(comparison)}")
     yield Gallery([ranks_picture(comparison, metric)])
-    yield Bullets([*words.rank_tests_in_words(comparison), *words.what_tests_can_show(comparison)])
+    yield Bullets(
+        [
+            *words.rank_tests_in_words(comparison),
+            words.control_in_words(comparison),
+            *words.what_tests_can_show(comparison),
+        ]
+    )
+    yield Fold(
+        f"{comparison.control} against each other method ({label})",
+        [_control_table(comparison, metric)],
+    )
     yield Fold(f"All pairs of methods ({label})", [_pairs_table(comparison, metric)])
+
+
+def _control_table(comparison: Comparison, metric: str) -> ReportTable:
+    rows = [
+        [
+            Cell(other.method),
+            Cell(f"{other.rank_gap:+.2f}{'*' if other.significant else ''}", other.rank_gap),
+            number_cell(other.z, "+.2f"),
+            Cell(words.p_text(other.p), other.p),
+            Cell(words.p_text(other.holm_p), other.holm_p),
+        ]
+        for other in comparison.against_control
+    ]
+    return ReportTable(
+        caption=f"{METRICS[metric]}, each method against {comparison.control}",
+        header=list(words.CONTROL_COLUMNS),
+        rows=rows,
+        note=(
+            f"* Holm p below alpha {comparison.alpha:g}, and Friedman's test rejects. Rank gap:"
+            f" average rank minus that of {comparison.control}; z: the gap in standard errors"
+            " (Demšar 2006)."
+        ),
+        label=f"control-{metric}",
+    )
 
 
 def _pairs_table(comparison: Comparison, metric: str) -> ReportTable:

@@ -20,7 +20,7 @@ MOST_CURVES = 4  # in a panel; more cannot be distinguished
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
-    scored = list(_scored_runs(report.runs(scenario)))
+    scored = list(_scored_runs(report.paired_runs(scenario)))
     methods = _shown_methods([run for run, _ in scored], report.focus)
     by_method = {
         method: [(run, part) for run, part in scored if run.method == method] for method in methods

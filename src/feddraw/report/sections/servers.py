@@ -10,10 +10,12 @@ import numpy as np
 
 from feddraw.analysis import plots
 from feddraw.analysis.explain_weights import (
+    WEIGHT_COLUMNS,
+    WEIGHT_COLUMNS_EXPLAINED,
     WeightExplanation,
     explain_run_weights,
     explanation_document,
-    percent,
+    weight_row,
     weights_in_sentences,
 )
 from feddraw.report.blocks import (
@@ -100,23 +102,10 @@ def _loss_picture(run: RecordedRun, name: str) -> Iterator[Picture]:
 
 def _table(explained: WeightExplanation, name: str) -> ReportTable:
     clients: Sequence[Mapping[str, Any]] = explanation_document(explained)["clients"]
-    header = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
-    rows = [
-        [
-            Cell(client["client"]),
-            Cell(f"{client['size']:,}"),
-            Cell(percent(client["image_share"])),
-            Cell(percent(client["first"])),
-            Cell(percent(client["mean"])),
-            Cell(percent(client["last"])),
-            Cell(f"{percent(client['most'])} ({client['most_round']})"),
-            Cell("hidden" if client["influence"] is None else percent(client["influence"])),
-        ]
-        for client in clients
-    ]
-    note = (
-        "Share: part of all images. First, mean, last, largest: aggregation weight over the rounds."
-        " Influence: the client's part of the total length of the weighted updates, mean over"
-        " rounds."
+    rows = [[Cell(text) for text in weight_row(client)] for client in clients]
+    return ReportTable(
+        f"Aggregation weights of {name}",
+        list(WEIGHT_COLUMNS),
+        rows,
+        note=WEIGHT_COLUMNS_EXPLAINED,
     )
-    return ReportTable(f"Aggregation weights of {name}", header, rows, note=note)

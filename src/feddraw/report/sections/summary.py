@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
+from feddraw.analysis.paired_repeats import paired_repeats_in_words
+from feddraw.analysis.statistics import holm, proportion_interval
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.patients import interval_over_patients
 from feddraw.report.runs import (
@@ -20,10 +22,10 @@ from feddraw.report.runs import (
     undefined_findings,
 )
 from feddraw.report.sections import servers
-from feddraw.report.sections.client_gains import gains_over_alone
+from feddraw.report.sections.client_gains import ClientGain, gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report, mean_over_repeats
-from feddraw.report.trainings import differences_over_trainings
+from feddraw.report.trainings import ALPHA
 from feddraw.text import grouped, join_names
 
 
@@ -58,10 +60,20 @@ def _after_headline(report: Report) -> Iterator[str]:
 
 def _what_was_compared(report: Report) -> str:
     runs = report.collection.runs
-    seeds = len({run.repeat for run in runs})
-    repeats = f"{seeds} seeds"
-    if seeds == 1:
-        repeats = "one seed only, so a difference may be noise between trainings"
+    pairings = [report.pairing(scenario, "auc") for scenario in report.scenarios]
+    counts = [len(pairing.repeats) for pairing in pairings if pairing.methods]
+    repeats = paired_repeats_in_words(counts)
+    if len(report.methods) < 2:
+        seeds = len({run.repeat for run in runs})
+        repeats = "one seed only" if seeds == 1 else f"{seeds} seeds"
+    elif max(counts, default=0) == 1:
+        repeats += ", so a difference may be noise between trainings"
+    uncounted = sum(len(methods) for pairing in pairings for methods in pairing.uncounted.values())
+    if uncounted:
+        repeats += (
+            f"; {uncounted} run{'s are' if uncounted > 1 else ' is'} not counted, because not all"
+            " methods have the seed"
+        )
     return (
         f"{len(runs)} finished run{'s' * (len(runs) > 1)}: {join_names(report.shown)}; in"
         f" {join_names(report.scenarios)}; {repeats}."
@@ -76,64 +88,103 @@ def _result_of_metric(report: Report, metric: str) -> str:
     ranking = report.rankings[metric]
     if ranking.comparison is not None:
         scenarios = len(ranking.comparison.table.scenarios)
+        paired = paired_repeats_in_words(ranking.paired)
         result = words.comparison_in_words(ranking.comparison)
-        return f"Test {METRICS[metric]} over {scenarios} scenarios: {result}"
+        return f"Test {METRICS[metric]} over {scenarios} scenarios, {paired} in each: {result}"
     if len(report.scenarios) == 1:
-        return _best_in_scenario(report, report.scenarios[0], metric)
+        return _result_in_scenario(report, report.scenarios[0], metric)
     return f"Test {METRICS[metric]}: {ranking.reason}"
 
 
-def _best_in_scenario(report: Report, scenario: str, metric: str) -> str:
+def _result_in_scenario(report: Report, scenario: str, metric: str) -> str:
+    """What is shown between the methods of one scenario; what is not shown comes first."""
     label = METRICS[metric]
-    compared = _compared_runs(report, scenario, metric)
-    means = {method: mean_over_repeats(runs, metric).value for method, runs in compared.items()}
-    if not means:
+    pairing = report.pairing(scenario, metric)
+    if not report.methods:
+        return f"No methods are compared in test {label}: there are references only."
+    if not pairing.methods:
         return f"Test {label} is undefined in every run."
-    best = max(means, key=lambda method: means[method])
-    others = [method for method in means if method != best]
+    if not pairing.repeats:
+        return (
+            f"Test {label} in {scenario}: the methods are not compared, there is no seed that all"
+            f" of {join_names(pairing.methods)} have."
+        )
+    means = {method: report.mean(scenario, method, metric).value for method in pairing.methods}
+    best, *others = sorted(means, key=lambda method: -means[method])
     if not others:
         return f"{best} has a test {label} of {means[best]:.4f} in {scenario}."
-    second = max(others, key=lambda method: means[method])
-    sentence = (
-        f"{best} has the highest test {label} in {scenario}: {means[best]:.4f},"
-        f" {means[best] - means[second]:+.4f} vs {second}"
+    second = others[0]
+    lead = (
+        f"{means[best]:.4f}, {means[best] - means[second]:+.4f} vs {second}"
+        f"{_intervals_in_brackets(report, scenario, metric, best, second)}"
     )
+    shown = _shown_differences(report, scenario, metric)
+    evidence = _evidence(report, scenario, metric)
+    beaten = [worse for better, worse in shown if better == best]
+    undecided = [method for method in others if method not in beaten]
+    if not shown:
+        return (
+            f"No difference between methods is shown in test {label}: {evidence}. The highest mean"
+            f" in {scenario} is that of {best}: {lead}."
+        )
+    rule = f"alpha {ALPHA:g}, Holm over all pairs; {evidence}"
+    if not undecided:
+        return (
+            f"{best} has the highest test {label} in {scenario}: {lead}; it is shown to be higher"
+            f" than that of {join_names(others)} ({rule})."
+        )
+    higher = grouped(shown)
+    parts = [f"{better} is higher than {join_names(worse)}" for better, worse in higher.items()]
+    return (
+        f"Which method has the highest test {label} in {scenario} is not shown: no difference"
+        f" between {best} and {join_names(undecided)}. The highest mean is that of {best}: {lead}."
+        f" Shown ({rule}): {'; '.join(parts)}."
+    )
+
+
+def _evidence(report: Report, scenario: str, metric: str) -> str:
+    """How many patients and trainings a comparison rests on."""
     draws = report.draws[scenario]
-    if not {best, second} <= draws.methods[metric].keys():
-        return f"{sentence}."
-    intervals: dict[str, Interval | Difference] = {
-        interval_over_patients(draws): draws.difference(metric, best, second)
-    }
-    every_run = [run for runs in compared.values() for run in runs]
-    trainings = differences_over_trainings(every_run, metric, best)
-    repeated = trainings.differences.get((scenario, second))
-    if repeated is not None and repeated.repeats > 1:
-        intervals[f"over {repeated.repeats} trainings"] = repeated
-    ends = [f"{name}: {words.interval_from_to(ends)}" for name, ends in intervals.items()]
-    sentence = f"{sentence} ({'; '.join(ends)})."
-    if any(interval.low <= 0 <= interval.high for interval in intervals.values()):
-        which = "An" if len(intervals) > 1 else "The"
-        return f"{sentence} {which} interval includes 0: no difference between the two is shown."
-    if len(intervals) == 1:
-        return f"{sentence} One seed that all have: noise between trainings is not in the interval."
-    return sentence
+    count = len(report.pairing(scenario, metric).repeats)
+    trainings = "one training" if count == 1 else paired_repeats_in_words([count])
+    return f"{draws.units:,} test {draws.unit}, {trainings}" if draws.units else trainings
 
 
-def _compared_runs(report: Report, scenario: str, metric: str) -> dict[str, list[RecordedRun]]:
-    """By method, the runs with a value of the seeds that all methods have; all where there is none.
-
-    The intervals are over these seeds, so the means are, too.
+def _shown_differences(report: Report, scenario: str, metric: str) -> list[tuple[str, str]]:
+    """The pairs of methods (better, worse) that differ over trainings, corrected for all pairs, and
+    over patients where their scores were kept.
     """
-    defined = [
-        run
-        for run in report.runs(scenario)
-        if not run.reference and math.isfinite(run.test(metric))
-    ]
-    seeds_by_method = grouped((run.method, run.repeat) for run in defined)
-    shared = {run.repeat for run in defined}.intersection(*seeds_by_method.values())
-    if report.draws[scenario].repeats:
-        shared &= set(report.draws[scenario].repeats)
-    return grouped((run.method, run) for run in defined if run.repeat in shared or not shared)
+    methods = report.pairing(scenario, metric).methods
+    differences: list[tuple[str, str, Difference]] = []
+    for place, first in enumerate(methods):
+        by_pair = report.trainings_against(first, metric).differences
+        for second in methods[place + 1 :]:
+            differences.append((first, second, by_pair[scenario, second]))
+    holm_p = holm([difference.p for _, _, difference in differences])
+    shown = []
+    for (first, second, trainings), p in zip(differences, holm_p.tolist(), strict=True):
+        better, worse = (first, second) if trainings.mean > 0 else (second, first)
+        patients = report.over_patients(scenario, metric, better, worse)
+        if p < ALPHA and (patients is None or patients.low > 0):
+            shown.append((better, worse))
+    return shown
+
+
+def _intervals_in_brackets(
+    report: Report, scenario: str, metric: str, first: str, second: str
+) -> str:
+    """Of the difference between two methods: over patients and over trainings, as far as there
+    are.
+    """
+    intervals: dict[str, Interval | Difference] = {}
+    patients = report.over_patients(scenario, metric, first, second)
+    if patients is not None:
+        intervals[interval_over_patients(report.draws[scenario])] = patients
+    trainings = report.trainings_against(first, metric).differences.get((scenario, second))
+    if trainings is not None and trainings.repeats > 1:
+        intervals[f"95 % CI over {trainings.repeats} trainings"] = trainings
+    ends = [f"{name}: {words.interval_from_to(ends)}" for name, ends in intervals.items()]
+    return f" ({'; '.join(ends)})" if ends else ""
 
 
 # ------------------------------------------------------------------------------ the method in focus
@@ -188,53 +239,78 @@ def _differences_by_method(report: Report) -> dict[str, list[BothIntervals]]:
     than one training.
     """
     pairs = []
-    for scenario, draws in report.draws.items():
+    for scenario in report.scenarios:
         for other in report.methods:
             trainings = report.over_repeats(scenario, "auc", other)
-            if trainings is not None and {report.focus, other} <= draws.methods["auc"].keys():
-                patients = draws.difference("auc", report.focus, other)
+            patients = report.over_patients(scenario, "auc", report.focus, other)
+            if trainings is not None and patients is not None:
                 pairs.append((other, (patients, trainings)))
     return grouped(pairs)
 
 
 def _references(report: Report) -> Iterator[str]:
-    """The mean of each reference beside that of the method in focus."""
+    """The mean of each reference beside that of the method in focus, over the seeds that both
+    have.
+    """
     if not report.methods:
         return
     for reference in report.collection.references:
-        both = [
-            scenario
-            for scenario in report.scenarios
-            if report.runs(scenario, reference) and report.runs(scenario, report.focus)
-        ]
-        if both:
-            theirs = np.mean([report.mean(scenario, reference, "auc").value for scenario in both])
-            ours = np.mean([report.mean(scenario, report.focus, "auc").value for scenario in both])
+        pairs = []
+        for scenario in report.scenarios:
+            theirs = {run.repeat: run for run in report.paired_runs(scenario, reference)}
+            ours = [
+                run
+                for run in report.paired_runs(scenario, report.focus)
+                if run.repeat in theirs and math.isfinite(theirs[run.repeat].test("auc"))
+            ]
+            if ours:
+                their_runs = [theirs[run.repeat] for run in ours]
+                their_mean = mean_over_repeats(their_runs, "auc").value
+                pairs.append((their_mean, mean_over_repeats(ours, "auc").value))
+        if pairs:
+            their_mean, our_mean = np.mean(pairs, axis=0).tolist()
             yield (
                 f"Reference {reference} ({REFERENCES[reference.split(' ')[0]]}) has a mean AUC of"
-                f" {theirs:.4f}, {report.focus} of {ours:.4f}."
+                f" {their_mean:.4f}, {report.focus} of {our_mean:.4f}."
             )
 
 
 def _client_gains(report: Report) -> Iterator[str]:
-    """How many clients gain over training alone, and how much."""
+    """How many clients gain over training alone, and how much, each with its interval."""
     several = len(report.scenarios) > 1
-    gains = {}
+    gains: dict[str, ClientGain] = {}
     for scenario in report.scenarios:
         for gain in gains_over_alone(report, scenario, "auc"):
             if gain.method == report.focus and math.isfinite(gain.gain.value):
                 client = f"{gain.client} in {scenario}" if several else gain.client
-                gains[client] = gain.gain.value
+                gains[client] = gain
     if not gains:
         return
-    least = min(gains, key=lambda client: gains[client])
-    most = max(gains, key=lambda client: gains[client])
-    better = sum(gain > 0 for gain in gains.values())
-    yield (
+    ordered = sorted(gains, key=lambda client: gains[client].gain.value)
+    better = sum(gain.gain.value > 0 for gain in gains.values())
+    low, high = proportion_interval(better, len(gains))
+    sentence = (
         f"With {report.focus}, {better} of {len(gains)} clients{' (of all scenarios)' * several}"
-        " have a higher test AUC than with the model they train alone: from"
-        f" {gains[least]:+.4f} ({least}) to {gains[most]:+.4f} ({most})."
+        " have a higher test AUC than with the model they train alone (95 % CI of the share:"
+        f" {100 * low:.0f} to {100 * high:.0f} %): from {_gain_of(ordered[0], gains)} to"
+        f" {_gain_of(ordered[-1], gains)}."
     )
+    intervals = [gain.interval for gain in gains.values() if gain.interval is not None]
+    if intervals:
+        shown = sum(interval.low > 0 for interval in intervals)
+        sentence += (
+            f" The 95 % CI over patients lies above 0 for {shown} of {len(intervals)}; noise"
+            " between trainings is not in it."
+        )
+    yield sentence
+
+
+def _gain_of(client: str, gains: Mapping[str, ClientGain]) -> str:
+    gain = gains[client]
+    interval = ""
+    if gain.interval is not None:
+        interval = f", 95 % CI {words.interval_from_to(gain.interval)}"
+    return f"{gain.gain.value:+.4f} ({client}{interval})"
 
 
 # ----------------------------------------------------------------------------- what to keep in mind
@@ -242,9 +318,10 @@ def _client_gains(report: Report) -> Iterator[str]:
 
 def caveats(report: Report) -> Iterator[Block]:
     """What was left out, and what makes numbers less certain than they look."""
-    if report.collection.problems:
+    left_out = [*_left_out(report), *uncounted_runs(report)]
+    if left_out:
         yield Heading("Left out", 3)
-        yield Bullets(list(_left_out(report)))
+        yield Bullets(left_out)
     runs = report.collection.runs
     notes = [*report.collection.notes, *_undefined(runs), *_diverged(runs), *_not_finite(runs)]
     if notes:
@@ -263,6 +340,19 @@ def _left_out(report: Report) -> Iterator[str]:
         for path in outside:
             reason = reason.replace(str(path), shown_path(path, report.folders))
         yield f"{shown_path(problem.path, report.folders)}: {reason}"
+
+
+def uncounted_runs(report: Report) -> list[str]:
+    """The finished runs that no mean, rank or test has, because not all methods have their seed."""
+    sentences: dict[str, None] = {}
+    for scenario in report.scenarios:
+        for metric, label in METRICS.items():
+            for sentence in report.pairing(scenario, metric).uncounted_in_words():
+                if metric == "auc":
+                    sentences[f"{scenario}: {sentence}"] = None
+                elif f"{scenario}: {sentence}" not in sentences:
+                    sentences[f"{label} in {scenario}: {sentence}"] = None
+    return list(sentences)
 
 
 def _undefined(runs: Sequence[RecordedRun]) -> list[str]:
