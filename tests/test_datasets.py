@@ -743,7 +743,7 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
 
 
 def test_names_are_listed_and_wrong_ones_corrected(no_data_folder):
-    assert list(dataset_names()) == ["chestmnist", "chexpert", "folder", "nih", "npz", "phantom"]
+    assert {"chestmnist", "chexpert", "folder", "nih", "npz", "phantom"} <= set(dataset_names())
     says("chexprt", "no 'chexprt' among the data sets: did you mean chexpert?")
     says("nowhere/x.npz", "no file or folder nowhere/x.npz")
     says("folder", "needs path")

@@ -144,7 +144,8 @@ def test_coefficients_that_do_not_add_up_and_absent_clients_are_said(tmp_path: P
     said = " ".join(weights_in_sentences(found))
     assert found.shares.tolist() == [[0.5, 0.5, 0.0]]
     assert "do not add up to 1" in said
-    assert "C did not count in round 0: refused: NaN." in said
+    assert "Refused (NaN): C in round 0." in said
+    assert "C never counted." in said
 
 
 def test_a_round_in_which_nobody_counted_changes_nothing_of_the_others(tmp_path: Path) -> None:

@@ -7,13 +7,18 @@ from __future__ import annotations
 import csv
 import json
 import runpy
+import shutil
 import subprocess
 import sys
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
+from markdown_it import MarkdownIt
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -148,6 +153,69 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
         assert section in plain
     row = next(line for line in plain.splitlines() if line.startswith("| Pleural Effusion |"))
     assert row.count(" to ") == 4  # the threshold and three results, each with an interval
+
+
+HEADING = "x`\n\n# Approved for clinical use\n\n<img src=x onerror=alert(1)>"
+CODE = "$open('evaluated', 'w')"
+
+
+def hostile_run(folder: Path, to: Path) -> Path:
+    """The run with names that a stranger chose: of its scenario, its data, its clients and its first
+    finding.
+    """
+    shutil.copytree(folder / "run", to)
+    recorded = read_run(to)
+    names = {client: f"{HEADING} {client}" for client in recorded.ledger.clients}
+    settings = tomllib.loads((to / "experiment.toml").read_text())
+    settings["scenario"]["name"] = HEADING
+    settings["data"]["name"] = HEADING.replace(".", "")
+    for key in ("sizes", "positives"):
+        by_client = settings["partition"][key]
+        settings["partition"][key] = {names[client]: by_client[client] for client in names}
+    (to / "experiment.toml").write_text(tomli_w.dumps(settings))
+    metrics = (to / "metrics.json").read_text()
+    old = json.dumps(recorded.findings[0])
+    (to / "metrics.json").write_text(metrics.replace(old, json.dumps(CODE)))
+    with (to / "weights.csv").open(newline="") as file:
+        rows = [[names.get(cell, cell) for cell in row] for row in csv.reader(file)]
+    with (to / "weights.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return to
+
+
+def test_names_of_a_strangers_run_are_only_names_in_its_card(folder: Path, tmp_path: Path) -> None:
+    run_folder = hostile_run(folder, tmp_path / "run")
+    options = ["--formats", "safetensors", "--names"]
+    done = typed(run_folder, "--out", tmp_path / "out", *options)
+    assert done.exit_code == 0, done.output
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    tokens = MarkdownIt("commonmark").enable("table").parse(card)
+    titles = [
+        inside.content for opening, inside in pairwise(tokens) if opening.type == "heading_open"
+    ]
+    assert titles[0] == "Model card"
+    assert not any("Approved" in title for title in titles)
+    inline = [child for token in tokens for child in token.children or []]
+    assert not [token for token in [*tokens, *inline] if token.type.startswith("html")]
+    assert card.count("onerror") >= 3  # shown as text, of the scenario and of the clients
+
+
+@needs_fire
+def test_the_name_of_a_finding_is_not_evaluated_by_monai(folder: Path, tmp_path: Path) -> None:
+    from monai.bundle import ConfigParser
+
+    run_folder = hostile_run(folder, tmp_path / "run")
+    done = typed(run_folder, "--out", tmp_path / "out", "--formats", "monai")
+    assert done.exit_code == 0, done.output
+    bundle = tmp_path / "out" / "monai"
+    parser = ConfigParser()
+    parser.read_meta(bundle / "configs" / "metadata.json")
+    parser.read_config(bundle / "configs" / "inference.json")
+    parser.parse()
+    texts = [item.get_config() for item in parser.ref_resolver.items.values()]
+    assert not [text for text in texts if isinstance(text, str) and "evaluated" in text]
+    described = json.loads((bundle / "models" / "model.json").read_text())
+    assert described["findings"][0] == CODE
 
 
 def test_without_the_data_the_check_uses_random_images_and_says_so(

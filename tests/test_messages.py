@@ -34,6 +34,7 @@ SOURCE = Path(feddraw.__file__).parent
 # Below the command line a module's messages reach the user through these commands; all of them must
 # have the option.
 PRINTED_BY = {
+    "analysis/site_heterogeneity.py": ("heterogeneity",),
     "analysis/statistics_in_words.py": ("stats",),
     "analysis/tidy_results.py": ("stats",),
     "doctor/study_start.py": ("study", "compare"),
@@ -41,6 +42,7 @@ PRINTED_BY = {
     "experiment/settings.py": ("run", "study"),
     "study/preflight.py": ("study",),
     "experiment/running.py": ("run", "study", "verify"),
+    "study/method_comparison.py": ("compare",),
     "study/plan.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
     "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it

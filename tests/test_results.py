@@ -29,7 +29,7 @@ from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.run_folder import RunFolder, find_run_folders
 from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
 from small import small
@@ -247,7 +247,7 @@ STOPPED_BEFORE_ITS_LOCK = """
 import os, signal, sys
 from contextlib import contextmanager
 from feddraw.cli import main
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.run_folder import RunFolder, find_run_folders
 
 locked = RunFolder.locked
 
@@ -344,3 +344,9 @@ def test_the_environment_names_the_commit_of_a_checkout() -> None:
         ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=False
     )
     assert environment()["commit"] == git.stdout.strip()
+
+
+def test_a_folder_of_another_user_is_no_empty_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may read everything
+    with pytest.raises(UserError, match="permission denied"):
+        find_run_folders([tmp_path])

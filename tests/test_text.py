@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -29,7 +30,7 @@ from feddraw.server.ledger import LedgerEntry
 from feddraw.system import csv_cells
 from feddraw.system.file_reading import read_csv, read_json
 from feddraw.system.markdown import escape_markdown, markdown_table
-from feddraw.text import distinct_slugs, folder_name, parse_pairs, slug
+from feddraw.text import distinct_slugs, folder_name, parse_pairs, safe_line, slug
 from run_folders import make_run
 
 NASTY = [
@@ -293,3 +294,13 @@ def test_a_name_can_neither_end_a_cell_of_a_markdown_table_nor_begin_markup():
         r"| a\|b \*c\* &lt;i&gt; \`d\` \$e\$ | 0.8 |",
     ]
     assert markdown_table(["a", "b"], [])[1] == "|---|---|"
+
+
+@pytest.mark.parametrize("name", [*NASTY, "- a", "+ a", "1. a", "2) a", "===", "---", "&lt;b&gt;"])
+def test_a_name_is_one_paragraph_of_markdown_that_shows_its_characters(name: str) -> None:
+    tokens = MarkdownIt("commonmark").parse(f"before\n{escape_markdown(name)}")
+    assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
+    inline = tokens[1].children or []
+    assert {token.type for token in inline} <= {"text", "softbreak", "text_special"}
+    shown = "".join(token.content for token in inline)
+    assert shown == "before" + safe_line(" ".join(name.split()))

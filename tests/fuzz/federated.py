@@ -122,7 +122,7 @@ def read_reply(data: bytes, _: Path) -> object:
 
 
 def check(ledger: dict[str, Any], params: np.ndarray) -> None:
-    """One hostile client may take an honest one's name, and then neither counts; the others do, and
+    """One hostile client that answers first may take an honest one's name; the others count, and
     all is finite.
     """
     assert sum(entry.weighted for entry in ledger.values()) >= 2, "honest clients do not count"

@@ -168,11 +168,12 @@ def traced(codes: frozenset[CodeType], arcs: set[tuple[Any, int, int]]) -> Itera
 
         return step
 
+    before = sys.gettrace()  # of a measurement of coverage, which must go on afterwards
     sys.settrace(enter)
     try:
         yield
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
 
 
 def attempt(target: Target, data: bytes, room: Path, seconds: int = 10) -> str:

@@ -1099,7 +1099,7 @@ def targets(room: Path) -> list[Target]:
             ONE_LINE,
             STATISTICS,
             [
-                *named(tidy_results.TidyTable, "table rows value_columns"),
+                *named(tidy_results.TidyTable, "table paired_rows value_columns"),
                 *named(tidy_results, "_number"),
                 *named(csv_sheet.CsvSheet, "rows column of"),
             ],
