@@ -136,7 +136,7 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
         say(f"building {first.section('model')[0]}")
         with survey.noting(members):
             first.training.available_device()
-            build = run_preparation.network_builder(first, len(survey.dataset(first).findings))
+            build = run_preparation.trained_builder(first, len(survey.dataset(first).findings))
             pretrained = partial(build, pretrained=True)
             initial[key] = run_preparation.initial_model(pretrained, first.seed)
 

@@ -25,14 +25,14 @@ from feddraw.core.model import head_names
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 from feddraw.training.classifier_by_trial import classifier_of
-from feddraw.training.network import Build, evaluation_mode
+from feddraw.training.network import Build, PartlyFrozenModule, evaluation_mode
 
 # What factories call the findings, the channels and the pixels.
 CLASSES_ARGUMENTS = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")
 CHANNELS_ARGUMENTS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
 SIDE_ARGUMENTS = ("img_size", "image_size")
 DIMENSIONS_ARGUMENT = "spatial_dims"  # MONAI's: images, not volumes
-OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze")  # settings of any model
+OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze", "frozen")  # settings of any model
 
 
 def build_network(
@@ -41,10 +41,10 @@ def build_network(
     """A module and its classifier; `pretrained` fetches the weights that the initial model starts
     from.
 
-    Three options go with any model: `classifier` names the layer, or several in the order of the
-    findings, `projection` puts two layers of that width before it, as MOON's authors do, and
-    `freeze` names layers that are not trained. `side` is that of an image in pixels, where it is
-    known.
+    Four options go with any model: `classifier` names the layer, or several in the order of the
+    findings, `projection` puts two layers of that width before it, as MOON's authors do, `freeze`
+    names layers that are not trained, and `frozen` says where the network is cut, which is done
+    elsewhere (`network_cut`). `side` is that of an image in pixels, where it is known.
     """
     _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
@@ -73,6 +73,11 @@ def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
             raise UserError(
                 f"model.{key} must be the name of a layer, or a list of names, not {layers!r}"
             )
+    cut = options.get("frozen", "")
+    if not isinstance(cut, str):
+        raise UserError(
+            f"model.frozen must be body or the name of a layer, in quotation marks, not {cut!r}"
+        )
     width = options.get("projection", 0)
     if type(width) is not int or width < 0:
         raise UserError(f"model.projection must be a width, or 0 for none, not {width!r}")
@@ -216,5 +221,8 @@ def _build_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tupl
     params = dict(module.named_parameters())
     with torch.no_grad():
         for name, values in frozen.items():
-            params[name].copy_(torch.from_numpy(values))
+            if isinstance(module, PartlyFrozenModule):
+                module.load_frozen(name, values)
+            else:
+                params[name].copy_(torch.from_numpy(values))
     return module, classifier
