@@ -129,7 +129,7 @@ class FeatureEntry:
 
     def missing(self, needed: Rows) -> Rows:
         """Those of the needed rows that are not there."""
-        return needed[self._checksums()[needed] == 0]
+        return np.asarray(needed[self._checksums()[needed] == 0])
 
     def _checksums(self) -> NDArray[np.uint32]:
         checksums = np.zeros(self.rows, np.uint32)

@@ -29,7 +29,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
-from feddraw.training.network_by_name import model_defaults
+from feddraw.training.network_by_name import find_model, model_defaults
 from feddraw.training.settings import Training
 
 # A name and its settings; the others have settings only.
@@ -314,7 +314,7 @@ def complete(experiment: Experiment) -> Experiment:
         data={**_data_defaults(experiment), **_feature_settings(experiment)},
         scenario=_scenario_defaults(experiment),
         method=method_with_defaults(*experiment.section("method")),
-        model={"name": model} | model_defaults(catalog.find("models", model)) | settings,
+        model={"name": model} | model_defaults(find_model(model)) | settings,
         partition_seed=(
             experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
         ),

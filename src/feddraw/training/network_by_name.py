@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ from feddraw import catalog
 from feddraw.core import Heads, in_layer
 from feddraw.core.model import head_names
 from feddraw.errors import UserError, in_one_line, unknown
-from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
+from feddraw.models._saved_parameters import (
+    SavedParameters,
+    read_saved_parameters,
+    warn_of_unused,
+)
 from feddraw.training.classifier_by_trial import classifier_of
 from feddraw.training.network import Build, PartlyFrozenModule, evaluation_mode
 
@@ -31,6 +36,7 @@ from feddraw.training.network import Build, PartlyFrozenModule, evaluation_mode
 CLASSES_ARGUMENTS = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")
 CHANNELS_ARGUMENTS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
 SIDE_ARGUMENTS = ("img_size", "image_size")
+CLOSE_NAME = 0.75  # how alike a mistyped name and one of ours are
 DIMENSIONS_ARGUMENT = "spatial_dims"  # MONAI's: images, not volumes
 OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze", "frozen")  # settings of any model
 
@@ -48,7 +54,7 @@ def build_network(
     """
     _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
-    function = catalog.find("models", name)
+    function = find_model(name)
     module = _call_factory(function, settings, classes, side, pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
@@ -63,6 +69,20 @@ def build_network(
         classifier = _with_projection(module, classifier, projection)
     _freeze_layers(module, options.get("freeze", ()))
     return module, classifier
+
+
+def find_model(name: str) -> Callable[..., Any]:
+    """The factory behind a name; for one that is not ours the message says how to name it."""
+    ours = catalog.names("models")
+    if ":" in name or name in ours:
+        return catalog.find("models", name)
+    if get_close_matches(name.lower(), ours, n=1, cutoff=CLOSE_NAME):
+        raise unknown("models", name, ours)
+    raise UserError(
+        f"no '{name}' among the models {', '.join(ours)}: name the factory of another package as"
+        f" package.module:function, such as torchvision.models:{name} (pip install torchvision) or"
+        f" timm:create_model with model.model_name={name} (pip install timm)"
+    )
 
 
 def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
@@ -176,10 +196,15 @@ def load_network_weights(
         if tensor.is_floating_point() and not any(in_layer(name, head) for head in heads)
     ]
     if missing := [name for name in body if name not in fitting]:
+        name = missing[0]
+        shapes = f"{tuple(needed[name].shape)} here"
+        if name in state:
+            shapes += f", {tuple(state[name].shape)} in the file"
         raise UserError(
             f"{file} is of another network: {len(missing)} of {len(body)} tensors differ, first"
-            f" {missing[0]}"
+            f" {name} ({shapes})"
         )
+    warn_of_unused(sorted(state.keys() - fitting.keys()), len(state), file)
     module.load_state_dict(fitting, strict=False)
 
 

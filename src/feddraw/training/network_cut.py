@@ -142,6 +142,8 @@ class _Trace:
         seen = image.clone().requires_grad_()
         with self._watched():
             scores = scores_in_output(self._module(seen * 1))  # a network may write into its input
+        if not self._entries:
+            return "it is not called in a pass; is it a list of layers?"
         if self._entries != len(self._layers):
             return f"it is called {self._entries} times in a pass, not once"
         if self._input is None or self._problem:
@@ -270,6 +272,8 @@ class PartlyFrozen(nn.Module):
     It shares the tensors and layers of the network, so that they have the same names here.
     """
 
+    whole: nn.Module
+
     def __init__(self, whole: nn.Module, cut: Cut, side: int, *, from_features: bool) -> None:
         super().__init__()
         self._parameters = whole._parameters
@@ -282,6 +286,10 @@ class PartlyFrozen(nn.Module):
         self._taken_out: Arrays = {}  # tensors of frozen layers that are no longer in the network
         self._features = torch.empty(0)
         self._noise = noise_image(side)
+        self._recorded: list[_Recorded] = []
+        # Whether what stands for frozen layers has a row per image, as steps between the layers may
+        # need; else one row, which costs less.
+        self.row_per_image = False
         self._still: list[nn.Module] = []  # frozen layers, in evaluation mode whatever happens
         for name, parameter in whole.named_parameters():
             if name in cut.frozen_tensors:
@@ -298,7 +306,9 @@ class PartlyFrozen(nn.Module):
                 self._taken_out[name] = state[name].detach().cpu().numpy().copy()
         for name, outputs in self.cut.frozen_layers.items():
             parent, _, leaf = name.rpartition(".")
-            self.whole.get_submodule(parent)._modules[leaf] = _Recorded(outputs)
+            layer = self.whole.get_submodule(name)
+            self._recorded.append(_Recorded(layer, outputs))
+            self.whole.get_submodule(parent)._modules[leaf] = self._recorded[-1]
         for name in self.cut.layers if not self.cut.at_the_end else ():
             layer = self.whole.get_submodule(name)
             layer.register_forward_pre_hook(self._give_features, with_kwargs=True)
@@ -315,7 +325,10 @@ class PartlyFrozen(nn.Module):
         self._features = inputs.clone() if self.cut.overwritten else inputs
         if self.cut.at_the_end:
             return self.whole.get_submodule(self.cut.layers[0])(self._features)
-        return self.whole(self._noise)
+        images = len(inputs)
+        for layer in self._recorded:
+            layer.rows = images if self.row_per_image else 1
+        return self.whole(self._noise.expand(images, -1, -1, -1))
 
     def train(self, mode: bool = True) -> PartlyFrozen:
         super().train(mode)
@@ -325,7 +338,7 @@ class PartlyFrozen(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartlyFrozen:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._noise = fn(self._noise)
         return self
 
@@ -349,20 +362,32 @@ class PartlyFrozen(nn.Module):
 
 
 class _Recorded(nn.Module):
-    """In the place of a frozen layer: gives what that gave for the image of noise, call by call."""
+    """In the place of a frozen layer: gives what that gave for the image of noise, call by call.
 
-    def __init__(self, outputs: list[Any]) -> None:
+    Of the layer itself the shapes and types are left, which a network's code may look at.
+    """
+
+    def __init__(self, layer: nn.Module, outputs: list[Any]) -> None:
         super().__init__()
+        self.__dict__["shapes"] = layer.to("meta")  # not as a layer: its tensors are no longer here
+        self.rows = 1
         self._outputs = outputs
         self._calls = 0
 
     def forward(self, *_: Any, **__: Any) -> Any:
         output = self._outputs[self._calls % len(self._outputs)]
         self._calls += 1
-        return output
+        return output if self.rows == 1 else tree_map_only(Tensor, self._repeated, output)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["shapes"], name)
+
+    def _repeated(self, tensor: Tensor) -> Tensor:
+        """The same row for every image, in the memory of one."""
+        return tensor.expand(self.rows, *tensor.shape[1:]) if tensor.shape[:1] == (1,) else tensor
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Recorded:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._outputs = tree_map_only(Tensor, fn, self._outputs)
         return self
 
@@ -386,7 +411,14 @@ def build_partly_frozen(
         expected = scores_in_output(module(others)).clone()
         features = FeatureExtractor(module, cut.layers[0])(others)
     part = PartlyFrozen(module, cut, side, from_features=True)
-    _check_same_scores(part, features, expected)
+    problem = _differs_from_whole(part, features, expected)
+    if problem:
+        part.row_per_image = True
+        problem = _differs_from_whole(part, features, expected)
+    if problem:
+        raise UserError(
+            f"the network cannot be cut at '{cut.layers[0]}': {problem}; choose another layer"
+        )
     return part, classifier
 
 
@@ -399,22 +431,17 @@ def takes_features(build: Build) -> bool:
     )
 
 
-def _check_same_scores(part: PartlyFrozen, features: Tensor, expected: Tensor) -> None:
-    """Refuse a trained part that does not give the scores of the whole network."""
+def _differs_from_whole(part: PartlyFrozen, features: Tensor, expected: Tensor) -> str:
+    """Why a trained part does not give the scores of the whole network; empty if it does."""
     try:
         with one_thread(), torch.no_grad(), evaluation_mode(part):
             scores = scores_in_output(part(features))
-        difference = float((scores - expected).abs().max()) if scores.numel() else 0.0
+            difference = float((scores - expected).abs().max())
     except Exception as error:  # the network's own code can fail in any way
-        raise UserError(
-            f"the network cannot be cut at '{part.cut.layers[0]}': what follows does not run on"
-            f" features alone ({in_one_line(error)}); choose another layer"
-        ) from None
+        return f"what follows does not run on features alone ({in_one_line(error)})"
     if difference > LARGEST_DIFFERENCE * (1 + float(expected.abs().max())):
-        raise UserError(
-            f"the network cannot be cut at '{part.cut.layers[0]}': its scores depend on more than"
-            " this layer's input; choose another layer"
-        )
+        return "its scores depend on more than this layer's input"
+    return ""
 
 
 class FeatureExtractor:
