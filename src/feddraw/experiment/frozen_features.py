@@ -7,6 +7,7 @@ features do not depend on which other images a run needs. They are kept in the c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -179,31 +180,32 @@ def backbone_of(experiment: Experiment, build: Build, tensors: Arrays) -> Backbo
     )
 
 
-def dataset_of_features(
+def rows_of_features(
     experiment: Experiment,
-    dataset: Dataset,
-    backbone: Backbone,
+    images: int,
     trained_on: Sequence[Rows],
     evaluated: Sequence[Rows],
-    progress: Progress | None = None,
-) -> Dataset:
-    """The data set with features in place of images, those of the needed rows filled in.
-
-    Behind the features of the images lie those of their augmented copies, of which images that are
-    trained on have `data.copies`.
+) -> Rows:
+    """The rows that a run needs of the features of so many images: those that it trains and
+    evaluates on, then the augmented copies of the former.
     """
-    settings = experiment.section("data")[1]
-    copies = int(settings["copies"])
-    images = len(dataset.images)
     training = np.unique(np.concatenate(trained_on))
     needed = [np.unique(np.concatenate([*evaluated, training]))]
-    needed += [training + images * (1 + copy) for copy in range(copies)]
-    feature_pass = FeaturePass(backbone, dataset.images, dataset.mean, dataset.std)
+    for copy in range(int(experiment.section("data")[1]["copies"])):
+        needed.append(training + images * (1 + copy))
+    return np.concatenate(needed)
+
+
+def feature_entry(
+    experiment: Experiment, dataset: Dataset, feature_pass: FeaturePass
+) -> FeatureEntry:
+    """Where the features of a data set are kept."""
+    settings = experiment.section("data")[1]
     of_noise = feature_pass.of_noise()
-    entry = FeatureEntry.of(
+    return FeatureEntry.of(
         dataset.name,
         FeatureSettings(
-            tensors=tensors_digest(backbone.tensors),
+            tensors=tensors_digest(feature_pass.backbone.tensors),
             cut=feature_pass.extractor.layer,
             images=images_identity(dataset.images),
             mean=dataset.mean,
@@ -211,8 +213,52 @@ def dataset_of_features(
             shape=of_noise.shape,
             type=str(settings["features"]),
         ),
-        rows=images * (1 + copies),
+        rows=len(dataset.images) * (1 + int(settings["copies"])),
         of_noise=of_noise.reshape(-1)[:NOTED_FEATURES],
     )
-    features = open_features(entry, np.concatenate(needed), feature_pass.blocks, progress)
+
+
+def dataset_of_features(
+    experiment: Experiment,
+    dataset: Dataset,
+    backbone: Backbone,
+    needed: Rows,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set with features in place of images, those of the needed rows filled in.
+
+    Behind the features of the images lie those of their augmented copies (`data.copies`).
+    """
+    feature_pass = FeaturePass(backbone, dataset.images, dataset.mean, dataset.std)
+    entry = feature_entry(experiment, dataset, feature_pass)
+    features = open_features(entry, needed, feature_pass.blocks, progress)
     return replace(dataset, images=features)
+
+
+@dataclass(frozen=True)
+class FeatureEstimate:
+    """What computing features takes."""
+
+    images: int
+    bytes: int
+    seconds: float  # in one process
+
+
+def estimate_features(
+    experiment: Experiment, dataset: Dataset, backbone: Backbone, needed: Rows, *, prepared: bool
+) -> FeatureEstimate:
+    """What the needed features take that are not there yet, from the time of one batch; where the
+    images are not `prepared`, none is there.
+    """
+    feature_pass = FeaturePass(backbone, dataset.images, dataset.mean, dataset.std)
+    entry = feature_entry(experiment, dataset, feature_pass)
+    missing = entry.missing(needed) if prepared else needed
+    if not len(missing):
+        return FeatureEstimate(0, 0, 0.0)
+    batch = missing[:FEATURE_BATCH]
+    feature_pass.of_batch(batch)  # the first chooses algorithms
+    began = time.perf_counter()
+    feature_pass.of_batch(batch)
+    batches = -(-len(missing) // FEATURE_BATCH)
+    seconds = (time.perf_counter() - began) * batches
+    return FeatureEstimate(len(missing), len(missing) * entry.row_bytes, seconds)

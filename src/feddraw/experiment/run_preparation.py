@@ -26,7 +26,7 @@ from feddraw.data.scenarios.scenario_by_name import make_partition
 from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
-from feddraw.experiment.frozen_features import backbone_of, dataset_of_features
+from feddraw.experiment.frozen_features import backbone_of, dataset_of_features, rows_of_features
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
@@ -86,6 +86,11 @@ class PreparedData:
     # The test images as sites with other images have them.
     views: Mapping[str, Rows] = field(default_factory=dict)
 
+    def evaluated_rows(self) -> list[Rows]:
+        """All images that a run may evaluate on."""
+        splits = [self.dataset.rows["validation"], self.dataset.rows["test"]]
+        return [*splits, *self.views.values(), *self.holdout_rows]
+
 
 def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
     """Split a data set between the clients as an experiment's settings say."""
@@ -136,13 +141,12 @@ def prepare(
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.check(initial.layout)
     if experiment.trains_on_features:
-        evaluated = [dataset.rows["validation"], dataset.rows["test"], *data.views.values()]
         dataset = with_features(
             on_device(experiment, device),
             dataset,
             initial.layout.frozen,
             trained_on=task.training_rows,
-            evaluated=[*evaluated, *task.holdout_rows],
+            evaluated=data.evaluated_rows(),
             progress=progress,
         )
         task = replace(task, dataset=dataset)
@@ -270,14 +274,9 @@ def with_features(
     tensors, in place of images.
     """
     build = network_builder(experiment, len(dataset.findings))
-    return dataset_of_features(
-        experiment,
-        dataset,
-        backbone_of(experiment, build, frozen),
-        trained_on=trained_on,
-        evaluated=evaluated,
-        progress=progress,
-    )
+    needed = rows_of_features(experiment, len(dataset.images), trained_on, evaluated)
+    backbone = backbone_of(experiment, build, frozen)
+    return dataset_of_features(experiment, dataset, backbone, needed, progress)
 
 
 def features_for_evaluation(

@@ -392,6 +392,19 @@ class _Recorded(nn.Module):
         return self
 
 
+@dataclass(frozen=True, eq=False)
+class _KnownCut:
+    """A cut that was tried, and how the trained part has to run."""
+
+    cut: Cut
+    row_per_image: bool
+
+
+# By the function that makes the network, with its arguments: a run makes its network several times,
+# and trying takes longer.
+_KNOWN: dict[str, _KnownCut] = {}
+
+
 def build_partly_frozen(
     build: Build,
     layer: str,
@@ -403,6 +416,12 @@ def build_partly_frozen(
 ) -> tuple[nn.Module, Heads]:
     """A network with what comes before a layer frozen; see `PartlyFrozen`."""
     module, classifier = build(pretrained=pretrained)
+    key = repr((build, layer, side, projection))
+    if from_features and isinstance(build, partial) and key in _KNOWN:
+        known = _KNOWN[key]
+        part = PartlyFrozen(module, known.cut, side, from_features=True)
+        part.row_per_image = known.row_per_image
+        return part, classifier
     cut = find_cut(module, classifier, layer, side, projection)
     if not from_features:
         return PartlyFrozen(module, cut, side, from_features=False), classifier
@@ -419,6 +438,7 @@ def build_partly_frozen(
         raise UserError(
             f"the network cannot be cut at '{cut.layers[0]}': {problem}; choose another layer"
         )
+    _KNOWN[key] = _KnownCut(cut, part.row_per_image)
     return part, classifier
 
 
