@@ -11,21 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from feddraw import catalog
 from feddraw.cli import app
+from feddraw.core import Job
 from feddraw.data.feature_cache import cached_folders, images_identity
 from feddraw.errors import UserError
 from feddraw.experiment import frozen_features
-from feddraw.experiment.run_preparation import prepare
+from feddraw.experiment.run_preparation import examples_on_features, make_trainer, prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.experiment.trained_model import load_trained
 from feddraw.experiment.verify import verify
+from feddraw.flower import job_orders
+from feddraw.flower.array_records import arrays_to_vectors, model_to_arrays
+from feddraw.flower.frozen_layers import FROZEN, FrozenLayers, take_frozen
 from feddraw.system import workers
+from feddraw.training.client import Trainer
 from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network
 from feddraw.training.network_cut import build_partly_frozen, find_cut
@@ -167,6 +173,38 @@ def test_flower_nodes_that_have_the_data_train_on_the_same_features() -> None:
     expected = run(experiment)
     over_flower = run(experiment.with_settings({"engine": "flower"}))
     assert np.array_equal(expected.last.model.params, over_flower.last.model.params)
+
+
+def test_a_site_without_the_weights_gets_the_frozen_part_once_and_trains_on_its_features(
+    tmp_path: Path,
+) -> None:
+    experiment = complete(frozen_experiment(LAST_BLOCK))
+    setup = prepare(experiment)
+    images = prepare(experiment.with_settings({"data.features": "off"})).dataset
+    frozen = setup.initial.layout.frozen
+    layers = FrozenLayers(frozen)
+    shards = setup.training_rows
+
+    def opened_site() -> Trainer:
+        trainer = make_trainer(experiment, images, shards, setup.method)
+        trainer.examples_behind = partial(examples_on_features, experiment, images, shards)
+        return trainer
+
+    orders = job_orders.add_orders(ConfigRecord(), layers.order)
+    first = layers.with_layers(RecordDict({"config": orders}), node=1)
+    trainer = opened_site()
+    digest = take_frozen(trainer, first, tmp_path)
+    assert digest == layers.order[FROZEN]
+    job = Job(round=0, rounds=1, client=0, seed=3, model=setup.initial)
+    update, _ = trainer.work(job, {})
+    expected, _ = setup.trainer.work(job, {})
+    assert np.array_equal(update.model.params, expected.model.params)
+    # only what is trained goes up
+    sent = sum(array.nbytes for array in arrays_to_vectors(model_to_arrays(update.model)).values())
+    assert sent < sum(array.nbytes for array in frozen.values()) / 3
+    again = opened_site()  # another process of the site, which has kept the layers
+    assert take_frozen(again, RecordDict({"config": orders}), tmp_path) == digest
+    assert np.array_equal(again.work(job, {})[0].model.params, expected.model.params)
 
 
 def test_the_saved_model_scores_images_as_the_run_did(tmp_path: Path) -> None:

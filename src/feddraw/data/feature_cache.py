@@ -64,11 +64,14 @@ def images_identity(images: NDArray[np.uint8]) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, NDArray[Any]]) -> str:
-    """A SHA-256 of tensors: each name with its type, shape and bytes."""
+    """A SHA-256 of tensors: each name with its type, shape and bytes.
+
+    A single number has the shape (1,), as files and messages have it.
+    """
     digest = hashlib.sha256()
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
-        head = json.dumps([name, array.dtype.str, list(tensors[name].shape)]).encode()
+        head = json.dumps([name, array.dtype.str, list(array.shape)]).encode()
         digest.update(len(head).to_bytes(8, "little") + head)
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

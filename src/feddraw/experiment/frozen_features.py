@@ -60,7 +60,11 @@ class Backbone:
         """What computes features, in evaluation mode."""
         module, classifier = self.build()
         cut = find_cut(module, classifier, self.layer, self.side, self.projection)
-        state = {name: torch.from_numpy(np.array(values)) for name, values in self.tensors.items()}
+        needed = module.state_dict()
+        state = {
+            name: torch.from_numpy(np.array(values)).reshape(needed[name].shape)
+            for name, values in self.tensors.items()
+        }
         module.load_state_dict(state, strict=False)
         module.eval()
         module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -101,4 +101,4 @@ def _layers_kept(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in arrays.items()}
+    return {name: np.atleast_1d(array).shape for name, array in arrays.items()}

@@ -355,10 +355,11 @@ class PartlyFrozen(nn.Module):
     def load_frozen(self, name: str, values: NDArray[Any]) -> None:
         """Another value for a frozen tensor."""
         if name in self._taken_out:
-            self._taken_out[name] = values
+            self._taken_out[name] = values.reshape(self._taken_out[name].shape)
         else:
             with torch.no_grad():
-                self.whole.state_dict()[name].copy_(torch.from_numpy(values))
+                tensor = self.whole.state_dict()[name]
+                tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
 
 
 class _Recorded(nn.Module):
