@@ -159,7 +159,7 @@ def _specificity_at(threshold: float) -> PlainMeasure:
 def _results_by_site(
     trained: TrainedModel, data: PreparedData | None, sites: Sites, progress: Progress
 ) -> Iterator[str]:
-    rows = []
+    rows: list[list[str]] = []
     if data is not None:
         for site, images in _untrained_images(data, sites):
             progress("model card: results per site", len(rows), len(sites))
