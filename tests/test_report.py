@@ -101,6 +101,15 @@ def test_means_and_spreads_are_those_of_the_runs(tmp_path: Path) -> None:
     )
 
 
+def test_of_methods_with_the_same_mean_none_is_called_highest(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", method="fedavg", auc=0.8, seed=0)
+    make_run(tmp_path / "b", method="uniform", auc=0.8, seed=0)
+    report, _ = told(tmp_path)
+    said = " ".join(summary_sentences(report))
+    assert "fedavg and uniform have the same mean to four digits: 0.8000." in said
+    assert "highest" not in said
+
+
 def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     report, text = told(study(tmp_path))
     comparison = report.rankings["auc"].comparison
