@@ -26,8 +26,12 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-APP = Path(__file__).parent / "app"
-DOOR = Path(__file__).parent / "nginx.conf"  # the guide's own file
+import feddraw
+
+# The files that `feddraw operator init` writes out.
+DEPLOYMENT = Path(feddraw.__file__).parent / "flower" / "deployment"
+APP = DEPLOYMENT / "app"
+DOOR = DEPLOYMENT / "nginx.conf"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
 FLOWER_VERSION = tuple(map(int, version("flwr").split(".")[:2]))
