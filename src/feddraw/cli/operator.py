@@ -198,7 +198,7 @@ def list_sites(
     columns = ["site", "key", "state", "last seen", "rounds", "seconds per round"]
     console().print(table(columns, rows, left=4))
     if run is None:
-        typer.echo("names, rounds and seconds are those of a run: give its folder with --run")
+        typer.echo("rounds and seconds are those of a run: give its folder with --run")
 
 
 def _new_passphrase() -> str:

@@ -31,6 +31,7 @@ from feddraw.errors import UserError
 from feddraw.flower.app_signatures import TIME_PATTERN
 from feddraw.flower.certificates import check_root_certificates
 from feddraw.secure.sums.signing_keys import public_key_of_line, read_key_file
+from feddraw.text import safe_line
 
 SITE_PURPOSE = "feddraw site 1"
 FEDERATION_PURPOSE = "feddraw federation 1"
@@ -153,7 +154,7 @@ def read_federation_file(path: Path) -> FederationFile:
 def check_site_name(name: str) -> None:
     if not SITE_NAME.fullmatch(name):
         raise UserError(
-            f"'{name:.80}' is no name for a site: use letters, digits, '_', '-', '.' and blanks,"
+            f"'{safe_line(name[:80])}' is no name for a site: use letters, digits, '_', '-', '.' and blanks,"
             " at most 64"
         )
 
@@ -163,7 +164,7 @@ def split_address(address: str) -> tuple[str, int]:
     match = ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[2]) < 65536:
         raise UserError(
-            f"'{address:.80}' is no address of a server: it must be NAME:PORT, such as"
+            f"'{safe_line(address[:80])}' is no address of a server: it must be NAME:PORT, such as"
             " federation.example.org:443"
         )
     return match[1].strip("[]"), int(match[2])
