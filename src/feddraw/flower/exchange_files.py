@@ -154,8 +154,8 @@ def read_federation_file(path: Path) -> FederationFile:
 def check_site_name(name: str) -> None:
     if not SITE_NAME.fullmatch(name):
         raise UserError(
-            f"'{safe_line(name[:80])}' is no name for a site: use letters, digits, '_', '-', '.' and blanks,"
-            " at most 64"
+            f"'{safe_line(name[:80])}' is no name for a site: use letters, digits, '_',"
+            " '-', '.' and blanks, at most 64"
         )
 
 

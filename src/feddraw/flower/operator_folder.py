@@ -213,7 +213,7 @@ def constraints() -> str:
             if wanted:
                 waiting.append(needed)
     lines = [f"{name}=={version}" for name, version in sorted(versions.items())]
-    head = "# Versions for all machines: pip install --constraint constraints.txt 'feddraw[flower]'"
+    head = "# Versions for all machines: pip install -c constraints.txt 'feddraw[flower]'"
     return "\n".join([head, *lines]) + "\n"
 
 
