@@ -35,7 +35,17 @@ pytestmark = [
 ROOT = Path(__file__).parent.parent.parent
 SITES = ("North", "South", "West")
 # What a reader does in another way on this machine, which has neither systemd nor a second machine.
-ELSEWHERE = ("python -m venv", "pip ", "apt ", "ln -s", "nginx -t", "scp ", "cd ", "export ")
+ELSEWHERE = (
+    "python -m venv",
+    "pip ",
+    "apt ",
+    "ln -s",
+    "nginx -t",
+    "ssh ",
+    "scp ",
+    "cd ",
+    "export ",
+)
 SERVERS = ("flower-superlink", "nginx -c", "feddraw site start")
 
 
