@@ -138,7 +138,7 @@ def train_at_site(site: Site, content: RecordDict) -> RecordDict:
 
 def _training_reply(site: Site, update: Update, frozen_digest: str) -> RecordDict:
     """An update as records; `frozen_digest` says that the site holds the frozen layers."""
-    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps}
+    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.known_steps}
     metrics |= update.metrics
     metrics[SECONDS] = update.seconds
     client = client_record(site)

@@ -40,7 +40,7 @@ from feddraw.flower.global_model import GlobalModel, tensors_that_all_share
 from feddraw.flower.job_orders import add_orders
 from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
 from feddraw.flower.reply_intake import Reply, ReplyFormat
-from feddraw.flower.roster import Roster
+from feddraw.flower.roster import Roster, name_in_log
 from feddraw.flower.rounds import DEFAULT_TIMEOUT, Aggregated, Caller, EvaluateFn, FlowerLoop
 from feddraw.flower.run_ending import absent_sites_in_words, reason_kept
 from feddraw.flower.sampling import sample_nodes, wait_for_nodes, warn_of_strangers
@@ -126,6 +126,7 @@ class MethodStrategy(FedAvg):
         resume: bool = False,
         keep_replies: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        ledger_in_metrics: bool = False,
         secure: bool = False,
         site_keys: SiteDirectory | Path | str | None = None,
         masked_counts: bool = False,
@@ -148,6 +149,7 @@ class MethodStrategy(FedAvg):
             resume=resume,
             keep_replies=keep_replies,
             on_round=on_round,
+            ledger_in_metrics=ledger_in_metrics,
             secure=secure,
             site_keys=site_directory_from(site_keys) if secure else None,
             masked_counts=secure and masked_counts,
@@ -593,12 +595,15 @@ class MethodStrategy(FedAvg):
         means: Mapping[str, Any] = {}
         if outcome.reports:
             means = self.train_metrics_aggr_fn(outcome.reports, self.weighted_by_key)
+        reported = round_report.metrics_of_round(ledger, means)
+        if self.options.ledger_in_metrics:
+            reported |= round_report.ledger_as_metrics(ledger, self.clients)
         return RoundRecord(
             round=result.round,
             ledger=ledger,
             loss=result.loss,
             pieces=pieces_by_finding(result.pieces, self.options.findings),
-            reported=round_report.metrics_of_round(ledger, self.clients, means),
+            reported=reported,
             client_seconds={
                 client: seconds
                 for client, seconds in outcome.client_seconds.items()
@@ -621,7 +626,12 @@ class MethodStrategy(FedAvg):
             replies,
             numbers,
             self._global.model,
-            ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key),
+            ReplyFormat(
+                extras=self.method.extras,
+                size_key=self.weighted_by_key,
+                arrays_key=self.arrayrecord_key,
+                needs_steps=self.method.needs.steps,
+            ),
             keep=self._keeps_replies,
             reuse=self._matrices,
         )
@@ -775,7 +785,7 @@ class MethodStrategy(FedAvg):
             log.warning(
                 "server round %d: the evaluation of %s is left out: %s",
                 server_round,
-                safe_line(self.roster.label(node)),
+                name_in_log(self.roster.label(node)),
                 safe_line(why),
             )
         if self.secure is not None and self.options.masked_counts:

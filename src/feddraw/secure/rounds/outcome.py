@@ -346,9 +346,12 @@ class _Reading:
         return float(self._values[self._spans["factors"]][0] / self._totals[0])
 
     def _counters(self) -> Vector:
-        """As after the steps that were said: the largest, as in every other engine."""
+        """As after the steps that were said: the largest, as in every other engine. As sent where
+        no client says any.
+        """
         sent = self._cohort.sent
-        steps = max(update.steps for update in self._cohort.updates)
+        said = [update.steps for update in self._cohort.updates if update.steps is not None]
+        steps = max(said, default=0)
         counters = sent.counters.copy()
         for entry in sent.layout.entries:
             if entry.kind == "counter" and entry.name.endswith(COUNTER):

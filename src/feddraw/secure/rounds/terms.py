@@ -272,11 +272,11 @@ class Announcement:
 @dataclass(frozen=True)
 class Statement:
     """What a client says in clear beside its masked move: how it weighs itself, then each output
-    with its own weights; and its steps.
+    with its own weights; and its steps, where it knows them.
     """
 
     own: Numbers
-    steps: int
+    steps: int | None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -293,7 +293,8 @@ class Statement:
 
     def check(self) -> None:
         """Refuse what no honest client says."""
-        if not (type(self.steps) is int and 0 < self.steps <= MOST_STEPS):
+        trained = type(self.steps) is int and 0 < self.steps <= MOST_STEPS
+        if self.steps is not None and not trained:
             raise UserError(f"{self.steps!s:.20} steps: it has not trained")
         if not (self.own and all(weight >= 0 for weight in self.own)):
             raise UserError("a weight below zero")

@@ -45,7 +45,7 @@ class UpdatePart:
         rules_of_method.check_method(method)
         rules_of_method.check_weights_fit_sum(method, announcement.facts)
         max_size = (gate or Gate()).max_size
-        verdict = check_update(update, sent, method.extras, max_size)
+        verdict = check_update(update, sent, method, max_size)
         if verdict.reason:  # its words may hold a number of the update
             raise UserError(REFUSED_HERE)
         self._method = method
@@ -69,7 +69,8 @@ class UpdatePart:
         own = rules_of_method.weights_of_client(
             self._method, self._client, facts, self._place, outputs
         )
-        return Statement(tuple(map(exact_weight, own)), int(self._client.update.steps))
+        steps = self._client.update.steps
+        return Statement(tuple(map(exact_weight, own)), None if steps is None else int(steps))
 
     def words(self, announcement: Announcement) -> Words:
         """The vector that is masked: the weighted move and all that is summed with it (see
