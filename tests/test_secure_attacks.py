@@ -25,7 +25,8 @@ import tiny
 from feddraw.core import Method, Update, why_no_policy, why_not_secure
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.flower import FedDRAW, job_orders, secure_messages, secure_mod
+from feddraw.flower import FedDRAW, job_orders, score_histograms, secure_messages, secure_mod
+from feddraw.flower.array_records import pack_array
 from feddraw.flower.frozen_layers import frozen_digest
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
@@ -521,6 +522,16 @@ def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:
     liar._held = {name: (pair[0][::-1], pair[1][::-1]) for name, pair in liar._held.items()}
     with pytest.raises(SecureSumFailed, match="do not fit: wrong ones were sent"):
         made.total()
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_one_site_that_reveals_wrong_shares_does_not_stop_a_sum_with_one_more_than_is_needed(
+    place: int,
+) -> None:
+    made = six_with_values()
+    liar = made.members[NAMES[place]]
+    liar._held = {name: (pair[0][::-1], pair[1][::-1]) for name, pair in liar._held.items()}
+    assert np.array_equal(made.total(), plain_sum({}))
 
 
 # ------------------------------------------------------------------- a lying server, at the protocol
@@ -1217,16 +1228,61 @@ def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
             )
         return reply
 
-    grid = InProcessGrid(answer, [])  # type: ignore[arg-type]
-    grid.contexts = {context.node_id: context for context in federation.contexts.values()}
-    strategy = FedDRAW(min_available_nodes=4, fraction_evaluate=0.0, secure=True)
-    strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
+    strategy, _ = strategy_of_sites(federation, answer, fraction_evaluate=0.0)
     statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
     (bad,) = [name for name, status in statuses.items() if status != "weighted"]
     assert bad == lie.get("name", "South")
     assert statuses[bad].startswith("refused: ")
     assert sum(strategy.history[0].weights.values()) == pytest.approx(1.0)
     assert len(strategy.history[0].weights) == 3
+
+
+def strategy_of_sites(
+    federation: Federation, answer: Callable[[Message, Context], Message], **options: Any
+) -> tuple[FedDRAW, Any]:
+    """One round of the ready server over these sites, whose answers pass through a function."""
+    grid = InProcessGrid(answer, [])  # type: ignore[arg-type]
+    grid.contexts = {context.node_id: context for context in federation.contexts.values()}
+    strategy = FedDRAW(min_available_nodes=4, secure=True, **options)
+    return strategy, strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
+
+
+def test_an_answer_that_is_too_large_is_not_read(federation: Federation) -> None:
+    """Whatever a site seals itself: 24 MB of words where the model has eight numbers."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = federation.app(message, context)
+        if context.node_id == 1003 and "words" in reply.content:
+            words = pack_array(np.zeros(3 * 2**20, np.uint64))
+            reply.content["words"] = ArrayRecord({"words": words})
+        return reply
+
+    strategy, _ = strategy_of_sites(federation, answer, fraction_evaluate=0.0)
+    statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
+    assert "24 MB of tensors" in statuses.pop("South")
+    assert set(statuses.values()) == {"weighted"}
+
+
+@pytest.mark.parametrize("counted", [2**63, 2**64 - 1, 10**15])
+def test_counts_that_no_site_can_have_give_no_evaluation_and_stop_nothing(
+    counted: int, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words_of_site = score_histograms.histograms_to_words
+    asked: list[int] = []
+
+    def lie(content: RecordDict, findings: int) -> Words:
+        words = words_of_site(content, findings)
+        return words + np.uint64(counted) if asked[-1] == 1003 else words
+
+    def answer(message: Message, context: Context) -> Message:
+        asked.append(context.node_id)
+        return federation.app(message, context)
+
+    monkeypatch.setattr(score_histograms, "histograms_to_words", lie)
+    options = {"findings": ["a", "b"], "masked_counts": True}
+    strategy, result = strategy_of_sites(federation, answer, **options)
+    assert len(strategy.history[0].weights) == 4
+    assert not result.evaluate_metrics_clientapp
 
 
 # ---------------------------------------------------------------------------------- the central test
