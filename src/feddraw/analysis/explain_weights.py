@@ -31,7 +31,7 @@ from feddraw.core.schedules import softmax
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.results.recorded_run import RecordedRun
-from feddraw.server.policy import EASED
+from feddraw.server.policy import EASED, UNMET
 from feddraw.system.file_writing import json_values
 from feddraw.text import join_names
 
@@ -165,7 +165,8 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
     if not weights.any():
-        why = f" ({run.diverged.why})" if run.diverged else ""
+        reason = run.diverged.why if run.diverged else run.stopped
+        why = f" ({reason})" if reason else ""
         raise UserError(
             f"no client counted in any round of {run.path}{why}: there is nothing to explain"
         )
@@ -407,6 +408,12 @@ def _clause_in_words(
     change = np.where(here, allowed - proposed, 0.0)
     most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
     when = rounds_in_words(spans_of_rounds(here))
+    if clause.endswith(UNMET):
+        setting = clause.removesuffix(UNMET)
+        return (
+            f"With too few clients, policy.{setting} could not limit {client} in {when}: it counted"
+            f" up to {percent(np.nanmax(np.where(here, allowed, np.nan)))}."
+        )
     if here.sum() > 1:
         when += f", most in round {most}"
     return (

@@ -58,7 +58,7 @@ def metrics_of_round(
     columns as lists, with clients by their numbers.
     """
     metrics = dict(means)
-    for status in ("weighted", "refused", "missing"):
+    for status in ("weighted", "refused", "unused", "missing"):
         metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
     weighted = [entry for entry in ledger if entry.weighted]
     if not weighted:

@@ -152,7 +152,9 @@ class MethodStrategy(FedAvg):
             site_keys=site_directory_from(site_keys) if secure else None,
             masked_counts=secure and masked_counts,
         )
-        fewest_trained = FEWEST_SUMMED if secure else 0
+        # what the collector keeps to; sites are told the policy as it was agreed
+        self._limits = options.policy.of_federation()
+        fewest_trained = max(self._limits.min_sites, FEWEST_SUMMED if secure else 0)
         fewest_evaluated = FEWEST_SUMMED if options.masked_counts else 0
         super().__init__(
             fraction_train=fraction_train,
@@ -206,8 +208,9 @@ class MethodStrategy(FedAvg):
         if sites and len(sites) < least:
             raise UserError(
                 f"a round waits for {least} nodes, and only {len(sites)} are on the list of sites:"
-                " list the others, or wait for fewer (min_available_nodes, min_train_nodes and"
-                " min_evaluate_nodes; in the ready app: nodes)"
+                " list the others, or wait for fewer (min_available_nodes, min_train_nodes,"
+                " min_evaluate_nodes and policy.min_sites; in the ready app: nodes and"
+                " policy.min_sites)"
             )
 
     def _secure_server(self) -> FlowerSecureServer:
@@ -630,7 +633,7 @@ class MethodStrategy(FedAvg):
         round_report.warn_of_sizes(
             {names[update.client]: update.size for update in decoded.updates}
         )
-        collect = Together(gate=self.options.gate, policy=self.policy, proxy=self.options.proxy)
+        collect = Together(gate=self.options.gate, policy=self._limits, proxy=self.options.proxy)
         result = collect(self._round(round), decoded.updates)
         return RoundOutcome(
             result=result,
