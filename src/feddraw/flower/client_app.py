@@ -51,6 +51,7 @@ from feddraw.flower.client_memory import (
 from feddraw.flower.reply_intake import SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
+from feddraw.flower.site_errors import failure_in_one_line
 from feddraw.server.policy import Policy, read_policy
 from feddraw.text import one_line
 from feddraw.training.client import Trainer
@@ -84,17 +85,22 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
     """A ClientApp for the site that a function opens; a node's process may ask for it again in
     every round.
 
-    At a node with a key it takes part in secure sums only (`secure_mod`).
+    At a node with a key it takes part in secure sums only (`secure_mod`). What fails is in one line
+    for the server, and whole in a file at the site.
     """
     app = ClientApp(mods=[secure_where_keyed])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(train_at_site(open_site(context), message.content), reply_to=message)
+        with failure_in_one_line(context.node_config):
+            reply = train_at_site(open_site(context), message.content)
+        return Message(reply, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(evaluate_at_site(open_site(context), message.content), reply_to=message)
+        with failure_in_one_line(context.node_config):
+            reply = evaluate_at_site(open_site(context), message.content)
+        return Message(reply, reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -198,7 +204,6 @@ def _check_policy(agreed: Policy, servers: Any) -> None:
         if theirs[name] != value
     ]
     if differences:
-        # short, because the server's log will cut it
         raise UserError(f"another policy than agreed: {', '.join(differences)}")
 
 

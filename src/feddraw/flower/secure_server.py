@@ -24,6 +24,7 @@ from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.reply_intake import Reply, client_in_reply
 from feddraw.flower.roster import Roster
+from feddraw.flower.site_errors import reason_in_error
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
 from feddraw.secure.rounds.driver import SecureRound
@@ -128,7 +129,7 @@ class FlowerTransport:
 
     def _answer(self, message: Message, request: type, group: str) -> Answer:
         if message.has_error():
-            return Refusal(f"its app failed: {message.error.reason or 'no reason given'}")
+            return Refusal(f"its app failed: {reason_in_error(message.error.reason)}")
         if message.metadata.group_id != group:
             return Refusal(f"it answers '{one_line(message.metadata.group_id)}', not '{group}'")
         if FROZEN in client_in_reply(message.content):
