@@ -1,5 +1,5 @@
-"""What goes wrong at a site: one line that fits into the server's ledger, and all of it in a file at
-the site.
+"""What goes wrong at a site: one line that fits into the server's ledger, and all of it in a file
+at the site.
 
 The line has the beginning of the message, where its cause is, the end, where the remedy is, and the
 name of the file. Flower carries an error as text with the type's name around it.
