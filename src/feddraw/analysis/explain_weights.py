@@ -454,7 +454,7 @@ def _weights_by_finding(
     stack = np.stack(list(weights.values()))
     spread = np.nan_to_num(stack.max(axis=0) - stack.min(axis=0))
     if spread.max() < EXACTLY_EQUAL:
-        yield "Each finding's weights are those of the whole model."
+        yield from _same_weights_for_findings(explained, findings, stack[0])
         return
     round, client = np.unravel_index(spread.argmax(), spread.shape)
     here = stack[:, round, client]
@@ -464,6 +464,23 @@ def _weights_by_finding(
         f"By finding, weights differed most in round {round}: {explained.clients[client]} counted"
         f" {percent(here[highest])} for {findings[highest]} and {percent(here[lowest])} for"
         f" {findings[lowest]}."
+    )
+
+
+def _same_weights_for_findings(
+    explained: WeightExplanation, findings: Sequence[str], weights: Floats
+) -> Iterator[str]:
+    """Where all these findings have the same weights (rounds × clients)."""
+    of_model = explained.run.ledger["weight"]
+    difference = np.abs(np.nan_to_num(weights - of_model))
+    if difference.max() < EXACTLY_EQUAL:
+        yield "Each finding's weights are those of the whole model."
+        return
+    round, client = np.unravel_index(difference.argmax(), difference.shape)
+    yield (
+        f"The weights of {join_names(findings)} differed most from those of the whole model in"
+        f" round {round}: {explained.clients[client]} counted"
+        f" {percent(weights[round, client])} instead of {percent(of_model[round, client])}."
     )
 
 
