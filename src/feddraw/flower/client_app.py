@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -48,7 +49,7 @@ from feddraw.flower.client_memory import (
     default_memory_folder,
     memory_folder,
 )
-from feddraw.flower.reply_intake import SECONDS
+from feddraw.flower.reply_intake import EVALUATION_SECONDS, SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.site_errors import failure_in_one_line
@@ -236,6 +237,7 @@ def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is
     the last time.
     """
+    began = time.perf_counter()
     frozen_layers.take_frozen(site.trainer, content, site.memory)
     model = _model_sent(site, content)
     final = bool(job_orders.read_orders(content).get("final"))
@@ -247,6 +249,7 @@ def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
             scores = engine.predict(model, rows)
             counts = count_by_score(scores, targets[rows])
             metrics |= histograms_to_metrics(split, counts, not_finite(scores))
+    metrics[EVALUATION_SECONDS] = time.perf_counter() - began
     return RecordDict({"metrics": MetricRecord(metrics), "client": client_record(site)})
 
 

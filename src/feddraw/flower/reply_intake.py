@@ -28,6 +28,8 @@ from feddraw.training.allocator import return_freed_memory
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
+EVALUATION_SECONDS = "evaluate-seconds"
+MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 STEPS = ("num-steps", "num_steps", "steps")
 
 MOST_RECORDS = 100  # in one reply

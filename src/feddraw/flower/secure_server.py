@@ -167,6 +167,15 @@ class SecureTraining:
     holding: frozenset[int]  # nodes that hold the frozen layers
 
 
+@dataclass(frozen=True, eq=False)
+class SecureCounts:
+    """What a secure evaluation gave."""
+
+    content: RecordDict | None  # as one site with all images would have sent it; None: no sum
+    summed: tuple[str, ...]  # by the ledger's names
+    refused: Mapping[str, str]  # the same, why others that answered are not in it
+
+
 @dataclass(frozen=True)
 class _Offered:
     """What was offered to the sites, and as which attempt."""
@@ -236,14 +245,9 @@ class FlowerSecureServer:
         places = {name: number for number, name in enumerate(round.clients)}
         numbers = {own: places[name] for own, name in names.items()}
         result = result_of_outcome(round, rules, outcome, numbers)
-        refused = {
-            names[own]: why
-            for own, why in {**outcome.left_out, **outcome.reasons()}.items()
-            if why and own in names and own not in _summed(outcome)
-        }
         return SecureTraining(
             result=result,
-            refused=refused,
+            refused=self._left_out(outcome, names),
             seconds={names[own]: taken for own, taken in transport.seconds.items()},
             contents=self._report(outcome, result),
             holding=frozenset(transport.holding),
@@ -258,10 +262,8 @@ class FlowerSecureServer:
         metrics = MetricRecord({self.size_key: float(images), "loss": result.loss})
         return [RecordDict({"metrics": metrics})]
 
-    def count(self, answers: SecureAnswers, group: str) -> RecordDict | None:
-        """All sites' counts together, as one site with all images would have sent them; none if the
-        sum fails.
-        """
+    def count(self, answers: SecureAnswers, group: str) -> SecureCounts:
+        """All sites' counts together, and whose they are."""
         offered = self._offered[EVALUATE]
         findings = offered.terms.findings
         transport = answers.transport(EVALUATE, group)
@@ -269,17 +271,28 @@ class FlowerSecureServer:
         secure_round = SecureRound(offered.terms, transport, rules, self.directory)
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
+        refused = self._left_out(outcome, answers.ledger_names)
         if outcome.opened is None:
             log.error("no evaluation: %s", outcome.failure)
-            return None
+            return SecureCounts(None, (), refused)
         words = outcome.opened.words
         try:
             metrics = score_histograms.histograms_from_words(words[:-1], findings)
         except ValueError:
             log.error("no evaluation: a sum of %d words", len(words))
-            return None
+            return SecureCounts(None, (), refused)
         metrics[self.size_key] = int(words[-1])
-        return RecordDict({"metrics": metrics})
+        names = answers.ledger_names
+        summed = tuple(names[own] for own in names if own in _summed(outcome))
+        return SecureCounts(RecordDict({"metrics": metrics}), summed, refused)
+
+    def _left_out(self, outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
+        """By the ledger's name, why sites that answered the offer are not in the sum."""
+        return {
+            names[own]: why
+            for own, why in {**outcome.left_out, **outcome.reasons()}.items()
+            if why and own in names and own not in _summed(outcome)
+        }
 
 
 def _summed(outcome: SecureOutcome) -> set[str]:
