@@ -210,9 +210,9 @@ def result_of_outcome(
         received.append(Update(client, round.sent, size, 0, {"loss": math.nan}))
         verdicts[client] = Verdict(reason)
     received.sort(key=lambda update: update.client)
-    intake = Intake(received, verdicts, reported, limited)
+    intake = Intake(received, verdicts, reported, limited, outcome.terms.limits.min_sites)
     result = close_round(round, intake, step.aggregate if step else None)
-    if step is None:
+    if step is None or not result.weights:
         return result
     # How long each client's move is stays hidden, and with it how much each moved the model.
     ledger = tuple(
