@@ -48,6 +48,7 @@ from feddraw.flower.client_memory import (
     default_memory_folder,
     memory_folder,
 )
+from feddraw.flower.flat_exchange import flat_mod
 from feddraw.flower.reply_intake import SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
@@ -86,7 +87,7 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
 
     At a node with a key it takes part in secure sums only (`secure_mod`).
     """
-    app = ClientApp(mods=[secure_where_keyed])
+    app = ClientApp(mods=[flat_mod, secure_where_keyed])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

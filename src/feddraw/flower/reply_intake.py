@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from feddraw.core import Extent, Model, Update
 from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
+from feddraw.flower.flat_exchange import UNREADABLE
 from feddraw.server.gate import finite_number
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.system.threads import in_threads
@@ -85,7 +86,10 @@ def _why_not_valid(
 ) -> str:
     """Why a message is not a reply that can be read; empty if it is."""
     if message.has_error():
-        return f"its app failed: {one_line(message.error.reason or 'no reason given')}"
+        reason = message.error.reason or "no reason given"
+        if message.error.code == UNREADABLE:
+            return one_line(reason, 200)
+        return f"its app failed: {one_line(reason)}"
     if message.metadata.src_node_id not in asked:
         return "it was not asked"
     if message.metadata.group_id != group:
