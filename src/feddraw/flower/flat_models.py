@@ -218,13 +218,16 @@ def layout_in_record(flat: ArrayRecord, digest: str) -> FlatLayout:
 
 def check_layout(flat: ArrayRecord, sent: FlatLayout) -> None:
     """`Refused`, with the first tensor that differs, if a flat record has another layout than the
-    one that was sent. Only a layout that may be the same network's is looked into.
+    one that was sent. One that is far too long is not looked into.
     """
     text = _layout_text(flat)
+    if len(text) > max(SHORT_LAYOUT, LONGEST_OTHER_LAYOUT * len(sent.text)):
+        raise Refused(
+            f"its flat model is of another network: its layout has {len(text):,} bytes where"
+            f" {len(sent.text):,} were sent"
+        )
     if hashlib.sha256(text).hexdigest() == sent.digest:
         return
-    if len(text) > max(SHORT_LAYOUT, LONGEST_OTHER_LAYOUT * len(sent.text)):
-        raise Refused(f"the layout of its flat model has {len(text):,} bytes")
     difference = sent.first_difference(FlatLayout.of_text(text))
     raise Refused(f"its flat model is of another network: {difference}")
 
