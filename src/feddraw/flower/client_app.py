@@ -85,7 +85,8 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
     """A ClientApp for the site that a function opens; a node's process may ask for it again in
     every round.
 
-    At a node with a key it takes part in secure sums only (`secure_mod`).
+    At a node with a key it takes part in secure sums only (`secure_mod`). Models travel flat where
+    the server is ours (`flat_mod`).
     """
     app = ClientApp(mods=[flat_mod, secure_where_keyed])
 
