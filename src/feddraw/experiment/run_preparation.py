@@ -19,7 +19,6 @@ from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_by_name import open_dataset
-from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.scenario_by_name import make_partition
@@ -27,6 +26,7 @@ from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.system.progress import Progress
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch

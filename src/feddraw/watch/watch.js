@@ -146,7 +146,7 @@
     drawList();
   }
 
-  const roundWords = (run) => (run.rounds ? `round ${run.done} of ${run.rounds}` : plural(run.done, "round"));
+  const roundWords = (run) => (run.rounds ? `${run.done} of ${plural(run.rounds, "round")} done` : plural(run.done, "round"));
   const titleOf = (run) => (run.method ? `${run.method}${known.order.length > 1 && run.seed !== null ? `, seed ${run.seed}` : ""}` : run.name);
 
   function drawList() {
