@@ -1,9 +1,10 @@
 """How long a round's messages take over a SuperLink: 727 tensors with 7.0 million numbers, moved
 tensor by tensor, and as a few arrays (the flat form of our own server and clients).
 
-    python -m benchmarks.transport [--base CHECKOUT] [--nodes 2] [--rounds 4] [--repeats 1]
+    python -m benchmarks.transport [--base CHECKOUT] [--nodes 4] [--rounds 3] [--repeats 1]
 
-Nodes are processes on this machine that send the model back untrained. The first round of each run
+The federation is that of docs/federation.md, on this machine: nginx with TLS, a key for each node,
+a signed app; nodes send the model back untrained. The first round of each run
 is left out of the medians: it waits for nodes, and its models still come tensor by tensor. `--base`
 is the folder of another checkout, which is measured beside this one. All runs must end with the
 same model, to the bit.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.local_federation import local_federation, write_app
+from benchmarks.speed.timing import CHECKOUT
 from feddraw.errors import RunFailed
 
 SETTINGS = 'rounds = 1\nnodes = 1\nflat = false\nout = ""'
@@ -28,11 +30,20 @@ SETTINGS = 'rounds = 1\nnodes = 1\nflat = false\nout = ""'
 
 @dataclass(frozen=True)
 class Way:
-    """A way in which models travel, and the checkout that does it (none: this one)."""
+    """A way in which models travel, and the checkout that does it."""
 
     name: str
     flat: bool
-    checkout: Path | None = None
+    checkout: Path = CHECKOUT
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all ways."""
+
+    nodes: int
+    rounds: int
+    secure: bool  # TLS, keys, a signed app and nginx, as docs/federation.md describes it
 
 
 def ways_of(base: Path | None) -> Iterator[Way]:
@@ -42,20 +53,22 @@ def ways_of(base: Path | None) -> Iterator[Way]:
     yield Way("flat", flat=True)
 
 
-def measure_way(way: Way, nodes: int, rounds: int) -> dict[str, Any]:
+def measure_way(way: Way, setting: Setting) -> dict[str, Any]:
     """Seconds of each round, and the hash of the last model."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         app = write_app(
-            folder / "app", "transport-bench", "benchmarks.speed.transport_app", SETTINGS
+            folder / "transport", "transport-bench", "benchmarks.speed.transport_app", SETTINGS
         )
-        sources = [] if way.checkout is None else [way.checkout.resolve() / "src"]
-        with local_federation(folder / "federation", sources) as made:
-            for number in range(nodes):
+        out = folder / "measured.json"
+        with local_federation(folder / "all", way.checkout, secure=setting.secure) as made:
+            if setting.secure:
+                made.sign(app)
+            for number in range(setting.nodes):
                 made.supernode(f"node{number}", f"partition-id={number}")
-            out = folder / "measured.json"
-            settings = {"rounds": rounds, "nodes": nodes, "flat": way.flat, "out": str(out)}
-            words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+            config = {"rounds": setting.rounds, "nodes": setting.nodes}
+            config |= {"flat": way.flat, "out": str(out)}
+            words = [f"{key}={json.dumps(value)}" for key, value in config.items()]
             made.run(" ".join(words), app=app)
         if not out.is_file():
             raise RunFailed(f"the run over {way.name} wrote no result")
@@ -63,7 +76,7 @@ def measure_way(way: Way, nodes: int, rounds: int) -> dict[str, Any]:
         return measured
 
 
-def measure_transport(base: Path | None, nodes: int, rounds: int, repeats: int) -> dict[str, Any]:
+def measure_transport(base: Path | None, setting: Setting, repeats: int) -> dict[str, Any]:
     """Medians over all rounds but the first of each run, and how many times faster the flat form
     is. The ways take turns.
     """
@@ -73,7 +86,7 @@ def measure_transport(base: Path | None, nodes: int, rounds: int, repeats: int) 
     models = set()
     for _ in range(repeats):
         for way in ways:
-            measured = measure_way(way, nodes, rounds)
+            measured = measure_way(way, setting)
             first[way.name].append(measured["seconds"][0])
             seconds[way.name] += measured["seconds"][1:]
             models.add(measured["model"])
@@ -100,11 +113,15 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", type=Path, help="folder of another checkout, to measure as well")
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each way")
+    parser.add_argument(
+        "--insecure", action="store_true", help="no TLS, no keys, no signatures, no nginx"
+    )
     options = parser.parse_args(words)
-    measured = measure_transport(options.base, options.nodes, options.rounds, options.repeats)
+    setting = Setting(options.nodes, options.rounds, secure=not options.insecure)
+    measured = measure_transport(options.base, setting, options.repeats)
     print(json.dumps(measured, indent=1))
 
 

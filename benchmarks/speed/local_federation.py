@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,25 @@ from unittest.mock import patch
 
 from benchmarks.speed.timing import CHECKOUT
 
-SCRIPT = CHECKOUT / "examples" / "flower" / "local_federation.py"
+SCRIPT = Path("examples") / "flower" / "local_federation.py"
 
 
 @contextmanager
-def local_federation(folder: Path, sources: Sequence[Path] = ()) -> Iterator[Any]:
-    """A federation without TLS and keys. Its nodes find the measurement's app in this checkout, and
-    feddraw in `sources`, where some are given.
+def local_federation(
+    folder: Path, checkout: Path = CHECKOUT, *, secure: bool = False
+) -> Iterator[Any]:
+    """A federation of this or another checkout of feddraw, by its own script: with TLS, keys and
+    nginx where `secure` is set. Its nodes find the measurement's app in this checkout.
     """
-    spec = importlib.util.spec_from_file_location("local_federation", SCRIPT)
+    spec = importlib.util.spec_from_file_location("local_federation", checkout / SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    paths = [*map(str, sources), str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(checkout.resolve() / "src"), str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
     with (
         patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))),
-        module.federation(folder, secure=False) as made,
+        module.federation(folder, secure=secure) as made,
     ):
         yield made
 
