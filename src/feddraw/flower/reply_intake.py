@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from feddraw.core import Extra, Model, Update
 from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
+from feddraw.flower.flat_exchange import UNREADABLE
 from feddraw.flower.site_errors import reason_in_error
 from feddraw.server.gate import NO_STEPS, finite_number
 from feddraw.server.policy import size_as_int_if_whole
@@ -89,6 +90,8 @@ def _why_not_valid(
 ) -> str:
     """Why a message is not a reply that can be read; empty if it is."""
     if message.has_error():
+        if message.error.code == UNREADABLE:
+            return one_line(message.error.reason or "no reason given", 200)
         return f"its app failed: {reason_in_error(message.error.reason)}"
     if message.metadata.src_node_id not in asked:
         return "it was not asked"

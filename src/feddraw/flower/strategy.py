@@ -37,6 +37,7 @@ from feddraw.flower import evaluation_record, reply_intake, round_report
 from feddraw.flower.array_records import model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
 from feddraw.flower.evaluation_record import TakenEvaluations
+from feddraw.flower.flat_exchange import flat_grid
 from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.global_model import GlobalModel, tensors_that_all_share
 from feddraw.flower.job_orders import add_orders
@@ -264,6 +265,7 @@ class MethodStrategy(FedAvg):
         Flower's for differential privacy: give it here instead of calling its own `start`, which
         cannot resume.
         """
+        grid = flat_grid(grid, self.arrayrecord_key)
         loop = FlowerLoop(
             grid,
             initial_arrays,
