@@ -2,6 +2,7 @@
 
 {"source": the folder that `feddraw` must come from,
  "record": the file for every test's outcome and seconds, or "",
+ "files": [the files whose tests run], or [] for all,
  "limits": {test: its limit in seconds}: only these run, in this order; {} for all,
  "failure": the file for the name of the first test that fails, or ""}
 """
@@ -41,7 +42,9 @@ class Plugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The likeliest to fail come first."""
-        limits = self.plan["limits"]
+        files, limits = self.plan["files"], self.plan["limits"]
+        if files:
+            items[:] = [item for item in items if item.nodeid.partition("::")[0] in files]
         if limits:
             place = {test: number for number, test in enumerate(limits)}
             items[:] = [item for item in items if item.nodeid in place]

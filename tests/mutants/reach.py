@@ -70,7 +70,7 @@ def environment(tree: Path, plan: Path) -> dict[str, str]:
 
 def write_plan(file: Path, tree: Path, **settings: Any) -> Path:
     """What mutant_plugin.py is to do."""
-    usual: dict[str, Any] = {"record": "", "limits": {}, "failure": ""}
+    usual: dict[str, Any] = {"record": "", "files": [], "limits": {}, "failure": ""}
     file.write_text(json.dumps(usual | {"source": str(tree)} | settings), encoding="utf-8")
     return file
 
@@ -176,8 +176,9 @@ def _recorded(root: Path, folder: Path, files: Sequence[str], workers: int) -> d
     settings = folder / "coveragerc"
     settings.write_text(COVERAGE_SETTINGS, encoding="utf-8")
     latest = folder / "latest.json"
-    plan = write_plan(folder / "plan.json", tree, record=str(latest))
-    command = [sys.executable, "-m", "pytest", "-p", "mutant_plugin", *files]
+    # Files that are named would run although the suite leaves them to their own targets.
+    plan = write_plan(folder / "plan.json", tree, record=str(latest), files=list(files))
+    command = [sys.executable, "-m", "pytest", "-p", "mutant_plugin"]
     command += ["--cov", "--cov-append", "--cov-context=test"]
     command += [f"--cov-config={settings}", "--cov-report="]
     command += ["--numprocesses", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
