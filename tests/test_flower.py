@@ -543,7 +543,7 @@ def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> No
     strategy = once(echo(moved), arrive)
     status = {entry.client: entry.status for entry in strategy.history[0].ledger}
     assert status == {
-        "partition 0": "weighted",
+        "partition 0": "unused: only 1 client could count, and policy.min_sites asks for 2",
         "node 1002": "missing",
         "node 1003": "refused: its app failed: disk full",
     }

@@ -517,7 +517,10 @@ def test_the_older_kind_takes_weights_and_differences_and_knows_a_site_by_flares
     assert found["site-4"].startswith("refused: no model: ")
     aggregator.accept(sent_by("site-1", whole, round=1, num_examples=5), later := Context(1, sent))
     aggregator.aggregate(later)  # nobody has called reset, as in a swarm
-    assert [entry.status for entry in aggregator.history[1]][:2] == ["weighted", "missing"]
+    assert [entry.status for entry in aggregator.history[1]][:2] == [
+        "unused: only 1 client could count, and policy.min_sites asks for 2",
+        "missing",
+    ]
 
 
 def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_count() -> None:

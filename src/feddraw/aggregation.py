@@ -197,7 +197,7 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     refusals = [
         safe_line(f"{entry.client}: {entry.status}")
         for entry in aggregated.ledger
-        if entry.status.startswith("refused")
+        if entry.status.startswith(("refused", "unused"))
     ]
     if not aggregated.weights:
         reasons = "; ".join(refusals) or "no client has answered"

@@ -36,7 +36,7 @@ def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     name = dtype or str(values.dtype)
     stored = _to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
     stored = np.ascontiguousarray(stored).reshape(values.shape)
-    header = _npy_header(stored.dtype.str, stored.shape)
+    header = npy_header(stored.dtype.str, stored.shape)
     data = b"".join([header, stored.data]) if stored.size else header
     return Array(name, tuple(values.shape), NUMPY_ARRAY, data)
 
@@ -76,7 +76,8 @@ def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any
 
 
 @lru_cache(maxsize=4096)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What numpy's format has before the numbers of an array; `dtype` as in `numpy.dtype.str`."""
     file = BytesIO()
     np.lib.format.write_array_header_1_0(
         file, {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -147,7 +148,7 @@ def _expected_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None]:
     if entry.dtype == "bfloat16":
         return b"", None
     dtype = np.dtype(entry.dtype)
-    return _npy_header(dtype.str, entry.shape), dtype
+    return npy_header(dtype.str, entry.shape), dtype
 
 
 def _values_like(entry: Entry, array: Array) -> NDArray[Any]:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from feddraw.core import Extra, Model, Update
 from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
+from feddraw.flower.flat_exchange import UNREADABLE
+from feddraw.flower.site_errors import reason_in_error
 from feddraw.server.gate import NO_STEPS, finite_number
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.system.threads import in_threads
@@ -27,6 +29,8 @@ from feddraw.training.allocator import return_freed_memory
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
+EVALUATION_SECONDS = "evaluate-seconds"
+MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 STEPS = ("num-steps", "num_steps", "steps")
 HOW_TO_SEND_STEPS = "let its app send num-steps, a whole number, among the metrics"
 
@@ -86,7 +90,9 @@ def _why_not_valid(
 ) -> str:
     """Why a message is not a reply that can be read; empty if it is."""
     if message.has_error():
-        return f"its app failed: {one_line(message.error.reason or 'no reason given')}"
+        if message.error.code == UNREADABLE:
+            return one_line(message.error.reason or "no reason given", 200)
+        return f"its app failed: {reason_in_error(message.error.reason)}"
     if message.metadata.src_node_id not in asked:
         return "it was not asked"
     if message.metadata.group_id != group:

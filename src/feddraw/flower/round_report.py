@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from feddraw.errors import RunFailed
 from feddraw.flower.reply_intake import LOSSES
 from feddraw.flower.roster import Roster, name_in_log
+from feddraw.flower.sampling import Request
 from feddraw.results.ledger_table import NUMBER_COLUMNS
 from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import FEWEST_FOR_MEDIAN
@@ -32,11 +34,12 @@ def complete_ledger(
     round: int,
     entries: Sequence[LedgerEntry],
     roster: Roster,
-    sampled: Iterable[int],
+    request: Request,
     refused: Mapping[str, str],
     failed_nodes: Mapping[int, str],
 ) -> tuple[LedgerEntry, ...]:
-    """One line per known client, per node that was sampled, and per stranger that answered.
+    """One line per known client and listed site, per node that was asked, and per stranger that
+    answered.
 
     `entries` are those of the round; `refused` has reasons by name, `failed_nodes` by node.
     """
@@ -45,16 +48,22 @@ def complete_ledger(
         reasons.setdefault(roster.label(node), why)
     # entries beyond the known clients stand for those that never answered, without a name
     lines = {entry.client: entry for entry in entries[: len(roster.names)]}
-    expected = {roster.label(node) for node in sampled} | reasons.keys()
+    expected = {roster.label(node) for node in request.nodes} | reasons.keys()
     for name in sorted(expected - lines.keys()):
         lines[name] = LedgerEntry(round, name, 0, 0, status="missing")
+    for name in roster.listed_names:
+        lines.setdefault(name, LedgerEntry(round, name, 0, 0, status="not sampled"))
+    connected = {roster.label(node) for node in request.connected}
+    for name, entry in lines.items():
+        if entry.status == "not sampled" and name not in connected:
+            lines[name] = replace(entry, status="not connected")
     return with_refusals(tuple(lines.values()), reasons)
 
 
 def metrics_of_round(ledger: Sequence[LedgerEntry], means: Mapping[str, Any]) -> dict[str, Any]:
     """For Flower's own log: the means of the clients' metrics, and how many counted."""
     metrics = dict(means)
-    for status in ("weighted", "refused", "missing"):
+    for status in ("weighted", "refused", "unused", "missing"):
         metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
     return metrics
 

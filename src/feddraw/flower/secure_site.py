@@ -74,7 +74,8 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     model.
 
     A message that asks for more than sums gets an error. Put this mod first, so that no other one
-    stands between it and the server.
+    stands between it and the server; only `flat_mod` may, which makes ordinary tensors of what
+    comes before it is hashed here.
     """
     node = SecureNode.of(context)
     kind = message.metadata.message_type.partition(".")[0]

@@ -98,7 +98,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._method_table = {"name": method, **(settings or {})}
         self._method: Method = method_to_aggregate(self._method_table)[0]
         check_aggregation_suffices(self._method, method, ())
-        self._policy = policy_of(policy)
+        self._policy = policy_of(policy).of_federation()
         self._policy.check_method(self._method)
         self._gate = _gate_of(gate or {})
         self._gate.check_method(self._method)

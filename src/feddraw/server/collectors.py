@@ -81,7 +81,8 @@ class Together:
             aggregate = self._aggregate(replace(cohort, updates=accepted), round)
         else:
             aggregate = None
-        return close_round(round, Intake(received, verdicts, sizes, limited_sizes), aggregate)
+        intake = Intake(received, verdicts, sizes, limited_sizes, self.policy.min_sites)
+        return close_round(round, intake, aggregate)
 
     def _draft(self, cohort: Cohort, round: Round) -> _Draft | None:
         """The sum of all sound updates, which holds if the gate accepts them all.
@@ -242,7 +243,8 @@ class Streaming:
         sound = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
         verdicts |= compare_with_median(sound, self.gate)
         aggregate = stream.aggregate() if stream.counts else None
-        return close_round(round, Intake(received, verdicts, announced, limited_sizes), aggregate)
+        intake = Intake(received, verdicts, announced, limited_sizes, self.policy.min_sites)
+        return close_round(round, intake, aggregate)
 
     def _check(self, update: Update, round: Round, announced: Mapping[int, int]) -> Verdict:
         """What can be said of an update before the others are there."""

@@ -82,12 +82,15 @@ class Verdict:
     keep_statistics: float = 1.0  # the same for batch-norm statistics
     # Lengths of the long vectors beside the model.
     beside: Mapping[str, float] = field(default_factory=dict)
+    # How the ledger calls an update with a reason: something is wrong with it, or it is sound and
+    # the round was not aggregated.
+    word: Literal["refused", "unused"] = "refused"
 
     @property
     def status(self) -> str:
         """The ledger's text."""
         return (
-            f"refused: {self.reason}"
+            f"{self.word}: {self.reason}"
             if self.reason
             else f"weighted: {self.note}"
             if self.note

@@ -17,6 +17,8 @@ from feddraw.server.policy import remark_on_limit
 
 # What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
 HIDDEN = float("nan")
+# The status of clients that sent nothing: asked in vain, not asked, not there to be asked.
+SILENT = ("missing", "not sampled", "not connected")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    # Or "weighted: and what was noted", "refused: why", "missing", "not sampled".
+    # Or "weighted: and what was noted", "refused: why", "unused: why", or one of `SILENT`.
     status: str = "weighted"
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
