@@ -231,6 +231,18 @@ def test_a_users_app_needs_the_mod_and_nothing_else(keys: Path, tmp_path: Path) 
     assert strategy.history[0].weights == pytest.approx(
         {name: SIZE[name] / 140 for name in tiny.NAMES}
     )
+    assert [entry.steps for entry in strategy.history[0].ledger] == [None] * 4  # it tells none
+
+
+def test_a_users_app_that_tells_no_steps_is_refused_by_a_method_that_computes_with_them(
+    keys: Path, tmp_path: Path
+) -> None:
+    method = catalog.find("methods", "inverse_steps")()
+    strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, secure=True)
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
+    strategy.start(grid, first_arrays(), 1)
+    assert strategy.history[0].weights == {}
+    assert all("let its app send num-steps" in status for status in statuses(strategy).values())
 
 
 def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ class LightningSite:
                 super().__init__()
                 self.head = torch.nn.Linear(4, 2)
 
-            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            def training_step(self, batch: Any, index: int) -> Any:
                 return self.head(batch[0]).mean()
 
             def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -548,7 +548,7 @@ def test_a_swarm_hands_on_the_first_steps_of_every_site(monkeypatch: pytest.Monk
     for round, (gatherer, aggregator) in enumerate(swarm.items()):
         context = Context(round, sent, meta, site=gatherer)
         for name, steps in (("a", 20 * (round + 1)), ("b", 20)):  # b has restarted
-            said = {"NUM_STEPS_CURRENT_ROUND": steps}
+            said: dict[str, Any] = {"NUM_STEPS_CURRENT_ROUND": steps}
             aggregator.accept(sent_by(name, sent, round, **said), context)
         meta = FLModelUtils.from_shareable(aggregator.aggregate(context)).meta
     assert [entry.weight for entry in swarm["b"].history[1]] == pytest.approx([0.5, 0.5])
