@@ -167,7 +167,11 @@ def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    return PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    task = PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    if experiment.policy.min_sites > 1 and not method.centralised:
+        asked = [len(task.efforts(round)) for round in range(experiment.rounds)]
+        experiment.policy.check_number(max(asked))
+    return task
 
 
 def _check_secure_rounds(setup: PreparedRun) -> None:

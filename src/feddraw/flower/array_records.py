@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from feddraw.core import GRADIENT_MEANS, Entry, Extent, Layout, Model, Vector
+from feddraw.core import GRADIENT_MEANS, Entry, Extra, Layout, Model, Vector
 from feddraw.core.model import blank_model
 
 if TYPE_CHECKING:
@@ -182,23 +182,25 @@ def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
 
 
 def arrays_to_extras(
-    arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout
+    arrays: ArrayRecord | None, wanted: Mapping[str, Extra], layout: Layout
 ) -> dict[str, Vector]:
     """What a client sends beside the model, each a float32 vector of its length; zeros for a mean
-    left out.
+    left out. `wanted` is what the method asks for, by name.
     """
-    extras: dict[str, Vector] = {}
-    for name, extent in sends.items():
-        length = layout.extent(extent)
+    vectors: dict[str, Vector] = {}
+    for name, extra in wanted.items():
+        length = layout.extent(extra.extent)
         if arrays is not None and name in arrays:
-            extras[name] = _floats(name, arrays[name], length)
+            vectors[name] = _floats(name, arrays[name], length)
         elif arrays is not None and name in GRADIENT_MEANS:
-            extras[name] = np.zeros(length, np.float32)
+            vectors[name] = np.zeros(length, np.float32)
         else:
+            meaning = f" ({extra.meaning})" if extra.meaning else ""
             raise Refused(
-                f"no {name} beside the model: does its client train by the method's rule?"
+                f"no {name}{meaning} beside the model: train with feddraw.flower.client, or send it"
+                f" in an ArrayRecord 'extra' as '{name}', float32 of shape ({length},)"
             )
-    return extras
+    return vectors
 
 
 def _floats(name: str, array: Array, length: int) -> Vector:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -19,6 +20,16 @@ from feddraw.flower.roster import Roster
 from feddraw.flower.run_ending import TooFewNodes
 
 log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A message that is out: over which grid, to which nodes, and when it went."""
+
+    grid: Grid | None
+    nodes: Sequence[int]
+    connected: Sequence[int]  # all that could have been asked
+    sent_at: float = field(default_factory=time.perf_counter)
 
 
 def wait_for_nodes(grid: Grid, roster: Roster, least: int, seconds: float) -> list[int]:
