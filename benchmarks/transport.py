@@ -4,10 +4,10 @@ tensor by tensor, and as a few arrays (the flat form of our own server and clien
     python -m benchmarks.transport [--base CHECKOUT] [--nodes 4] [--rounds 3] [--repeats 1]
 
 The federation is that of docs/federation.md, on this machine: nginx with TLS, a key for each node,
-a signed app; nodes send the model back untrained. The first round of each run
-is left out of the medians: it waits for nodes, and its models still come tensor by tensor. `--base`
-is the folder of another checkout, which then is the one that moves tensor by tensor. All runs must
-end with the same model, to the bit.
+a signed app; nodes send the model back untrained. The first round of each run is left out of the
+medians: it waits for nodes, and its models still come tensor by tensor. `--base` is the folder of
+another checkout, which then is the one that moves tensor by tensor. All runs must end with the same
+model, to the bit.
 """
 
 from __future__ import annotations
