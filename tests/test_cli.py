@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import warnings
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 import pytest
@@ -20,7 +16,8 @@ from typer.testing import CliRunner
 
 import feddraw
 from feddraw import catalog
-from feddraw.cli import app, main
+from feddraw.cli import app
+from typed import typed
 
 SMALL = (
     "--scenario",
@@ -46,27 +43,6 @@ SMALL = (
     "--engine",
     "serial",
 )
-
-
-def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command as typed, in this process: starting Python takes longer than most commands do."""
-    out, err = io.StringIO(), io.StringIO()
-    argv, showing = (
-        patch.object(sys, "argv", ["feddraw", *words]),
-        patch.object(warnings, "showwarning"),
-    )
-    with (
-        chdir(folder),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        argv,
-        showing,
-        patch.dict(os.environ),
-        pytest.raises(SystemExit) as left,
-    ):
-        main()
-    assert isinstance(left.value.code, int)
-    return subprocess.CompletedProcess(words, left.value.code, out.getvalue(), err.getvalue())
 
 
 def test_the_package_can_be_run_as_a_module(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def serial() -> Any:
     return final(small())
 
 
+@pytest.mark.usefixtures("fresh_workers")
 @pytest.mark.parametrize("workers", [1, 3] if LONG else [2])
 def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -> None:
     result = final(small(engine="processes", workers=workers))

@@ -39,8 +39,8 @@ from feddraw.flower.secure_messages import (
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
+from feddraw.methods.feddyn import feddyn
 from feddraw.methods.krum import krum
-from feddraw.methods.scaffold import scaffold
 from feddraw.secure.rounds.in_process import Secure
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
@@ -118,7 +118,7 @@ def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> Meth
     [
         (feddraw(), {}),
         (feddraw(), {"policy": {"cap_times": 1.2}}),
-        (scaffold(option="I", space="gradient"), {}),
+        (feddyn(), {}),
         (feddisco(), {}),
     ],
 )

@@ -52,6 +52,8 @@ PRINTED_BY = {
     "export/run_export.py": ("export",),
     "explorer/page.py": ("explore",),
     "flower/app_signatures.py": ("operator sign",),
+    "flower/operator_folder.py": ("operator init",),
+    "flower/site_folder.py": ("site start",),
     "report/files.py": ("report",),
     "report/patients.py": ("report",),
     "results/run_folder.py": ("run", "demo"),

@@ -38,7 +38,7 @@ from feddraw.analysis.site_heterogeneity import (
     site_distances_in_ledger,
     site_distances_in_words,
 )
-from feddraw.core.schedules import softmax
+from feddraw.core.schedules import most_moved_by_similarity, softmax
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.results.recorded_run import RecordedRun
@@ -372,10 +372,31 @@ def _size_or_similarity(explained: WeightExplanation) -> Iterator[str]:
             f"Size caused {percent(size.sum() / total)} of all differences between weights,"
             " similarity the rest."
         )
+    yield from _most_moved_by_similarity(explained)
     if when := spans_of_rounds(size > similarity + EXACTLY_EQUAL):
         yield f"Size caused more of the differences than similarity in {rounds_in_words(when)}."
     if when := spans_of_rounds(similarity > size + EXACTLY_EQUAL):
         yield f"Similarity caused more of the differences than size in {rounds_in_words(when)}."
+
+
+def _most_moved_by_similarity(explained: WeightExplanation) -> Iterator[str]:
+    """How much of the weight the similarities of a round can have moved, at most."""
+    ledger = explained.run.ledger
+    bounds = []
+    for round, counted in enumerate(explained.counted):
+        gammas = ledger["gamma"][round, counted]
+        betas = ledger["beta"][round, counted]
+        similarities = ledger["similarity"][round, counted]
+        if not counted.any() or np.isnan([*gammas, *betas, *similarities]).any():
+            continue
+        gap = float(similarities.max() - similarities.min())
+        bounds.append((most_moved_by_similarity(gap, gammas[0], betas[0]), round, gap))
+    if bounds:
+        share, round, gap = max(bounds)
+        yield (
+            f"Similarity can have moved at most {percent(share)} of the weight in any round (round"
+            f" {round}, where similarities differed by {gap:.4f})."
+        )
 
 
 def _compared_with_size(explained: WeightExplanation) -> Iterator[str]:

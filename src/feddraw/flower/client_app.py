@@ -49,6 +49,7 @@ from feddraw.flower.client_memory import (
     default_memory_folder,
     memory_folder,
 )
+from feddraw.flower.flat_exchange import flat_mod
 from feddraw.flower.reply_intake import EVALUATION_SECONDS, SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
@@ -86,10 +87,11 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
     """A ClientApp for the site that a function opens; a node's process may ask for it again in
     every round.
 
-    At a node with a key it takes part in secure sums only (`secure_mod`). What fails is in one line
-    for the server, and whole in a file at the site.
+    At a node with a key it takes part in secure sums only (`secure_mod`). Models travel flat where
+    the server is ours (`flat_mod`). What fails is in one line for the server, and whole in a file
+    at the site.
     """
-    app = ClientApp(mods=[secure_where_keyed])
+    app = ClientApp(mods=[flat_mod, secure_where_keyed])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -145,7 +147,7 @@ def train_at_site(site: Site, content: RecordDict) -> RecordDict:
 
 def _training_reply(site: Site, update: Update, frozen_digest: str) -> RecordDict:
     """An update as records; `frozen_digest` says that the site holds the frozen layers."""
-    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps}
+    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.known_steps}
     metrics |= update.metrics
     metrics[SECONDS] = update.seconds
     client = client_record(site)

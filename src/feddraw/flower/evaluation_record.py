@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 from feddraw.flower import score_histograms
 from feddraw.flower.metric_means import NO_METRICS, size_in_metrics
 from feddraw.flower.reply_intake import EVALUATION_SECONDS, MOST_SECONDS, Reply, metrics_in_reply
-from feddraw.flower.roster import Roster
+from feddraw.flower.roster import Roster, name_in_log
 from feddraw.flower.sampling import Request
 from feddraw.results.site_evaluations import SiteEvaluation
 from feddraw.server.gate import finite_number
@@ -119,9 +119,9 @@ def complete_evaluations(
 def log_evaluations(server_round: int, sites: Sequence[SiteEvaluation]) -> None:
     """Who evaluated, in one line, and a line for each that is absent."""
     by_whom = [
-        f"{safe_line(site.client)} {site.images:g}"
+        f"{name_in_log(site.client)} {site.images:g}"
         if math.isfinite(site.images)
-        else safe_line(site.client)
+        else name_in_log(site.client)
         for site in sites
         if site.evaluated
     ]
@@ -132,6 +132,6 @@ def log_evaluations(server_round: int, sites: Sequence[SiteEvaluation]) -> None:
             log.warning(
                 "server round %d: no evaluation of %s: %s",
                 server_round,
-                safe_line(site.client),
+                name_in_log(site.client),
                 safe_line(site.status),
             )

@@ -17,12 +17,12 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from feddraw.core import Heads, Method, why_not_secure
+from feddraw.core import MOST_IMAGES, Heads, Method, why_not_secure
 from feddraw.errors import UserError
 from feddraw.flower import score_histograms, secure_messages
 from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
-from feddraw.flower.reply_intake import Reply, client_in_reply
+from feddraw.flower.reply_intake import SMALL_TENSORS, Reply, client_in_reply, why_too_large
 from feddraw.flower.roster import Roster
 from feddraw.flower.site_errors import reason_in_error
 from feddraw.secure.rounds import rules_of_method
@@ -77,9 +77,9 @@ class SecureAnswers:
         """By the site's own name, its name in the ledger."""
         return {own: reply.name for own, reply in self.by_name.items()}
 
-    def transport(self, kind: str, group: str) -> FlowerTransport:
+    def transport(self, kind: str, group: str, most_words: int) -> FlowerTransport:
         nodes = {own: reply.node for own, reply in self.by_name.items()}
-        return FlowerTransport(self.grid, nodes, kind, group, self.timeout)
+        return FlowerTransport(self.grid, nodes, kind, group, self.timeout, most_words)
 
     def keys(self, round: SecureRound) -> dict[str, Keys]:
         """The keys that came in answer to the offer."""
@@ -101,6 +101,7 @@ class FlowerTransport:
     kind: str  # of messages: train or evaluate
     group: str
     timeout: float
+    most_words: int  # that an honest answer has
     holding: set[int] = field(default_factory=set)  # nodes that say they hold the frozen layers
     seconds: dict[str, float] = field(default_factory=dict)  # by site, how long training took
     _messages: int = 0  # stages so far, so that no answer is taken for that of another
@@ -132,6 +133,8 @@ class FlowerTransport:
             return Refusal(f"its app failed: {reason_in_error(message.error.reason)}")
         if message.metadata.group_id != group:
             return Refusal(f"it answers '{one_line(message.metadata.group_id)}', not '{group}'")
+        if why := why_too_large(message.content, SMALL_TENSORS + 8 * self.most_words):
+            return Refusal(why)
         if FROZEN in client_in_reply(message.content):
             self.holding.add(message.metadata.src_node_id)
         try:
@@ -234,7 +237,10 @@ class FlowerSecureServer:
     def train(self, round: Round, answers: SecureAnswers, group: str) -> SecureTraining:
         """A round whose sites have answered the offer."""
         offered = self._offered[TRAIN]
-        transport = answers.transport(TRAIN, group)
+        layout = round.sent.layout
+        # Beside the model there are some numbers by output; SMALL_TENSORS has room for these.
+        most_words = layout.length("param") + layout.length("buffer")
+        transport = answers.transport(TRAIN, group, most_words)
         rules = TrainingRules(self.method, self.gate, round.sent.layout, round.state)
         secure_round = SecureRound(offered.terms, transport, rules, self.directory)
         keys = answers.keys(secure_round)
@@ -266,7 +272,7 @@ class FlowerSecureServer:
         """All sites' counts together, and whose they are."""
         offered = self._offered[EVALUATE]
         findings = offered.terms.findings
-        transport = answers.transport(EVALUATE, group)
+        transport = answers.transport(EVALUATE, group, score_histograms.words_of(findings))
         rules = CountingRules(findings)
         secure_round = SecureRound(offered.terms, transport, rules, self.directory)
         keys = answers.keys(secure_round)
@@ -276,6 +282,11 @@ class FlowerSecureServer:
             log.error("no evaluation: %s", outcome.failure)
             return SecureCounts(None, (), refused)
         words = outcome.opened.words
+        if (words > len(outcome.opened.survivors) * MOST_IMAGES).any():
+            log.error(
+                "no evaluation: a site counted more images than there can be, or fewer than 0"
+            )
+            return None
         try:
             metrics = score_histograms.histograms_from_words(words[:-1], findings)
         except ValueError:

@@ -37,6 +37,7 @@ from feddraw.flower import evaluation_record, reply_intake, round_report
 from feddraw.flower.array_records import model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
 from feddraw.flower.evaluation_record import TakenEvaluations
+from feddraw.flower.flat_exchange import flat_grid
 from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.global_model import GlobalModel, tensors_that_all_share
 from feddraw.flower.job_orders import add_orders
@@ -125,6 +126,7 @@ class MethodStrategy(FedAvg):
         resume: bool = False,
         keep_replies: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        ledger_in_metrics: bool = False,
         secure: bool = False,
         site_keys: SiteDirectory | Path | str | None = None,
         masked_counts: bool = False,
@@ -147,6 +149,7 @@ class MethodStrategy(FedAvg):
             resume=resume,
             keep_replies=keep_replies,
             on_round=on_round,
+            ledger_in_metrics=ledger_in_metrics,
             secure=secure,
             site_keys=site_directory_from(site_keys) if secure else None,
             masked_counts=secure and masked_counts,
@@ -259,6 +262,7 @@ class MethodStrategy(FedAvg):
         Flower's for differential privacy: give it here instead of calling its own `start`, which
         cannot resume.
         """
+        grid = flat_grid(grid, self.arrayrecord_key)
         loop = FlowerLoop(
             grid,
             initial_arrays,
@@ -590,12 +594,15 @@ class MethodStrategy(FedAvg):
         means: Mapping[str, Any] = {}
         if outcome.reports:
             means = self.train_metrics_aggr_fn(outcome.reports, self.weighted_by_key)
+        reported = round_report.metrics_of_round(ledger, means)
+        if self.options.ledger_in_metrics:
+            reported |= round_report.ledger_as_metrics(ledger, self.clients)
         return RoundRecord(
             round=result.round,
             ledger=ledger,
             loss=result.loss,
             pieces=pieces_by_finding(result.pieces, self.options.findings),
-            reported=round_report.metrics_of_round(ledger, self.clients, means),
+            reported=reported,
             client_seconds={
                 client: seconds
                 for client, seconds in outcome.client_seconds.items()
@@ -618,7 +625,12 @@ class MethodStrategy(FedAvg):
             replies,
             numbers,
             self._global.model,
-            ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key),
+            ReplyFormat(
+                extras=self.method.extras,
+                size_key=self.weighted_by_key,
+                arrays_key=self.arrayrecord_key,
+                needs_steps=self.method.needs.steps,
+            ),
             keep=self._keeps_replies,
             reuse=self._matrices,
         )

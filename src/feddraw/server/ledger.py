@@ -28,7 +28,7 @@ class LedgerEntry:
     round: int
     client: str
     size: float
-    steps: int
+    steps: int | None  # None where the client did not say
     prior: float = math.nan  # where the method has no such part, it is not a number
     similarity: float = math.nan
     gamma: float = math.nan
@@ -185,6 +185,22 @@ def with_refusals(
         else entry
         for entry in ledger
     )
+
+
+def with_notes(
+    ledger: tuple[LedgerEntry, ...], notes: Mapping[str, str]
+) -> tuple[LedgerEntry, ...]:
+    """The ledger with remarks, by name, on clients that counted; after what was noted before."""
+    return tuple(
+        replace(entry, status=_with_note(entry.status, notes[entry.client]))
+        if entry.weighted and entry.client in notes
+        else entry
+        for entry in ledger
+    )
+
+
+def _with_note(status: str, note: str) -> str:
+    return f"{status}: {note}" if status == "weighted" else f"{status}; {note}"
 
 
 def piece_entries(
