@@ -899,7 +899,7 @@ def test_a_restarted_site_forgets_nothing(tmp_path: Path) -> None:
 
 @attack(
     "tells sites different sizes, or asks one how it weighs itself under several",
-    "a site weighs itself once, masks for one announcement, and opens only with those told the same",
+    "a site weighs itself once in an attempt, masks for one announcement, and opens only with those told the same",
 )
 def test_a_site_weighs_itself_once_and_for_what_it_masks(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "sites")
