@@ -55,6 +55,8 @@ PRINTED_BY = {
     "flower/node_supervision.py": ("site start",),
     "flower/reconnection.py": ("site start",),
     "flower/supernode.py": ("site start",),
+    "flower/operator_folder.py": ("operator init",),
+    "flower/site_folder.py": ("site start",),
     "report/files.py": ("report",),
     "report/patients.py": ("report",),
     "results/run_folder.py": ("run", "demo"),

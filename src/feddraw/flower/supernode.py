@@ -153,6 +153,17 @@ def check_run_signature(content: bytes, run: Any, signatures: Signatures) -> Non
     )
 
 
+def parse_node_config(text: str) -> dict[str, Any]:
+    """A node's settings as Flower reads them: `KEY=VALUE KEY="VALUE"`."""
+    try:
+        settings = parse_config_args([text])
+    except (click.ClickException, ValueError, OSError) as error:
+        raise UserError(f"--node-config: {_message(error)}") from None
+    if text.strip() and not settings:
+        raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
+    return settings
+
+
 def check_node_config(text: str) -> None:
     """Stop at settings that open a way around the checks; warn where secure sums have no directory
     of sites.
@@ -160,12 +171,7 @@ def check_node_config(text: str) -> None:
     A signature covers the app, not the run's settings: with `trust` these could name code all the
     same.
     """
-    try:
-        settings = parse_config_args([text])
-    except (click.ClickException, ValueError, OSError) as error:
-        raise UserError(f"--node-config: {_message(error)}") from None
-    if text.strip() and not settings:
-        raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
+    settings = parse_node_config(text)
     if settings.get("trust"):
         raise UserError(
             "trust=true lets the server name code to import, and a signature does not cover that:"
