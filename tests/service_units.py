@@ -56,6 +56,12 @@ class Service:
     def start(self) -> None:
         self._thread.start()
 
+    def run_once(self) -> None:
+        """All commands of a oneshot unit that a timer starts."""
+        for command in self.settings["ExecStart"]:
+            self.run(command)
+        self._notified.close()
+
     def one(self, setting: str, default: str = "") -> str:
         return self.settings.get(setting, [default])[0]
 

@@ -5,6 +5,7 @@ mend. (The same with real processes that are killed: tests/federation/test_resta
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -294,6 +295,16 @@ def test_a_server_in_trouble_is_asked_again_by_flower_and_does_not_end_heartbeat
         client.PullMessages(PullMessagesRequest())
     assert f"answers {status}" in lines[0]
     assert len(lines) == 1
+
+
+def test_flowers_lines_without_a_reason_are_left_out_and_others_stay() -> None:
+    def shown(message: str) -> bool:
+        record = logging.LogRecord("flwr", logging.WARNING, "", 0, message, (), None)
+        return node_process.without_flowers_own_words(record)
+
+    assert not shown("Connection attempt failed, retrying in %.2f seconds")
+    assert not shown("Connection successful after %.2f seconds and %s tries.")
+    assert shown("SSL/TLS handshake error detected.")
 
 
 def test_a_run_that_has_ended_stays_flowers_403(client: Any) -> None:

@@ -60,7 +60,8 @@ CONNECTED = "connected"  # files in the process's folder: exists once the node w
 REASON = "reason"  # and why it ended
 # requests that have their own way to fail
 COMING_AND_GOING = ("/v1/fleet/activate-node", "/v1/fleet/deactivate-node")
-FLOWERS_OWN_WORDS = "Connection attempt failed, retrying"  # without saying to what, or since when
+# Flower's lines about a connection do not say to what, or since when.
+FLOWERS_OWN_WORDS = ("Connection attempt failed, retrying", "Connection successful after")
 
 Response = TypeVar("Response")
 
