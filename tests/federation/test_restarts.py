@@ -221,7 +221,7 @@ def test_a_federation_of_service_units_survives_kills_of_server_site_and_databas
         database.rollback()
     LOCAL.wait_for(lambda: "is over, after" in sites["North"].log, 60, sites["North"].log)
     # The SuperLink's own SuperExec does not: without it no run begins, and the health check sees it.
-    assert not machines.is_healthy()
+    LOCAL.wait_for(lambda: not machines.is_healthy(), 60, "the health check sees nothing")
     machines.services["superlink"].kill()
     LOCAL.wait_for(machines.is_healthy, 120, machines.services["superlink"].log)
 
