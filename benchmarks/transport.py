@@ -4,10 +4,10 @@ tensor by tensor, and as a few arrays (the flat form of our own server and clien
     python -m benchmarks.transport [--base CHECKOUT] [--nodes 4] [--rounds 3] [--repeats 1]
 
 The federation is that of docs/federation.md, on this machine: nginx with TLS, a key for each node,
-a signed app; nodes send the model back untrained. The first round of each run
-is left out of the medians: it waits for nodes, and its models still come tensor by tensor. `--base`
-is the folder of another checkout, which is measured beside this one. All runs must end with the
-same model, to the bit.
+a signed app; nodes send the model back untrained. The first round of each run is left out of the
+medians: it waits for nodes, and its models still come tensor by tensor. `--base` is the folder of
+another checkout, which then is the one that moves tensor by tensor. All runs must end with the same
+model, to the bit.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Setting:
 
 
 def ways_of(base: Path | None) -> Iterator[Way]:
-    if base is not None:
+    if base is None:
+        yield Way("tensors", flat=False)
+    else:
         yield Way("base", flat=False, checkout=base)
-    yield Way("tensors", flat=False)
     yield Way("flat", flat=True)
 
 
@@ -112,7 +113,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--base", type=Path, help="folder of another checkout, to measure as well")
+    parser.add_argument("--base", type=Path, help="folder of another checkout to compare with")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each way")

@@ -26,8 +26,12 @@ SLOWEST = (
     "test_methods.py",
     "test_flower.py",
 )
-# Half a minute and more each: these have targets of their own, which set the variable.
-RARE = {"test_flower_deployment.py": "FEDDRAW_FEDERATION", "test_kills.py": "FEDDRAW_LONG"}
+# Half a minute and more each file: these have targets of their own, which set the variable.
+RARE = {
+    "test_flower_deployment.py": "FEDDRAW_FEDERATION",
+    "test_kills.py": "FEDDRAW_LONG",
+    "test_processes.py": "FEDDRAW_LONG",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -546,6 +546,28 @@ def test_the_ledger_explains_weights_as_far_as_they_do_and_says_what_is_hidden(
     ).all()
 
 
+def test_own_weights_at_crafted_models_show_the_direction_of_one_clients_move() -> None:
+    """What docs/privacy.md says is not prevented: `e` is one number for each model that is sent."""
+    method = METHODS["feddraw"]
+    rng = np.random.default_rng(0)
+    move = rng.normal(size=6).astype(np.float32)
+    others = rng.normal(size=(3, 6)).astype(np.float32)
+    found = []
+    for place in range(6):
+        sent = np.zeros(6, np.float32)
+        sent[place] = 1e-5
+        cohort = cohort_of(np.vstack([move, others]) + sent, [20, 20, 30, 40], sent=sent)
+        told = _announced(cohort.updates)
+        part = UpdatePart(method, told, NAMES[0], cohort.sent, cohort.updates[0])
+        own = np.array(part.state(told).own)
+        rule = rules_of_method.weighting_of(method)
+        found.append(float(np.asarray(rule.parts_of(own, told.facts, [0])["similarity"])[0]))
+    cosine = np.dot(found, move) / np.linalg.norm(found) / np.linalg.norm(move)
+    assert cosine > 0.999
+    by_size = UpdatePart(METHODS["fedavg"], told, NAMES[0], cohort.sent, cohort.updates[0])
+    assert by_size.state(told).own == (0.5,)  # its size beside the largest, whatever it trained
+
+
 def test_all_that_a_client_says_beside_its_words_is_its_weight_and_its_steps() -> None:
     told, clients, _ = parts_of("fednova")
     assert set(json.loads(clients["North"].state(told).to_json())) == {"own", "steps"}

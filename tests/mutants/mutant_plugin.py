@@ -1,9 +1,9 @@
 """The pytest plugin of mutate.py; `MUTANT_PLAN` names a JSON file that says what to do.
 
 {"source": the folder that `feddraw` must come from,
- "record": the file for every test's outcome and seconds, or "",
+ "record": the file for every test's outcome and processor seconds, or "",
  "files": [the files whose tests run], or [] for all,
- "limits": {test: its limit in seconds}: only these run, in this order; {} for all,
+ "limits": {test: its limit in processor seconds}: only these run, in this order; {} for all,
  "failure": the file for the name of the first test that fails, or ""}
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import multiprocessing.util
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Generator
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 TOOK_TOO_LONG = 42  # the exit code that tells the caller
+WAITING = 30  # seconds by the clock for a processor second: a machine may be busy, a test may wait
 STARTERS = (
     (subprocess, "_fork_exec"),
     (multiprocessing.util, "spawnv_passfds"),
@@ -38,13 +40,18 @@ class Plugin:
         self.failed: set[str] = set()
         self.with_processes: set[str] = set()
         self.started = 0
+        self.counted = _processor_seconds()
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        """Other files are not even imported."""
+        files = self.plan["files"]
+        name = collection_path.relative_to(config.rootpath).as_posix()
+        return True if files and collection_path.is_file() and name not in files else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The likeliest to fail come first."""
-        files, limits = self.plan["files"], self.plan["limits"]
-        if files:
-            items[:] = [item for item in items if item.nodeid.partition("::")[0] in files]
+        limits = self.plan["limits"]
         if limits:
             place = {test: number for number, test in enumerate(limits)}
             items[:] = [item for item in items if item.nodeid in place]
@@ -58,24 +65,34 @@ class Plugin:
             self._write_failure(item.nodeid)
             os._exit(TOOK_TOO_LONG)
 
-        signal.signal(signal.SIGALRM, stop)
-        signal.alarm(int(self.plan["limits"].get(item.nodeid, 0)))
+        limit = self.plan["limits"].get(item.nodeid, 0)
+        for timer, number, seconds in (
+            (signal.ITIMER_PROF, signal.SIGPROF, limit),
+            (signal.ITIMER_REAL, signal.SIGALRM, WAITING * limit),
+        ):
+            signal.signal(number, stop)
+            signal.setitimer(timer, seconds)
+        self.counted = _processor_seconds()
         try:
             return (yield)
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, object, object]:
-        """A worker's report carries whether the test started a process."""
-        if self.started:
-            item.user_properties.append(("processes", self.started))
-            self.started = 0
+        """A report carries what the test has cost since the last one, and whether it started
+        processes: workers of pytest-xdist tell it in this way.
+        """
+        now = _processor_seconds()
+        item.user_properties += [("seconds", now - self.counted), ("processes", self.started)]
+        self.counted, self.started = now, 0
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
-        if any(name == "processes" for name, _ in report.user_properties):
+        told = report.user_properties
+        self.seconds[report.nodeid] = sum(value for name, value in told if name == "seconds")
+        if any(value for name, value in told if name == "processes"):
             self.with_processes.add(report.nodeid)
         if report.failed:
             if not self.failed:
@@ -107,6 +124,12 @@ class Plugin:
             return start(*arguments, **options)
 
         return counted
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those that it has started and seen end."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,7 @@
 
 First all tests run once with coverage, so that it is known which tests reach which line and how
 long each takes. Then every mutant runs the tests that reach its line, the most particular first, up
-to a minute of them, until one fails. With `--survivors-whole` those that none of them noticed meet
+to half a minute of them, until one fails. With `--survivors-whole` those that none of them noticed meet
 all tests that could notice one of them: all survivors are made at once, and where a test fails,
 halves of them until the one is found that it notices. What is known is kept, so that a sample that
 was interrupted goes on where it stopped, and so that survivors meet only the tests that are new.
@@ -40,7 +40,7 @@ EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "feddraw-mutants"
 NOTICED = ("killed", "timeout")
 OUTCOMES = (*NOTICED, "survived", "uncovered", "equivalent")
-SECONDS = 60.0  # of tests that a mutant meets alone
+SECONDS = 30.0  # of the processor, of tests that a mutant meets alone
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from coverage import CoverageData
 from operators import Mutant
 
 HERE = Path(__file__).parent
+AT_ONCE = 12  # files of tests that are recorded before what is known is kept
 COVERAGE_SETTINGS = """[run]
 source = src/feddraw
 relative_files = true
@@ -76,7 +77,7 @@ def write_plan(file: Path, tree: Path, **settings: Any) -> Path:
 
 
 class Reach:
-    """Which tests reach which lines, how long each takes, which start processes, and which fail
+    """Which tests reach which lines, what each costs, which start processes, and which fail
     without any mutant.
     """
 
@@ -146,28 +147,37 @@ def tests_by_digest(root: Path, chosen: Sequence[str]) -> dict[str, str]:
 
 
 def record_reach(root: Path, folder: Path, tests: Sequence[str], workers: int) -> Reach:
-    """Runs the tests once with coverage; later only those of files that have changed since."""
+    """Runs the tests once with coverage, some files at a time; later only those of files that have
+    changed since.
+    """
     record = folder / "record.json"
     known: dict[str, Any] = {"seconds": {}, "failed": [], "with processes": [], "files": {}}
     if record.is_file():
         known = json.loads(record.read_text(encoding="utf-8"))
     files = tests_by_digest(root, tests)
+    gone = {name for name in known["files"] if name not in files}
     changed = sorted(name for name in files if files[name] != known["files"].get(name))
-    if not changed:
-        return Reach(folder)
-    print(f"{len(changed)} files of tests once, with coverage …", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    latest = _recorded(root, folder, changed, workers)
-    gone = {name for name in known["files"] if name not in files} | set(changed)
-    merged = {
-        "seconds": {t: s for t, s in known["seconds"].items() if file_of(t) not in gone}
-        | latest["seconds"],
-        "files": files,
+    for start in range(0, len(changed), AT_ONCE):
+        some = changed[start : start + AT_ONCE]
+        print(f"with coverage: {len(changed) - start} files of tests …", flush=True)
+        latest = _recorded(root, folder, some, workers)
+        known = _merged(known, latest, gone.union(some))
+        known["files"] |= {name: files[name] for name in some}
+        record.write_text(json.dumps(known), encoding="utf-8")
+    return Reach(folder)
+
+
+def _merged(known: dict[str, Any], latest: dict[str, Any], gone: set[str]) -> dict[str, Any]:
+    """Two records as one, without what is known of the tests of some files."""
+    kept = {test: cost for test, cost in known["seconds"].items() if file_of(test) not in gone}
+    merged: dict[str, Any] = {
+        "seconds": kept | latest["seconds"],
+        "files": {name: known["files"][name] for name in known["files"] if name not in gone},
     }
     for part in ("failed", "with processes"):
-        merged[part] = [t for t in known[part] if file_of(t) not in gone] + latest[part]
-    record.write_text(json.dumps(merged), encoding="utf-8")
-    return Reach(folder)
+        merged[part] = [test for test in known[part] if file_of(test) not in gone] + latest[part]
+    return merged
 
 
 def _recorded(root: Path, folder: Path, files: Sequence[str], workers: int) -> dict[str, Any]:

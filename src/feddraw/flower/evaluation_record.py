@@ -87,7 +87,7 @@ def site_metrics(content: RecordDict, size_key: str, findings: Sequence[str]) ->
 
 def _seconds(content: RecordDict) -> float:
     """How long a site says that it evaluated; NaN where it does not say, or nonsense."""
-    seconds = metrics_in_reply(content).get(EVALUATION_SECONDS)
+    seconds = metrics_in_reply(content).get(EVALUATION_SECONDS, math.nan)
     if finite_number(seconds) and 0 <= seconds < MOST_SECONDS:
         return float(seconds)
     return math.nan

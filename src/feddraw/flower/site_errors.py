@@ -79,8 +79,9 @@ def _written(file: Path, error: Exception) -> bool:
     return True
 
 
-def reason_in_error(reason: str) -> str:
+def reason_in_error(reason: str | None) -> str:
     """What an error says that a node sent, in one line without Flower's form around it."""
+    reason = reason or ""
     match = FLOWERS_FORM.fullmatch(reason.strip())
     if match is None:
         return one_line(reason, LONGEST_REASON) or "no reason given"

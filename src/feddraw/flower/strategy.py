@@ -46,7 +46,13 @@ from feddraw.flower.reply_intake import Reply, ReplyFormat
 from feddraw.flower.roster import Roster
 from feddraw.flower.rounds import DEFAULT_TIMEOUT, Aggregated, Caller, EvaluateFn, FlowerLoop
 from feddraw.flower.run_ending import absent_sites_in_words, reason_kept
-from feddraw.flower.sampling import Request, sample_nodes, wait_for_nodes, warn_of_strangers
+from feddraw.flower.sampling import (
+    Request,
+    check_list_of_sites,
+    sample_nodes,
+    wait_for_nodes,
+    warn_of_strangers,
+)
 from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers
 from feddraw.flower.server_checkpoint import ServerCheckpoint, shared_tensors_in_checkpoint
 from feddraw.flower.strategy_options import StrategyOptions, run_folder_from
@@ -171,7 +177,7 @@ class MethodStrategy(FedAvg):
         self._global: GlobalModel | None = None  # from the first model on
         self.run = secrets.token_hex(8)  # by which clients tell one run's memory from another's
         self.roster = Roster(options.sites)
-        self._check_list_of_sites()
+        check_list_of_sites(self.roster.listed_names, self._least_nodes)
         self._population = 0  # most nodes that were ever connected at once
         self._last_weighted: dict[str, int] = {}  # by client, the last round in which it counted
         self._shared_tensors: list[str] | None = None  # where clients keep some to themselves
@@ -196,22 +202,6 @@ class MethodStrategy(FedAvg):
         self._last_line: RoundLine | None = None  # of the log, where it is written here
         self._matrices: Model | None = None  # where the replies of a round are laid out, a row each
 
-    def _check_list_of_sites(self) -> None:
-        """Refuse to wait for more nodes than are on the list."""
-        sites = self.roster.listed_names
-        least = self.min_available_nodes
-        if self.fraction_train:
-            least = max(least, self.min_train_nodes)
-        if self.fraction_evaluate:
-            least = max(least, self.min_evaluate_nodes)
-        if sites and len(sites) < least:
-            raise UserError(
-                f"a round waits for {least} nodes, and only {len(sites)} are on the list of sites:"
-                " list the others, or wait for fewer (min_available_nodes, min_train_nodes,"
-                " min_evaluate_nodes and policy.min_sites; in the ready app: nodes and"
-                " policy.min_sites)"
-            )
-
     def _secure_server(self) -> FlowerSecureServer:
         return FlowerSecureServer(
             self.options.method,
@@ -220,6 +210,13 @@ class MethodStrategy(FedAvg):
             self.options.site_keys,
             self.weighted_by_key,
         )
+
+    @property
+    def _least_nodes(self) -> int:
+        """How many nodes a round waits for."""
+        training = self.min_train_nodes if self.fraction_train else 0
+        evaluating = self.min_evaluate_nodes if self.fraction_evaluate else 0
+        return max(self.min_available_nodes, training, evaluating)
 
     @property
     def method(self) -> Method:
