@@ -79,14 +79,17 @@ class Service:
         return heard
 
     def run(self, command: str) -> int:
-        """Run one command of the unit in its surroundings."""
+        """Run one more command of the unit, in its surroundings, to its end."""
+        return self._begin(command).wait()
+
+    def _begin(self, command: str) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
         for line in self.settings.get("Environment", []):
             environment |= dict(word.split("=", 1) for word in shlex.split(line))
         if self.one("Type") == "notify":
             environment["NOTIFY_SOCKET"] = self._address
         with (self.folder / f"{self.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 shlex.split(command),
                 cwd=self.one("WorkingDirectory") or self.folder,
                 env=environment,
@@ -95,8 +98,6 @@ class Service:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        code = self._process.wait()
-        return code
 
     def kill(self) -> None:
         """Kill everything that the unit has started, as systemd does after a crash."""
@@ -136,7 +137,8 @@ class Service:
             self.starts += 1
             code = 0
             for command in self.settings["ExecStart"]:
-                code = self.run(command)
+                self._process = self._begin(command)
+                code = self._process.wait()
                 if code:
                     break
             if code == 0 and self.one("Restart") == "on-failure":

@@ -223,7 +223,7 @@ def run_node(order: NodeOrder, link: Link) -> int:
         path=Path(order.signatures), operator=read_operator_public_key(Path(order.operator))
     )
     loop._pull_and_store_message = guarded_pull(loop._pull_and_store_message, signatures)
-    fleet_http_connection.FleetHttpClient = lasting_client(link)  # type: ignore[misc]
+    fleet_http_connection.FleetHttpClient = lasting_client(link)  # type: ignore[attr-defined]
     logging.getLogger("flwr").addFilter(without_flowers_own_words)
     sys.argv = [SUPERNODE_COMMAND, *order.arguments]
     try:
