@@ -431,6 +431,25 @@ def test_a_size_that_is_none_is_refused(size: Any) -> None:
     assert list(strategy.history[0].weights) == ["partition 0", "partition 2"]
 
 
+def test_the_first_record_with_a_size_says_how_many_images_there_are() -> None:
+    """A client may add records of its own, which happen to use the same name."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        number = int(context.node_config["partition-id"])
+        content = {
+            "arrays": moved(message.content["arrays"], number),
+            "timing": MetricRecord({"waited": 3.0}),
+            "metrics": MetricRecord({"num-examples": 10 * (number + 1), "partition-id": number}),
+            "quality check": MetricRecord({"num-examples": 1000}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    sizes = [entry.size for entry in once(app).history[0].ledger]
+    assert sizes == [10, 20, 30]
+
+
 def test_when_nobody_counts_the_model_stays_and_a_second_round_of_it_ends_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -301,7 +301,7 @@ def test_nodes_without_a_key_are_told_how_to_get_one(keys: Path, tmp_path: Path)
     without = [{**node, "key": ""} for node in nodes(keys, tmp_path)]
     with pytest.raises(
         RunFailed,
-        match=r"no update counted .*its app failed: the server asks for secure",
+        match=r"no update counted .*its app failed: (UserError: )?secure sums need a signing key",
     ):
         run(Line(plain_app(secure_mod), without), rounds=2)
 

@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 
 from feddraw.cli import app as command_line
 from feddraw.errors import UserError
-from feddraw.flower import operator_folder, supernode
+from feddraw.flower import node_supervision, operator_folder, supernode
 from feddraw.flower.app_signatures import Signatures
 from feddraw.flower.exchange_files import (
     FederationFile,
@@ -81,7 +81,9 @@ def federation(invited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What nodes were started with; none is."""
     calls: list[list[str]] = []
-    monkeypatch.setattr(supernode, "start_supernode", lambda _, arguments: calls.append(arguments))
+    monkeypatch.setattr(
+        node_supervision, "start_supernode", lambda order, _: calls.append(order.arguments)
+    )
     return calls
 
 

@@ -31,6 +31,7 @@ from feddraw.flower.frozen_layers import frozen_digest
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
+from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
@@ -985,6 +986,28 @@ def test_less_effort_than_the_sites_limit_is_refused(tmp_path: Path) -> None:
             strict.offer("South", orders={"effort": effort})
     strict.offer("South", orders={"effort": 1.0})
     mild.offer("South", orders={"effort": 0.5})
+
+
+@pytest.mark.parametrize("effort", [1.5, 1e308, float("inf"), 10**400])
+def test_more_steps_than_training_has_are_refused(effort: float, federation: Federation) -> None:
+    with refused("more steps than training has"):
+        federation.offer("North", orders={"effort": effort})
+
+
+@pytest.mark.parametrize(
+    "setting", [{"key": ""}, {"sites": "sites.toml"}, {"key": "", "sites": ""}]
+)
+def test_a_node_that_was_meant_for_secure_sums_gives_its_model_to_no_server(
+    setting: dict[str, Any], federation: Federation
+) -> None:
+    """The ready app trains in clear where no key is set; an empty one is a mistake."""
+    app = ClientApp(mods=[secure_where_keyed])
+    app.train()(federation._train)
+    node: dict[str, Any] = {"partition-id": 0} | setting
+    plain = RecordDict({"arrays": ArrayRecord({"head.weight": Array(MODEL)})})
+    with refused("need a signing key"):
+        app(Message(plain, 1001, "train"), Context(1, 1001, node, RecordDict(), {}))
+    assert not federation.runs
 
 
 @attack(

@@ -15,7 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
@@ -266,7 +268,10 @@ def start(folder: Path, **changes: str) -> Any:
         "operator": "operator.key.pub",
         "signatures": ".",
     }
-    (folder / "node.key").touch()
+    key = generate_private_key(SECP384R1())
+    (folder / "node.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    )
     line = [
         part
         for name, value in (options | changes).items()
@@ -333,8 +338,12 @@ def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
         ({"node_config": 'sites="operator.key.pub"'}, "operator.key.pub is no directory of sites"),
         ({"operator": "node.key"}, "node.key is no public key"),
         ({"key": "nothing"}, "there is no file nothing"),
+        ({"key": "operator.key.pub"}, "operator.key.pub is no ECDSA key without a passphrase"),
+        ({"key": "operator.key"}, "operator.key is no ECDSA key"),
+        ({"superlink": "https://federation.example.org"}, "write NAME:PORT, without https://"),
         ({"signatures": "nothing"}, "there is no nothing"),
         ({"root_certificates": "nothing"}, "there is no file nothing"),
+        ({"root_certificates": "node.key"}, "node.key holds no certificate"),
     ],
 )
 def test_a_site_that_is_set_up_wrongly_does_not_start(

@@ -32,7 +32,7 @@ class WarmProcess(ForkServerProcess):
 class WarmContext(ForkServerContext):
     """A context of multiprocessing whose processes are warm."""
 
-    Process = WarmProcess  # type: ignore[assignment]
+    Process = WarmProcess
 
 
 def warm_multiprocessing() -> SimpleNamespace:

@@ -103,13 +103,21 @@ def start_site(
         int, Option(min=1, max=65535, help="A port on 127.0.0.1 for the node's own processes.")
     ] = 9094,
 ) -> None:
-    """Start this site's SuperNode.
+    """Start this site's SuperNode, and keep it connected until it is stopped.
 
-    An app is unpacked only if the operator has signed it; others are refused.
+    An app is unpacked only if the operator has signed it; others are refused. The node waits for a
+    server that does not answer, comes back after a crash of either side, and ends only where a
+    person must do something, with one line that says what.
     """
     from feddraw.flower.app_signatures import Signatures
     from feddraw.flower.site_folder import node_settings, node_settings_as_text
-    from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start_supernode
+    from feddraw.flower.supernode import (
+        check_certificates,
+        check_node_config,
+        check_superlink,
+        node_key_fingerprint,
+        refuse_unknown_flower,
+    )
     from feddraw.secure.sums.signing_keys import read_operator_public_key
 
     refuse_unknown_flower()
@@ -133,9 +141,10 @@ def start_site(
             "name the operator's file and --site; or --superlink, --key, --operator and"
             " --signatures"
         )
-    for needed in [key] if root_certificates is None else [key, root_certificates]:
-        if not needed.is_file():
-            raise UserError(f"there is no file {needed}")
+    check_superlink(superlink)
+    fingerprint = node_key_fingerprint(key)
+    if root_certificates is not None:
+        check_certificates(root_certificates)
     if not signatures.exists():
         raise UserError(
             f"there is no {signatures}: it must be a signature from the operator, or a folder of"
@@ -150,10 +159,22 @@ def start_site(
     check_node_config(node_config)
     arguments = ["--superlink", superlink, "--auth-supernode-private-key", str(key)]
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
-    arguments += (
-        ["--root-certificates", str(root_certificates)] if root_certificates is not None else []
+    if root_certificates is not None:
+        arguments += ["--root-certificates", str(root_certificates)]
+    if node_config:
+        arguments += ["--node-config", node_config]
+
+    from feddraw.flower.node_process import NodeOrder
+    from feddraw.flower.node_supervision import start_supernode
+
+    order = NodeOrder(
+        signatures=str(signatures),
+        operator=str(operator),
+        arguments=arguments,
+        superlink=superlink,
+        key_fingerprint=fingerprint,
     )
-    start_supernode(given, arguments + (["--node-config", node_config] if node_config else []))
+    start_supernode(order, port)
 
 
 def _accepted_federation(file: Path, site: Path, code: str) -> tuple[SiteFolder, FederationFile]:

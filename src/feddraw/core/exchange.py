@@ -23,6 +23,7 @@ Memory = dict[str, Vector]  # what a client keeps from one round to the next; it
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
 MOST_STEPS = 10**9
 MOST_IMAGES = 10**7
+LEAST_SIZE = 1e-9  # of a size that is no number of images: its share of a sum is not zero
 MOST_LOSS = 1e6  # of a mean loss: no honest one is near it, and powers of it stay finite
 
 # What a vector beside the model says. A sum of moves or gradients beside the weighted sum of moves

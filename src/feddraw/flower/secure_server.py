@@ -286,7 +286,7 @@ class FlowerSecureServer:
             log.error(
                 "no evaluation: a site counted more images than there can be, or fewer than 0"
             )
-            return None
+            return SecureCounts(None, (), refused)
         try:
             metrics = score_histograms.histograms_from_words(words[:-1], findings)
         except ValueError:

@@ -57,8 +57,8 @@ log = logging.getLogger("flwr")
 App = Callable[[Message, Context], Message]
 
 NO_KEY = (
-    "the server asks for secure sums, and this node has no signing key: make one with `feddraw site"
-    " key FILE`, and name it with key=… in the --node-config"
+    "secure sums need a signing key, and this node has none: make one with `feddraw site key FILE`,"
+    " and name it with key=… in the --node-config"
 )
 NOT_SECURE = (
     "this site takes part in secure sums only, and the server asks for its model: it needs"
@@ -116,9 +116,10 @@ def keeping_reasons_here() -> Iterator[None]:
 def secure_where_keyed(message: Message, context: Context, app: App) -> Message:
     """The ready app's: `secure_mod` at nodes that have a key.
 
-    Others train for a server that sees their models.
+    Others train for a server that sees their models; not a node that has a directory of sites, or
+    an empty key: there a setting went wrong.
     """
-    if context.node_config.get("key"):
+    if "key" in context.node_config or context.node_config.get("sites"):
         return secure_mod(message, context, app)
     if secure_messages.secure_order_in(message.content) is not None:
         raise UserError(NO_KEY)
@@ -188,6 +189,8 @@ class SecureNode:
         effort = orders.get("effort", 1.0)
         if not (isinstance(effort, int | float) and effort >= self.least_effort):
             raise UserError("the server asks for less effort than this site's own limit")
+        if effort > 1:
+            raise UserError("the server asks for more steps than training has")
         if offered.terms.kind == TRAIN:
             method = method_of_terms(offered.terms)
             if why := why_not_secure(method):

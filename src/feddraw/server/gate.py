@@ -21,6 +21,7 @@ import numpy as np
 
 from feddraw.core import (
     HUGE,
+    LEAST_SIZE,
     MOST_IMAGES,
     MOST_STEPS,
     Cohort,
@@ -164,6 +165,8 @@ def _numbers_refusal(update: Update, max_size: int) -> str:
         given: Any = update.size
         kind = "" if isinstance(given, Real) else f" of type {type(given).__name__}"
         return f"size {update.size!s:.20}{kind} is not a positive number up to {max_size}"
+    if update.size < LEAST_SIZE:
+        return f"size {update.size:.3g} is below {LEAST_SIZE:g}"
     if "loss" not in update.metrics:
         return "no training loss among its metrics"
     bad = [name for name, value in update.metrics.items() if not finite_number(value)]
