@@ -5,8 +5,12 @@ of their own.
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import logging
+import re
+import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ from feddraw.flower import score_histograms, server_app, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import app
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.run_ending import end_in_one_line
+from feddraw.flower.run_ending import WHAT_TO_DO, end_in_one_line, reason_kept
 from feddraw.flower.server_app import serve_flower_run
 from feddraw.flower.settings import read_run_config
 from feddraw.flower.strategy import MethodStrategy
@@ -36,6 +40,10 @@ from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_lin
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl
 from feddraw.watch.followed_runs import FollowedFolder
 from small import small
+
+READY_APP = Path(
+    str(resources.files("feddraw") / "flower" / "deployment" / "app" / "pyproject.toml")
+)
 
 KEPT = {"keep.best": True, "keep.tail": 2}
 NODES = [{"partition-id": number} for number in range(3)]
@@ -498,6 +506,31 @@ def test_a_run_that_ends_for_lack_of_nodes_names_who_is_missing_in_its_folder_an
     assert not (tmp_path / "run" / "stopped.json").exists()
 
 
+def test_what_to_do_names_settings_that_the_ready_app_and_a_strategy_have() -> None:
+    named = set(re.findall(r"(\w+)=", WHAT_TO_DO))
+    of_strategies = {"min_available_nodes", "min_train_nodes"}
+    assert of_strategies <= inspect.signature(MethodStrategy).parameters.keys()
+    of_the_app = tomllib.loads(READY_APP.read_text())["tool"]["flwr"]["app"]["config"]
+    assert named - of_strategies == {"nodes", "wait", "resume"}
+    assert named - of_strategies <= of_the_app.keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UserError("the table has no column Edema"), "the table has no column Edema"),
+        (OSError(28, "No space left"), "OSError: [Errno 28] No space left"),
+    ],
+)
+def test_whatever_ends_a_run_stands_in_its_folder(
+    error: Exception, reason: str, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(type(error)), reason_kept(folder, lambda: ""):
+        raise error
+    assert read_json(tmp_path / "stopped.json")["reason"] == reason
+
+
 def test_flower_logs_the_end_of_a_run_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     end_in_one_line()
     try:
@@ -509,11 +542,11 @@ def test_flower_logs_the_end_of_a_run_in_one_line(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("nodes", [0, 3])
-def test_a_fraction_of_the_nodes_trains_in_a_round(nodes: int) -> None:
+def test_a_fraction_of_the_nodes_trains_in_a_round_but_never_one_alone(nodes: int) -> None:
     strategy = carry_out(config(method="fedavg", rounds=2, nodes=nodes, fraction=0.34))
     assert [
         [entry.status for entry in done.ledger].count("weighted") for done in strategy.history
-    ] == [1, 1]
+    ] == [2, 2]
 
 
 def test_the_record_counts_the_nodes_that_a_round_waits_for(

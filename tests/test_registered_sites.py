@@ -54,6 +54,12 @@ def test_nodes_have_the_names_and_numbers_of_the_run(run: Path) -> None:
     assert [found[f"node {node}"].state for node in (1003, 1004)] == ["not registered"] * 2
 
 
+def test_before_the_first_run_a_site_has_the_name_under_which_its_key_was_registered() -> None:
+    named = NodeInfo(node_id=7, status="registered", public_key=b"a key", name="North")
+    (site,) = registered_sites([named], None)
+    assert (site.name, site.rounds) == ("North", None)
+
+
 def test_the_command_shows_a_table_or_one_document(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

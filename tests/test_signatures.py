@@ -15,7 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
@@ -32,9 +34,9 @@ from feddraw.errors import UserError
 from feddraw.flower import app_signatures, supernode
 from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
 from feddraw.flower.in_process_grid import identify_in_process_grid
-from feddraw.secure.sums.signing_keys import read_operator_public_key, read_site_directory
+from feddraw.secure.sums.signing_keys import read_operator_public_key, site_directory_line
 
-APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
+APP = Path(supernode.__file__).parent / "deployment" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 OPERATOR = Ed25519PrivateKey.generate()
 FIRST = AppBundle(b"the app", "hospital/app", "1.0")
@@ -266,7 +268,10 @@ def start(folder: Path, **changes: str) -> Any:
         "operator": "operator.key.pub",
         "signatures": ".",
     }
-    (folder / "node.key").touch()
+    key = generate_private_key(SECP384R1())
+    (folder / "node.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    )
     line = [
         part
         for name, value in (options | changes).items()
@@ -333,8 +338,12 @@ def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
         ({"node_config": 'sites="operator.key.pub"'}, "operator.key.pub is no directory of sites"),
         ({"operator": "node.key"}, "node.key is no public key"),
         ({"key": "nothing"}, "there is no file nothing"),
+        ({"key": "operator.key.pub"}, "operator.key.pub is no ECDSA key without a passphrase"),
+        ({"key": "operator.key"}, "operator.key is no ECDSA key"),
+        ({"superlink": "https://federation.example.org"}, "write NAME:PORT, without https://"),
         ({"signatures": "nothing"}, "there is no nothing"),
         ({"root_certificates": "nothing"}, "there is no file nothing"),
+        ({"root_certificates": "node.key"}, "node.key holds no certificate"),
     ],
 )
 def test_a_site_that_is_set_up_wrongly_does_not_start(
@@ -345,24 +354,17 @@ def test_a_site_that_is_set_up_wrongly_does_not_start(
     assert words in str(refused.exception)
 
 
-def test_a_sites_key_comes_with_its_line_of_the_directory_and_without_one_the_start_warns(
+def test_a_node_with_a_signing_key_and_without_the_sites_keys_warns_at_the_start(
     operator: Path,
 ) -> None:
-    lines = [
-        feddraw("site", "key", f"{name}.sign", "--name", name).stdout.splitlines()[2]
-        for name in ("North", "St. M")
-    ]
-    (operator / "sites.toml").write_text("\n".join(lines))
-    directory = read_site_directory(operator / "sites.toml")
-    assert {
-        name: read_operator_public_key(operator / f"{name}.sign.pub") for name in directory
-    } == directory
-    assert list(directory) == ["North", "St. M"]
+    assert feddraw("site", "key", "North").exit_code == 0
+    line = (operator / "North" / "signing.key.pub").read_text().strip()
+    (operator / "sites.toml").write_text(site_directory_line("North", line))
     with pytest.warns(UserWarning, match="can open this site's model; name its file with sites="):
-        supernode.check_node_config('key="North.sign"')
+        supernode.check_node_config('key="North/signing.key"')
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        supernode.check_node_config('key="North.sign" sites="sites.toml"')
+        supernode.check_node_config('key="North/signing.key" sites="sites.toml"')
 
 
 def test_a_site_with_a_signature_of_another_operator_does_not_start(operator: Path) -> None:

@@ -14,25 +14,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-APP = Path(__file__).parent / "app"
-DOOR = Path(__file__).parent / "nginx.conf"  # the guide's own file
+import feddraw
+
+# The files that `feddraw operator init` writes out.
+DEPLOYMENT = Path(feddraw.__file__).parent / "flower" / "deployment"
+APP = DEPLOYMENT / "app"
+DOOR = DEPLOYMENT / "nginx.conf"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
 FLOWER_VERSION = tuple(map(int, version("flwr").split(".")[:2]))
 SEVERAL_PORTS = FLOWER_VERSION < (1, 38)  # of a SuperLink: for nodes, for `flwr`, for its own apps
-REFUSED = 305  # a SuperNode's way of saying that the SuperLink does not know it
+REFUSED = "the server does not accept this site's key"  # what a stranger's node says
 
 
 class Federation:
@@ -95,22 +99,32 @@ class Federation:
             start_new_session=True,  # so that it and what it starts can be stopped together
         )
 
-    def flwr(self, *arguments: str | Path, timeout: float = 600) -> str:
-        """A command of Flower's, and what it printed; it ends with ours if it fails."""
+    def flwr(self, *arguments: str | Path, timeout: float = 600, show: bool = False) -> str:
+        """A command of Flower's, and what it printed, also line by line as it comes; it ends with
+        ours if it fails.
+        """
         command = [str(Path(sys.executable).with_name("flwr")), *map(str, arguments)]
-        ended = subprocess.run(
+        printed = []
+        with subprocess.Popen(
             command,
-            capture_output=True,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=self.environment,
             cwd=self.folder,
             text=True,
-            timeout=timeout,
-        )
-        printed = ended.stdout + ended.stderr
-        if ended.returncode:
-            raise SystemExit(f"flwr {arguments[0]} failed:\n{printed}")
-        return printed
+        ) as process:
+            alarm = threading.Timer(timeout, process.kill)
+            alarm.start()
+            try:
+                for line in process.stdout or ():
+                    printed.append(line)
+                    if show:
+                        print(line, end="", flush=True)
+            finally:
+                alarm.cancel()
+        if process.returncode:
+            raise SystemExit(f"flwr {arguments[0]} failed:\n{''.join(printed)}")
+        return "".join(printed)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -218,11 +232,12 @@ class Federation:
         )
         self.start(name, "feddraw", "site", "start", *options.split(), *node)
 
-    def run(self, settings: str, timeout: float = 3600, app: Path = APP) -> str:
-        """Carry an app out; returns its log."""
-        return self.flwr(
-            "run", app.resolve(), NAME, "--stream", "--run-config", settings, timeout=timeout
-        )
+    def run(
+        self, settings: str, timeout: float = 3600, app: Path = APP, *, show: bool = False
+    ) -> str:
+        """Carry an app out; returns its log, and shows it meanwhile."""
+        command = ["run", app.resolve(), NAME, "--stream", "--run-config", settings]
+        return self.flwr(*command, timeout=timeout, show=show)
 
 
 def connection(port: int, trust: str) -> str:
@@ -372,12 +387,10 @@ def show_stranger(made: Federation) -> None:
     outside.
     """
     made.supernode("stranger", "partition-id=0", register=False)
-    process = made.processes["stranger"]
-    wait_for(lambda: process.poll() is not None, 60, "the stranger was not refused within a minute")
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", made.log("stranger"))
-    lines = [line for line in plain.splitlines() if line.strip()]
-    ended = f"stranger's node: refused, exit code {process.returncode} (Flower's {REFUSED})"
-    print(ended, *lines[-4:], sep="\n  ")
+    wait_for(
+        lambda: REFUSED in made.log("stranger"), 60, "the stranger was not refused within a minute"
+    )
+    print(f"stranger's node: {REFUSED}")
     commands: dict[str, list[str | Path]] = {
         "supernode list": [],
         "supernode register": [made.folder / "stranger.key.pub"],
@@ -446,7 +459,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{count} SuperNodes started", flush=True)
             if options.stranger:
                 show_stranger(made)
-            print(made.run(options.run_config))
+            print("the run begins; every round has a line below", flush=True)
+            made.run(options.run_config, show=True)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

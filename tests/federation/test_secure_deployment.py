@@ -116,14 +116,15 @@ def changed(file: Path, before: str, after: str) -> None:
 def secured(made: Any) -> None:
     """A node for each site, with a signing key; all have the file of all sites' public keys."""
     for site in SITES:
-        made.feddraw("site", "key", made.folder / f"{site}.sign", "--name", site)
+        made.feddraw("site", "key", made.folder / site)
     lines = [
-        f'{site} = "{(made.folder / f"{site}.sign.pub").read_text().strip()}"' for site in SITES
+        f'{site} = "{(made.folder / site / "signing.key.pub").read_text().strip()}"'
+        for site in SITES
     ]
     (made.folder / "sites.toml").write_text("\n".join(lines))
     for number, site in enumerate(SITES):
         config = (
-            f'partition-id={number} key="{made.folder}/{site}.sign"'
+            f'partition-id={number} key="{made.folder}/{site}/signing.key"'
             f' memory="{made.folder}/memory-{site}" simulated=true'
         )
         made.supernode(f"node{number}", f'{config} sites="{made.folder}/sites.toml"')

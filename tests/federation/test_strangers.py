@@ -136,9 +136,14 @@ def test_a_stranger_cannot_have_a_node_not_even_without_a_key(made: Any, tmp_pat
         LOCAL.free_port(),
     ]
     made.start("nameless", "flower-supernode", *nameless)  # asks to be registered as what it is
+    assert made.processes["nameless"].wait(timeout=90)
+    assert "Exit Code: 305" in made.log("nameless")
+    assert made.processes["stranger"].wait(timeout=150) == 1
+    last = made.log("stranger").partition("feddraw: ")[2].partition("\n")[0]
+    assert last.startswith(LOCAL.REFUSED)
+    assert "ask the operator to register its public half" in last
     for name in ("stranger", "nameless"):
-        assert made.processes[name].wait(timeout=90)
-        assert f"Exit Code: {LOCAL.REFUSED}" in made.log(name)
+        assert "SuperNode ID" not in made.log(name)
 
 
 def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_it_is_altered(

@@ -4,73 +4,98 @@ signed.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.terminal import print_line
 from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from feddraw.flower.exchange_files import FederationFile
+    from feddraw.flower.site_folder import SiteFolder
 
 app = typer.Typer(
     name="site",
     no_args_is_help=True,
-    help="For a site of a federation: make its signing key, start its node.",
+    help="For a site of a federation: make its keys, start its node.",
 )
 
 
 @app.command("key")
 def make_site_key(
-    path: Annotated[
-        Path, Argument(help="Private key to write; PATH.pub beside it is for all other sites.")
+    folder: Annotated[
+        Path, Argument(help="Folder to make for this site's keys; its name is the site's name.")
     ],
     name: Annotated[
-        str, Option(help="The site's name in the federation and in the directory of sites.")
-    ] = "NAME",
+        str, Option(help="The site's name in the federation (default: the folder's).")
+    ] = "",
 ) -> None:
-    """Make the key with which this site signs its part of secure sums.
+    """Make this site's keys, and the file with their public halves for the operator.
 
-    The private key stays at the site.
+    One key connects its node, the other signs its part of secure sums. Private keys stay here.
     """
-    from feddraw.secure.sums.signing_keys import (
-        key_fingerprint,
-        new_signing_key,
-        site_directory_line,
-    )
+    from feddraw.flower.site_folder import SiteFolder, make_site_folder
+    from feddraw.secure.sums.signing_keys import key_fingerprint
 
-    line = new_signing_key(path)
-    typer.echo(
-        f"{path} is this site's private key: name it in the node's settings, --node-config"
-        f" 'key=\"{path}\"'"
-    )
-    typer.echo(
-        "send this line to all sites, but not through the server; each adds it to its directory of"
-        " sites:"
-    )
-    typer.echo(site_directory_line(name, line))
-    typer.echo(f"ask them to check its fingerprint by telephone: {key_fingerprint(line)}")
+    made = SiteFolder(folder)
+    site = make_site_folder(made, name or folder.resolve().name)
+    print_line(f"private keys of {site.name} are in {folder}: they never leave this machine")
+    print_line(f"send {made.site_file()} to the federation's operator")
+    typer.echo(f"fingerprint, to compare by telephone: {key_fingerprint(site.signing)}")
 
 
 @app.command("start")
 def start_site(
-    superlink: Annotated[str, Option(help="The server's address, NAME:PORT.")],
+    file: Annotated[
+        Path | None,
+        Argument(metavar="FILE", help="The operator's file, federation.toml; needs --site."),
+    ] = None,
+    site: Annotated[
+        Path | None, Option(help="This site's folder, made by `feddraw site key`.")
+    ] = None,
+    data: Annotated[Path | None, Option(help="This site's folder of images.")] = None,
+    confirm: Annotated[
+        str,
+        Option(
+            metavar="CODE",
+            help="The federation's code as the operator says it by telephone; without it you are"
+            " asked once.",
+        ),
+    ] = "",
+    superlink: Annotated[str, Option(help="Without FILE: the server's address, NAME:PORT.")] = "",
     key: Annotated[
-        Path, Option(help="This site's private key; the operator has registered its public half.")
-    ],
+        Path | None,
+        Option(
+            help="Without FILE: the node's private key; the operator has registered its public"
+            " half."
+        ),
+    ] = None,
     operator: Annotated[
-        Path, Option(help="The operator's public key; do not take it from the server.")
-    ],
+        Path | None,
+        Option(help="Without FILE: the operator's public key; do not take it from the server."),
+    ] = None,
     signatures: Annotated[
-        Path, Option(help="A signature from the operator, or a folder of them (*.signature).")
-    ],
+        Path | None,
+        Option(
+            help="Without FILE: a signature from the operator, or a folder of them (*.signature)."
+        ),
+    ] = None,
     root_certificates: Annotated[
         Path | None,
-        Option(help="The authority that signed the server's certificate (default: the system's)."),
+        Option(
+            help="Without FILE: the authority that signed the server's certificate (default: the"
+            " system's)."
+        ),
     ] = None,
     node_config: Annotated[
         str,
         Option(
-            help="As for flower-supernode: "
+            help="More settings, as for flower-supernode: "
             """'data="/srv/xrays" client="North" memory="/srv/feddraw"'."""
         ),
     ] = "",
@@ -78,18 +103,48 @@ def start_site(
         int, Option(min=1, max=65535, help="A port on 127.0.0.1 for the node's own processes.")
     ] = 9094,
 ) -> None:
-    """Start this site's SuperNode.
+    """Start this site's SuperNode, and keep it connected until it is stopped.
 
-    An app is unpacked only if the operator has signed it; others are refused.
+    An app is unpacked only if the operator has signed it; others are refused. The node waits for a
+    server that does not answer, comes back after a crash of either side, and ends only where a
+    person must do something, with one line that says what.
     """
     from feddraw.flower.app_signatures import Signatures
-    from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start_supernode
+    from feddraw.flower.site_folder import node_settings, node_settings_as_text
+    from feddraw.flower.supernode import (
+        check_certificates,
+        check_node_config,
+        check_superlink,
+        node_key_fingerprint,
+        refuse_unknown_flower,
+    )
     from feddraw.secure.sums.signing_keys import read_operator_public_key
 
     refuse_unknown_flower()
-    for file in [key] if root_certificates is None else [key, root_certificates]:
-        if not file.is_file():
-            raise UserError(f"there is no file {file}")
+    if file is not None:
+        by_hand = [superlink, key, operator, signatures, root_certificates]
+        if site is None or any(by_hand):
+            raise UserError(
+                f"{file} needs --site and the site's folder, and none of --superlink, --key,"
+                " --operator, --signatures and --root-certificates: it says these itself"
+            )
+        folder, federation = _accepted_federation(file, site, confirm)
+        superlink = federation.address
+        key = folder.node_key
+        operator = folder.operator
+        signatures = folder.signatures
+        root_certificates = folder.certificate
+        settings = node_settings(federation, folder, data)
+        node_config = node_settings_as_text(settings, node_config)
+    if not superlink or key is None or operator is None or signatures is None:
+        raise UserError(
+            "name the operator's file and --site; or --superlink, --key, --operator and"
+            " --signatures"
+        )
+    check_superlink(superlink)
+    fingerprint = node_key_fingerprint(key)
+    if root_certificates is not None:
+        check_certificates(root_certificates)
     if not signatures.exists():
         raise UserError(
             f"there is no {signatures}: it must be a signature from the operator, or a folder of"
@@ -104,7 +159,46 @@ def start_site(
     check_node_config(node_config)
     arguments = ["--superlink", superlink, "--auth-supernode-private-key", str(key)]
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
-    arguments += (
-        ["--root-certificates", str(root_certificates)] if root_certificates is not None else []
+    if root_certificates is not None:
+        arguments += ["--root-certificates", str(root_certificates)]
+    if node_config:
+        arguments += ["--node-config", node_config]
+
+    from feddraw.flower.node_process import NodeOrder
+    from feddraw.flower.node_supervision import start_supernode
+
+    order = NodeOrder(
+        signatures=str(signatures),
+        operator=str(operator),
+        arguments=arguments,
+        superlink=superlink,
+        key_fingerprint=fingerprint,
     )
-    start_supernode(given, arguments + (["--node-config", node_config] if node_config else []))
+    start_supernode(order, port)
+
+
+def _accepted_federation(file: Path, site: Path, code: str) -> tuple[SiteFolder, FederationFile]:
+    """The operator's file, read into the site's folder."""
+    from feddraw.flower.site_folder import SiteFolder, accept_federation, different_versions
+
+    folder = SiteFolder(site)
+    federation = accept_federation(file, folder, lambda read: _is_confirmed(read, code))
+    for difference in different_versions(federation):
+        warnings.warn(f"another version: {difference}", stacklevel=2)
+    return folder, federation
+
+
+def _is_confirmed(federation: FederationFile, code: str) -> bool:
+    """Whether the site's people have compared the federation's code by telephone."""
+    if code:
+        return code.strip().lower() == federation.code()
+    if not sys.stdin.isatty():
+        raise UserError(
+            f"the federation's code is {federation.code()}: if the operator says the same by"
+            " telephone, start once with --confirm and the code"
+        )
+    what = "sums over the sites only" if federation.secure else "each site's model"
+    typer.echo(f"the server {federation.address} sees {what}")
+    print_line(f"sites: {', '.join(federation.sites)}")
+    typer.echo(f"the federation's code: {federation.code()}")
+    return typer.confirm("does the operator say the same code by telephone?")

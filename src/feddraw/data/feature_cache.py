@@ -26,16 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.image_cache import (
-    Progress,
     cache_entry,
     cache_folder,
     locked_entry,
-    no_progress,
     require_cache_space,
     write_entry_json,
 )
 from feddraw.errors import UserError
 from feddraw.system.file_writing import close_to_others, make_subfolder, open_file
+from feddraw.system.progress import Progress, no_progress
 from feddraw.text import folder_name
 
 FEATURE_FORMAT = 1  # raise it when the same settings give other features

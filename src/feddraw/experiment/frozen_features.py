@@ -28,8 +28,8 @@ from feddraw.data.feature_cache import (
     open_features,
     tensors_digest,
 )
-from feddraw.data.image_cache import Progress
 from feddraw.experiment.settings import Experiment
+from feddraw.system.progress import Progress
 from feddraw.system.shared_memory import SharedArrays, SharedHandle, attach_shared
 from feddraw.system.workers import in_workers_if_they_pay, limited_workers
 from feddraw.training.augment import augment

@@ -28,7 +28,7 @@ UNKNOWN = "-"
 class RegisteredSite:
     """A node, and the site that it is."""
 
-    name: str  # empty where the run has no name for it
+    name: str  # in the run, otherwise as it was registered; empty where neither has a name
     identity: str  # the fingerprint of its key, or the number of a node without one
     state: str  # online, offline, registered (never connected), not registered
     last_seen: str  # in words
@@ -83,7 +83,8 @@ def registered_sites(nodes: Sequence[Any], run: Path | None) -> list[RegisteredS
             continue
         key = bytes(node.public_key)
         identity = node_fingerprint(key) if key else f"node {node.node_id}"
-        name = names.pop(identity, "")
+        # before its first round a site has the name under which its key was registered
+        name = names.pop(identity, "") or node.name
         sites.append(_site(name, identity, node.status, _last_seen(node), records.get(name)))
     for identity, name in names.items():
         sites.append(_site(name, identity, "not registered", UNKNOWN, records.get(name)))

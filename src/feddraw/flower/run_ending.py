@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC
 
 from flwr.serverapp import Grid
 
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.flower.roster import Roster
 from feddraw.results.round_log import read_round_log
 from feddraw.results.run_folder import RunFolder
@@ -57,16 +57,26 @@ def absent_sites_in_words(
 
 @contextmanager
 def reason_kept(folder: RunFolder | None, absent_sites: Callable[[], str]) -> Iterator[None]:
-    """A run that cannot go on names the missing sites, and leaves its reason in its folder."""
+    """A run that cannot go on leaves its reason in its folder; one that lacks nodes names the
+    missing sites.
+    """
     try:
         yield
-    except RunFailed as failure:
-        ending = failure
-        if isinstance(failure, TooFewNodes):
-            ending = RunFailed(f"{failure.shortage}. {absent_sites()}{WHAT_TO_DO}")
-        if folder is not None:
-            folder.write_stop(str(ending))
+    except TooFewNodes as failure:
+        ending = RunFailed(f"{failure.shortage}. {absent_sites()}{WHAT_TO_DO}")
+        _keep(folder, str(ending))
         raise ending from None
+    except Exception as error:
+        expected = isinstance(error, RunFailed | UserError)
+        _keep(folder, str(error) if expected else f"{type(error).__name__}: {in_one_line(error)}")
+        raise
+
+
+def _keep(folder: RunFolder | None, reason: str) -> None:
+    # Where not even this can be written, the error that is on its way says more.
+    with suppress(OSError):
+        if folder is not None:
+            folder.write_stop(reason)
 
 
 class OneLine(logging.Filter):

@@ -10,8 +10,7 @@ were read and tested are accepted.
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
+import ssl
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -19,16 +18,19 @@ from functools import wraps
 from importlib import metadata
 from logging import ERROR, INFO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
 from flwr.app import Error, Message
 
-from feddraw.errors import UserError
+from feddraw.errors import UserError, in_one_line
 from feddraw.flower.app_signatures import LARGEST_BUNDLE, AppBundle, AppRefused, Signatures
+from feddraw.flower.roster import node_fingerprint
 from feddraw.secure.sums.client import NO_DIRECTORY
-from feddraw.secure.sums.signing_keys import read_site_directory, read_site_key
+from feddraw.secure.sums.signing_keys import read_key_file, read_site_directory, read_site_key
 
 KNOWN_FLOWER = ("1.41.0",)
 FLOWER_VERSION = metadata.version("flwr")
@@ -38,7 +40,9 @@ try:
     from flwr.common.config import get_fab_config, get_metadata_from_config, parse_config_args
     from flwr.common.constant import ErrorCode
     from flwr.supercore import log
+    from flwr.supercore.address import parse_address
     from flwr.supercore.constant import TaskType
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
     from flwr.supernode import start_client_internal as loop
 except ImportError:
     raise UserError(
@@ -149,6 +153,17 @@ def check_run_signature(content: bytes, run: Any, signatures: Signatures) -> Non
     )
 
 
+def parse_node_config(text: str) -> dict[str, Any]:
+    """A node's settings as Flower reads them: `KEY=VALUE KEY="VALUE"`."""
+    try:
+        settings = parse_config_args([text])
+    except (click.ClickException, ValueError, OSError) as error:
+        raise UserError(f"--node-config: {_message(error)}") from None
+    if text.strip() and not settings:
+        raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
+    return settings
+
+
 def check_node_config(text: str) -> None:
     """Stop at settings that open a way around the checks; warn where secure sums have no directory
     of sites.
@@ -156,12 +171,7 @@ def check_node_config(text: str) -> None:
     A signature covers the app, not the run's settings: with `trust` these could name code all the
     same.
     """
-    try:
-        settings = parse_config_args([text])
-    except (click.ClickException, ValueError, OSError) as error:
-        raise UserError(f"--node-config: {_message(error)}") from None
-    if text.strip() and not settings:
-        raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
+    settings = parse_node_config(text)
     if settings.get("trust"):
         raise UserError(
             "trust=true lets the server name code to import, and a signature does not cover that:"
@@ -177,23 +187,33 @@ def check_node_config(text: str) -> None:
         read_site_directory(Path(str(settings["sites"])))
 
 
-def start_supernode(signatures: Signatures, arguments: list[str]) -> None:
-    """Run `flower-supernode` in this process until it is stopped; apps are unpacked into a new,
-    private folder.
-    """
-    from flwr.supernode.cli import flower_supernode
-
-    refuse_unknown_flower()
-    loop._pull_and_store_message = guarded_pull(loop._pull_and_store_message, signatures)
-    with TemporaryDirectory(prefix="feddraw-site-", ignore_cleanup_errors=True) as home:
-        # Flower takes an app that lies in its folder under the first 8 digits of the hash for the
-        # one that was sent.
-        os.environ["FLWR_HOME"] = home
-        os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-        os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-        # It starts its own commands by their bare names.
-        os.environ["PATH"] = (
-            f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+def check_superlink(address: str) -> None:
+    """Stop at an address that no server can have."""
+    if parse_address(address) is None:
+        raise UserError(
+            f"--superlink: '{address}' is no address: write NAME:PORT, without https://"
         )
-        sys.argv = [SUPERNODE_COMMAND, *arguments]
-        flower_supernode()
+
+
+def node_key_fingerprint(path: Path) -> str:
+    """The fingerprint of a node's private key, as the operator sees it."""
+    try:
+        key = load_ssh_private_key(read_key_file(path), None)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(
+            f"{path} is no ECDSA key without a passphrase: make one with ssh-keygen -t ecdsa -b 384"
+            ' -N "" -f NAME.key'
+        )
+    return node_fingerprint(public_key_to_bytes(key.public_key()))
+
+
+def check_certificates(path: Path) -> None:
+    """Stop at a file that holds no certificate."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except OSError as error:  # ssl.SSLError is one
+        raise UserError(f"{path} holds no certificate: {in_one_line(error)}") from None

@@ -46,12 +46,13 @@ def new_signing_key(path: Path, passphrase: str = "") -> str:
     for file in (path, public):
         if os.path.lexists(file):
             raise UserError(f"{file} exists: choose another name; a key is never overwritten")
-    _write_key_file(path, private.private_bytes(*form, lock), 0o600)
-    _write_key_file(public, f"{line}\n".encode(), 0o644)
+    write_key_file(path, private.private_bytes(*form, lock), 0o600)
+    write_key_file(public, f"{line}\n".encode(), 0o644)
     return line
 
 
-def _write_key_file(path: Path, content: bytes, mode: int) -> None:
+def write_key_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that does not exist yet, with these rights from the beginning."""
     try:
         # Never through a link, never over a file.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -98,10 +99,11 @@ def read_site_key(path: Path) -> Ed25519PrivateKey:
 
 def read_operator_public_key(path: Path) -> Ed25519PublicKey:
     """An operator's public key, one line that begins with ssh-ed25519."""
-    return _public_key_of_line(read_key_file(path).strip(), str(path), OPERATOR_KEY_COMMAND)
+    return public_key_of_line(read_key_file(path).strip(), str(path), OPERATOR_KEY_COMMAND)
 
 
-def _public_key_of_line(line: bytes, where: str, made_by: str) -> Ed25519PublicKey:
+def public_key_of_line(line: bytes, where: str, made_by: str) -> Ed25519PublicKey:
+    """A public key as ssh writes it; `where` and `made_by` are for the message if it is none."""
     try:
         key = serialization.load_ssh_public_key(line)
     except (ValueError, UnsupportedAlgorithm):
@@ -165,7 +167,7 @@ def read_site_directory(path: Path) -> dict[str, Ed25519PublicKey]:
     for name, line in found.items():
         if not isinstance(line, str):
             raise UserError(f'{path}: {name} must be a public key, {name} = "ssh-ed25519 AAAA…"')
-        directory[name] = _public_key_of_line(
+        directory[name] = public_key_of_line(
             line.strip().encode(), f"{path}: {name}", SITE_KEY_COMMAND
         )
         other = owners.setdefault(directory[name].public_bytes_raw(), name)
