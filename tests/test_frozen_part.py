@@ -27,6 +27,7 @@ from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.experiment.trained_model import load_trained
 from feddraw.experiment.verify import verify
+from feddraw.flower import engine as flower_engine
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import arrays_to_vectors, model_to_arrays
 from feddraw.flower.frozen_layers import FROZEN, FrozenLayers, take_frozen
@@ -168,7 +169,10 @@ def test_engines_resume_and_verify_give_the_same_bits(tmp_path: Path) -> None:
     assert verify(tmp_path / "whole").same
 
 
-def test_flower_nodes_that_have_the_data_train_on_the_same_features() -> None:
+def test_flower_nodes_that_have_the_data_train_on_the_same_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flower_engine, "installed", lambda _: False)  # Ray would start processes
     experiment = frozen_experiment(LAST_BLOCK)
     expected = run(experiment)
     over_flower = run(experiment.with_settings({"engine": "flower"}))
