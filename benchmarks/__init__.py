@@ -17,5 +17,6 @@ The other files are scripts with one question each; their docstrings have the co
 - `phantom_auc`: whether phantoms are neither trivial nor hopeless (docs/phantoms.md)
 - `privacy`: what secure rounds change and hide (docs/privacy.md)
 - `shared_updates`: what a cache of updates would save (docs/scale.md)
+- `transport`: a round's messages over a SuperLink (docs/federation.md)
 - `similarity`: what FedDRAW's similarity follows (docs/findings.md, docs/replication.md)
 """

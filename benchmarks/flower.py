@@ -115,7 +115,7 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     cohort = Cohort(0, 15, sent, updates, CLIENTS)
 
     def gate() -> None:
-        verdicts = inspect(updates, sent, {}, CLIENTS, Gate())
+        verdicts = inspect(updates, sent, method, CLIENTS, Gate())
         accept(cohort, cohort.distances, verdicts, Gate())
 
     def weigh_and_sum() -> Any:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import feddraw.system.workers
+from warm_workers import warm_multiprocessing
 
 SLOWEST = (
     "test_study.py",
@@ -22,8 +26,12 @@ SLOWEST = (
     "test_methods.py",
     "test_flower.py",
 )
-# Half a minute and more each: these have targets of their own, which set the variable.
-RARE = {"test_flower_deployment.py": "FEDDRAW_FEDERATION", "test_kills.py": "FEDDRAW_LONG"}
+# Half a minute and more each file: these have targets of their own, which set the variable.
+RARE = {
+    "test_flower_deployment.py": "FEDDRAW_FEDERATION",
+    "test_kills.py": "FEDDRAW_LONG",
+    "test_processes.py": "FEDDRAW_LONG",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,6 +59,20 @@ def in_tmp(tmp_path: Path) -> Iterator[Path]:
     os.chdir(tmp_path)
     yield tmp_path
     os.chdir(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_workers() -> Iterator[None]:
+    """Workers are forks of a warm process, but for tests that ask for `fresh_workers`."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(feddraw.system.workers, "multiprocessing", warm_multiprocessing())
+        yield
+
+
+@pytest.fixture
+def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start as they do for users."""
+    monkeypatch.setattr(feddraw.system.workers, "multiprocessing", multiprocessing)
 
 
 @pytest.fixture(autouse=True)

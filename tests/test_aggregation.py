@@ -108,6 +108,19 @@ def test_variants_of_feddraw_need_steps_only_where_they_count_them() -> None:
         for name in ("feddraw", "feddraw_variant")
     )
     assert variant.weights == plain.weights
+    assert [entry.steps for entry in plain.ledger] == [None, None]  # not 1: nobody said
+
+
+def test_one_client_that_does_not_tell_its_steps_is_refused_where_they_count() -> None:
+    sent = tiny.initial().arrays()
+    updates = [
+        feddraw.ClientUpdate(moved(sent, 0.1), 300, "North", steps=10),
+        feddraw.ClientUpdate(moved(sent, 0.2), 100, "South"),
+        feddraw.ClientUpdate(moved(sent, 0.3), 100, "West", steps=30),
+    ]
+    with pytest.warns(UserWarning, match=r"South: .* give it as ClientUpdate\(model, size, steps="):
+        result = feddraw.aggregate(sent, updates, round=0, rounds=15, method="inverse_steps")
+    assert result.weights == pytest.approx({"North": 0.75, "West": 0.25})
 
 
 def test_types_that_numpy_lacks_stay_as_they_are() -> None:
@@ -216,6 +229,10 @@ def test_a_network_in_place_of_the_sent_state_dict_is_said_in_one_line() -> None
         ({"method": "fedcav"}, "asks every client for 'loss'"),
         ({"method": "random_effects"}, "asks every client for 'classifier gradient mean'"),
         ({"method": "inverse_steps"}, "steps="),
+        (
+            {"method": "fednova"},
+            r"'progress' \(a number: with plain SGD its number of optimiser steps\)",
+        ),
         ({"method": "fedporx"}, "did you mean fedprox"),
         ({"method": {"name": "feddraw", "eeta": 1}}, "no setting 'eeta'"),
         ({"round": 15}, "rounds count from 0 to 14"),

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import warnings
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import feddraw
 from feddraw import catalog
-from feddraw.cli import app, main
+from feddraw.cli import app
+from typed import typed
 
 SMALL = (
     "--scenario",
@@ -45,27 +43,6 @@ SMALL = (
     "--engine",
     "serial",
 )
-
-
-def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command as typed, in this process: starting Python takes longer than most commands do."""
-    out, err = io.StringIO(), io.StringIO()
-    argv, showing = (
-        patch.object(sys, "argv", ["feddraw", *words]),
-        patch.object(warnings, "showwarning"),
-    )
-    with (
-        chdir(folder),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        argv,
-        showing,
-        patch.dict(os.environ),
-        pytest.raises(SystemExit) as left,
-    ):
-        main()
-    assert isinstance(left.value.code, int)
-    return subprocess.CompletedProcess(words, left.value.code, out.getvalue(), err.getvalue())
 
 
 def test_the_package_can_be_run_as_a_module(tmp_path: Path) -> None:
@@ -232,6 +209,7 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 MISTAKES = {
+    ("rnu",): "feddraw: No such command 'rnu'. Did you mean 'run'?\n",
     ("run", "--method", "fedporx"): "no 'fedporx' among the methods: did you mean fedprox?",
     ("run", "--rounds", "0"): "rounds must be at least 1, not 0",
     ("run", "--rounds", "x"): "Invalid value for '--rounds'",
@@ -280,6 +258,23 @@ def test_lists_are_printed_as_tables_and_as_json(kind: str, tmp_path: Path) -> N
     table = typed("list", kind, folder=tmp_path).stdout
     assert rows
     assert all(row["name"] in table and row["what"] for row in rows)
+
+
+def test_a_list_of_methods_is_short_and_wide_has_all_columns() -> None:
+    narrow = CliRunner().invoke(app, ["list", "methods"]).output
+    assert narrow.split()[:2] == ["name", "what"]
+    assert "`feddraw list methods --wide` adds: needs, cost" in narrow
+    wide = CliRunner().invoke(app, ["list", "methods", "--wide"]).output
+    assert "depends on the other" in wide
+    assert "beta_max=3.0" in wide
+
+
+def test_paragraphs_of_the_help_are_wrapped_by_the_terminal_alone() -> None:
+    for command in typer.main.get_command(app).commands.values():
+        members = getattr(command, "commands", {"": command}).values()
+        for member in members:
+            paragraphs = (member.help or "").split("\n\n")
+            assert all("\n" not in paragraph for paragraph in paragraphs), member.name
 
 
 def test_methods_say_what_they_need_what_they_cost_and_whether_they_stream(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ says.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import tomli_w
@@ -26,6 +24,7 @@ from feddraw.study.plan import method_of, unfinished_runs
 from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.study.run_study import run_study
 from small import small
+from typed import typed
 
 
 def budget(seconds, runs, *, each=10.0, workers=1, now=(0.0,)):
@@ -190,18 +189,7 @@ def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tm
     (tmp_path / "mine.toml").write_text(
         tomli_w.dumps({key: value for key, value in table.items() if value is not None})
     )
-    command = [
-        sys.executable,
-        "-m",
-        "feddraw",
-        "compare",
-        "mine.toml",
-        "--workers",
-        "1",
-        "--seeds",
-        "1",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = typed("compare", "mine.toml", "--workers", "1", "--seeds", "1", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "timed here" in done.stdout
     assert "4 runs on 1 worker: about " in done.stdout

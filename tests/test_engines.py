@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 import warnings
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from torch import nn
 
@@ -52,6 +49,7 @@ def serial() -> Any:
     return final(small())
 
 
+@pytest.mark.usefixtures("fresh_workers")
 @pytest.mark.parametrize("workers", [1, 3] if LONG else [2])
 def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -> None:
     result = final(small(engine="processes", workers=workers))
@@ -165,32 +163,6 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
             list(loop)
     finally:
         engine.close()
-
-
-def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
-    code = (
-        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from small import small\n"
-        "from feddraw.experiment.run_preparation import prepare\n"
-        "from feddraw.engines.processes import Processes\n"
-        "if __name__ == '__main__':\n"
-        "    setup = prepare(small())\n"
-        "    engine = Processes(setup.trainer, 2, setup.clients)\n"
-        "    print(*[worker.process.pid for worker in engine._workers], flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    Path("parent.py").write_text(code)
-    tests = str(Path(__file__).parent)
-    with subprocess.Popen(
-        [sys.executable, "parent.py", tests], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-        time.sleep(2)  # they are alive and importing, or waiting for work
-        parent.kill()
-    gone, alive = psutil.wait_procs(workers, timeout=60)
-    assert len(gone) == 2
-    assert not alive
 
 
 def test_an_error_inside_a_worker_names_the_client() -> None:

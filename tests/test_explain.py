@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from feddraw.analysis.events_in_words import rounds_in_words, spans_of_rounds
 from feddraw.analysis.explain_weights import (
     explain_run_weights,
     explanation_document,
-    rounds_in_words,
-    spans_of_rounds,
     split_weights,
     weights_in_sentences,
 )

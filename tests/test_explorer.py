@@ -17,13 +17,7 @@ from feddraw.core.schedules import BETA_MAX, ETA, LAM, READINGS
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.errors import UserError
 from feddraw.explorer import explorer_page, write_explorer
-
-
-def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feddraw", "explore", *words]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
+from typed import typed
 
 
 class Reader(HTMLParser):
@@ -58,7 +52,7 @@ def read() -> Reader:
 
 def test_the_command_writes_one_page_and_writes_it_again(tmp_path: Path) -> None:
     for _ in range(2):
-        done = typed(folder=tmp_path)
+        done = typed("explore", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "feddraw-explorer.html" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["feddraw-explorer.html"]
@@ -136,7 +130,7 @@ def test_every_control_has_a_label() -> None:
 def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "thesis.html"
     other.write_text("<p>years of work</p>")
-    done = typed("--out", "thesis.html", folder=tmp_path)
+    done = typed("explore", "--out", "thesis.html", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip() == (
         "feddraw: thesis.html exists and is not an explorer page: choose another name with --out"

@@ -26,13 +26,18 @@ import tiny
 from feddraw import catalog
 from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
-from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
+from feddraw.flower import FedDRAW, MethodStrategy, record, round_report, state_dict
 from feddraw.flower.array_records import arrays_to_model, model_to_arrays
 from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
+from feddraw.methods.fednova import fednova
+from feddraw.methods.inverse_steps import inverse_steps
+from feddraw.results.ledger_table import LedgerTable, read_ledger
 from feddraw.server.gate import Gate
+from feddraw.server.ledger import LedgerEntry
+from feddraw.server.round import RoundRecord
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.system.file_reading import read_jsonl
 from feddraw.system.locks import locked_inodes
@@ -140,8 +145,23 @@ def test_a_quickstart_app_runs_with_one_line_changed(monkeypatch: pytest.MonkeyP
     )  # equal at the end
     assert strategy.model.layout.classifier == "head"
     assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
-    assert result.train_metrics_clientapp[3]["ledger-weight"] == pytest.approx([1 / 3] * 3)
     assert result.train_metrics_clientapp[3]["clients-weighted"] == 3
+    assert [entry.steps for entry in strategy.history[0].ledger] == [None] * 3  # nobody said
+
+
+def test_the_ledger_is_among_flowers_metrics_only_where_that_is_asked_for() -> None:
+    plain = once(echo(moved)).result.train_metrics_clientapp[1]
+    assert set(plain) == {
+        "clients-weighted",
+        "clients-refused",
+        "clients-unused",
+        "clients-missing",
+        "train_loss",
+    }
+    asked = once(echo(moved), ledger_in_metrics=True).result.train_metrics_clientapp[1]
+    assert asked["ledger-client"] == [0, 1, 2]
+    assert asked["ledger-weight"] == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert "ledger-steps" not in asked  # nobody said
 
 
 def test_the_strategy_takes_the_place_of_fedavg_in_every_argument() -> None:
@@ -411,6 +431,25 @@ def test_a_size_that_is_none_is_refused(size: Any) -> None:
     assert list(strategy.history[0].weights) == ["partition 0", "partition 2"]
 
 
+def test_the_first_record_with_a_size_says_how_many_images_there_are() -> None:
+    """A client may add records of its own, which happen to use the same name."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        number = int(context.node_config["partition-id"])
+        content = {
+            "arrays": moved(message.content["arrays"], number),
+            "timing": MetricRecord({"waited": 3.0}),
+            "metrics": MetricRecord({"num-examples": 10 * (number + 1), "partition-id": number}),
+            "quality check": MetricRecord({"num-examples": 1000}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    sizes = [entry.size for entry in once(app).history[0].ledger]
+    assert sizes == [10, 20, 30]
+
+
 def test_when_nobody_counts_the_model_stays_and_a_second_round_of_it_ends_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -452,6 +491,70 @@ def test_a_million_times_too_large_a_size_is_pointed_out_and_capped_where_asked(
     assert list(strict.weights) == ["partition 0", "partition 1"]
 
 
+def test_steps_that_a_client_does_not_tell_are_empty_in_the_ledger(tmp_path: Path) -> None:
+    def steps(number: int) -> dict[str, Any]:
+        return {"num-steps": 7} if number == 2 else {}
+
+    strategy = once(echo(moved, steps), folder=tmp_path)
+    assert [entry.steps for entry in strategy.history[0].ledger] == [None, None, 7]
+    with (tmp_path / "weights.csv").open() as file:
+        assert [line["steps"] for line in csv.DictReader(file)] == ["", "", "7"]
+    read = read_ledger(tmp_path / "weights.csv")
+    assert [entry.steps for entry in read] == [None, None, 7]
+    assert np.isnan(LedgerTable.of(read)["steps"][0]).tolist() == [True, True, False]
+
+
+def test_a_method_that_counts_steps_refuses_a_client_that_does_not_tell_them() -> None:
+    def steps(number: int) -> dict[str, Any]:
+        return {} if number == 1 else {"num-steps": 10 * (number + 1)}
+
+    strategy = MethodStrategy(inverse_steps(), fraction_evaluate=0.0)
+    strategy.start(InProcessGrid(echo(moved, steps), NODES[:3]), start_arrays(), 1)
+    assert strategy.history[0].weights == pytest.approx({"partition 0": 0.75, "partition 2": 0.25})
+    status = strategy.history[0].ledger[1].status
+    assert status.startswith("refused: it does not say how many optimiser steps it took")
+    assert status.endswith("let its app send num-steps, a whole number, among the metrics")
+
+
+def test_fednova_says_what_a_plain_client_must_send_and_counts_it_when_it_is_sent() -> None:
+    strategy = MethodStrategy(fednova(), fraction_evaluate=0.0)
+    strategy.start(InProcessGrid(echo(moved), NODES[:3]), start_arrays(), 1)
+    assert {entry.status for entry in strategy.history[0].ledger} == {
+        "refused: no progress (with plain SGD its number of optimiser steps) beside the model: train"
+        " with feddraw.flower.client, or send it in an ArrayRecord 'extra' as 'progress', float32"
+        " of shape (1,)"
+    }
+
+    def with_progress(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            reply.content["extra"] = ArrayRecord({"progress": Array(np.ones(1, np.float32))})
+        return replies
+
+    strategy = MethodStrategy(fednova(), fraction_evaluate=0.0)
+    grid = InProcessGrid(echo(moved), NODES[:3], arrive=with_progress)
+    strategy.start(grid, start_arrays(), 1)
+    assert len(strategy.history[0].weights) == 3
+
+
+def test_a_node_without_a_name_is_short_in_the_log_and_whole_in_the_ledger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entries = tuple(
+        LedgerEntry(0, name, 5, None, weight=0.5, status=status)
+        for name, status in (
+            ("node 4861205919237034123", "weighted"),
+            ("North", "weighted"),
+            ("node 9911205919237271828", "refused: it was not asked"),
+        )
+    )
+    with caplog.at_level("INFO", "flwr"):
+        round_report.log_round(RoundRecord(round=0, ledger=entries, loss=0.5), 3)
+    assert caplog.messages == [
+        "server round 1/3: node …034123 0.500  North 0.500",
+        "server round 1: node …271828 refused: it was not asked",
+    ]
+
+
 # ------------------------------------------------------------------------------------------- faults
 
 
@@ -465,7 +568,7 @@ def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> No
     strategy = once(echo(moved), arrive)
     status = {entry.client: entry.status for entry in strategy.history[0].ledger}
     assert status == {
-        "partition 0": "weighted",
+        "partition 0": "unused: only 1 client could count, and policy.min_sites asks for 2",
         "node 1002": "missing",
         "node 1003": "refused: its app failed: disk full",
     }

@@ -5,8 +5,10 @@ engine.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,37 @@ def test_the_example_has_a_node_for_every_client_of_the_scenario_or_refuses(
         "the run's scenario has 4 clients, so there are 4 nodes, not 3" in capsys.readouterr().err
     )
     assert not (tmp_path / "federation").exists()
+
+
+def test_the_example_shows_a_runs_lines_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = script()
+    made = object.__new__(local.Federation)
+    made.folder = tmp_path
+    made.environment = dict(os.environ)
+    command = tmp_path / "flwr"
+    command.write_text('#!/bin/sh\necho "server round 1/2"\nread -r _ < go\nexit "$1"\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(local.sys, "executable", str(tmp_path / "python"))
+    os.mkfifo(tmp_path / "go")  # the command goes on when it is written to
+    shown: list[str] = []
+
+    def watch() -> None:
+        while "server round 1/2" not in "".join(shown):
+            shown.append(capsys.readouterr().out)
+        (tmp_path / "go").write_text("\n")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert made.flwr("0", show=True, timeout=60) == "server round 1/2\n"
+    watcher.join()
+    quiet = threading.Thread(target=lambda: (tmp_path / "go").write_text("\n"))
+    quiet.start()
+    with pytest.raises(SystemExit, match="server round 1/2"):
+        made.flwr("1", timeout=60)
+    quiet.join()
+    assert capsys.readouterr().out == ""
 
 
 def test_the_example_does_not_play_hospitals_with_folders(tmp_path: Path) -> None:

@@ -513,7 +513,7 @@ def test_an_evaluation_that_is_too_large_is_left_out(
 ) -> None:
     strategy = run(one_other(change), fraction_evaluate=1.0)
     assert strategy.result.evaluate_metrics_clientapp[1]["acc"] == 0.5
-    assert f"the evaluation of node {FIRST_NODE + 1} is left out: its reply has" in caplog.text
+    assert f"no evaluation of node {FIRST_NODE + 1}: refused: its reply has" in caplog.text
 
 
 def test_a_reply_may_be_as_large_as_the_limits() -> None:

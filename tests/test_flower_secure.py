@@ -39,8 +39,8 @@ from feddraw.flower.secure_messages import (
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
+from feddraw.methods.feddyn import feddyn
 from feddraw.methods.krum import krum
-from feddraw.methods.scaffold import scaffold
 from feddraw.secure.rounds.in_process import Secure
 from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
@@ -118,7 +118,7 @@ def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> Meth
     [
         (feddraw(), {}),
         (feddraw(), {"policy": {"cap_times": 1.2}}),
-        (scaffold(option="I", space="gradient"), {}),
+        (feddyn(), {}),
         (feddisco(), {}),
     ],
 )
@@ -231,6 +231,18 @@ def test_a_users_app_needs_the_mod_and_nothing_else(keys: Path, tmp_path: Path) 
     assert strategy.history[0].weights == pytest.approx(
         {name: SIZE[name] / 140 for name in tiny.NAMES}
     )
+    assert [entry.steps for entry in strategy.history[0].ledger] == [None] * 4  # it tells none
+
+
+def test_a_users_app_that_tells_no_steps_is_refused_by_a_method_that_computes_with_them(
+    keys: Path, tmp_path: Path
+) -> None:
+    method = catalog.find("methods", "inverse_steps")()
+    strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, secure=True)
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
+    strategy.start(grid, first_arrays(), 1)
+    assert strategy.history[0].weights == {}
+    assert all("let its app send num-steps" in status for status in statuses(strategy).values())
 
 
 def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_path: Path) -> None:
@@ -289,7 +301,7 @@ def test_nodes_without_a_key_are_told_how_to_get_one(keys: Path, tmp_path: Path)
     without = [{**node, "key": ""} for node in nodes(keys, tmp_path)]
     with pytest.raises(
         RunFailed,
-        match=r"no update counted .*its app failed: UserError: the server asks for secure",
+        match=r"no update counted .*its app failed: (UserError: )?secure sums need a signing key",
     ):
         run(Line(plain_app(secure_mod), without), rounds=2)
 
@@ -655,11 +667,19 @@ def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(
         return reply
 
     grid = Line(plain_app(secure_mod, about), nodes(keys, tmp_path))
-    run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
+    strategy = run(
+        grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b")
+    )
     assert {site for stage, site, _ in grid.arrived if stage == "counts add"} == set(tiny.NAMES) - {
         SITES[0]
     }
     assert "counts reveal" in grid.stages
+    documents = {site.client: site.document() for site in strategy.evaluation.sites}
+    assert documents.pop(SITES[0])["status"].startswith("refused: ")
+    # whose counts are in the sum, and nothing about one site
+    assert documents == {
+        name: {"client": name, "status": "evaluated"} for name in tiny.NAMES if name != SITES[0]
+    }
 
 
 def test_two_messages_at_once_never_put_the_same_masks_on_different_words(

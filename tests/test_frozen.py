@@ -219,6 +219,18 @@ def test_a_site_gets_the_frozen_layers_once_and_again_when_it_has_lost_them(tmp_
     assert FROZEN in ordered(layers, 1).array_records
 
 
+def test_a_site_whose_server_names_no_frozen_layers_goes_back_to_its_own(tmp_path: Path) -> None:
+    """Layers of an earlier round, which others were not sent, must not be used unagreed."""
+    trainer = site_trainer()
+    own_build = trainer.build
+    server = initial_model(half_frozen, seed=7).layout.frozen
+    take_frozen(trainer, ordered(FrozenLayers(server), 1), tmp_path)
+    assert take_frozen(trainer, ordered(FrozenLayers({}), 1), tmp_path) == ""
+    assert trainer.build is own_build
+    now = trainer.network.layout.frozen
+    assert not np.array_equal(now["first.weight"], server["first.weight"])
+
+
 def test_nothing_is_added_where_no_layer_is_frozen() -> None:
     layers = FrozenLayers({})
     content = RecordDict({"arrays": ArrayRecord()})

@@ -18,7 +18,7 @@ from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.flower import MethodStrategy
-from feddraw.server.gate import Gate
+from feddraw.server.gate import NO_STEPS, Gate, inspect
 from quadratics import Bowl, optimum, play
 from small import small
 from tiny import (
@@ -56,6 +56,18 @@ def moved(lengths, **settings):
     """
     cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
     return through_gate(cohort.updates, cohort.sent, len(lengths), Gate(**settings))
+
+
+@pytest.mark.parametrize(("name", "refuses"), [("feddraw", False), ("inverse_steps", True)])
+def test_steps_that_are_not_told_are_refused_only_by_a_method_that_computes_with_them(
+    name, refuses
+):
+    cohort = cohort_of([[1.0, 0.0], [2.0, 0.0]], [10, 10], steps=[4, 4])
+    silent = replace(cohort.updates[1], steps=None)
+    verdicts = inspect([cohort.updates[0], silent], cohort.sent, method_of(name), 2, Gate())
+    assert verdicts[0].reason == ""
+    assert verdicts[1].reason == (NO_STEPS if refuses else "")
+    assert np.isnan(replace(cohort, updates=[silent]).steps).all()
 
 
 # --------------------------------------------------------------------------------------- proportion

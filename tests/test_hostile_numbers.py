@@ -60,6 +60,10 @@ def test_no_number_beside_the_model_breaks_a_run(name):
             lie = np.full_like(honest.extra[extra], number)
             liar = replace(honest, extra={**honest.extra, extra: lie})
             check(after_a_lie(made, liar), f"{extra} {word}")
+            first = honest.extra[extra].copy()
+            first[0] = number
+            liar = replace(honest, extra={**honest.extra, extra: first})
+            check(after_a_lie(made, liar), f"first of {extra} {word}")
         for wrong in (np.zeros(1, np.float64), np.zeros((2, 2), np.float32), [0.5], "0.5", None):
             liar = replace(honest, extra={**honest.extra, extra: wrong})
             results = after_a_lie(made, liar)
@@ -71,7 +75,8 @@ def test_no_number_beside_the_model_breaks_a_run(name):
 def test_no_size_number_of_steps_or_parameter_breaks_a_run(name):
     made = MadeUpFederation.of(catalog.find("methods", name)())
     honest = made.updates[LIAR]
-    lies = {f"size {size!r}": replace(honest, size=size) for size in (0, -1, 1e-300, 10**400, "10")}
+    sizes = (0, -1, 5e-324, 1e-300, 10**400, "10")
+    lies = {f"size {size!r}": replace(honest, size=size) for size in sizes}
     lies |= {f"steps {steps!r}": replace(honest, steps=steps) for steps in (0, -1, 10**12, 1.5)}
     for number in (1e15, -1e15, 3e38):
         params = np.full_like(honest.model.params, number)

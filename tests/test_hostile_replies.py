@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,3 +127,146 @@ def test_an_evaluation_of_anything_leaves_the_others_metrics(value):
                 continue
             contents = [honest, RecordDict({"metrics": metrics})]
             assert merged_histogram_metrics(contents, ["a"]).validation.auc.macro == expected
+
+
+# ------------------------------------------------------------------------- models in the flat form
+
+SENT = "classifier.bias of shape (2,) and type float32"
+
+
+def flat_vector(dtype: str, values: np.ndarray) -> Any:
+    """Another vector in the place of the one of this type."""
+    from feddraw.flower.array_records import pack_array
+
+    return lambda content: content["arrays"].update({dtype: pack_array(values)})
+
+
+def flat_layout(change: Any) -> Any:
+    """Another text in the place of the layout."""
+    from feddraw.flower.array_records import pack_array, unpack_array
+    from feddraw.flower.flat_models import LAYOUT
+
+    def changed(content: Any) -> None:
+        text = change(unpack_array(content["arrays"][LAYOUT]).tobytes())
+        content["arrays"][LAYOUT] = pack_array(np.frombuffer(text, np.uint8))
+
+    return changed
+
+
+def flat_copies(content: Any) -> None:
+    content["second"] = content["arrays"]
+
+
+def much_beside_it(content: Any) -> None:
+    from feddraw.flower.array_records import vectors_to_arrays
+
+    content["more"] = vectors_to_arrays({"more": np.zeros(5 << 20, np.float32)})
+
+
+def many_records_beside_it(content: Any) -> None:
+    from flwr.app import MetricRecord
+
+    content.update({f"metrics {number}": MetricRecord() for number in range(100)})
+
+
+def flat_header(content: Any) -> None:
+    """A vector whose header says more than its bytes hold."""
+    from flwr.app import Array
+
+    vector = content["arrays"]["float32"]
+    claimed = vector.data.replace(b"(32,)", b"(99,)")
+    content["arrays"]["float32"] = Array("float32", (32,), vector.stype, claimed)
+
+
+HOSTILE_FLAT: dict[str, tuple[Callable[[], Any], str]] = {
+    "NaN": (
+        lambda: flat_vector("float32", np.full(32, np.nan, np.float32)),
+        "refused: .* not finite",
+    ),
+    "too short": (
+        lambda: flat_vector("float32", np.zeros(31, np.float32)),
+        r"shape \(31,\) and 252 bytes where 32 numbers of type float32 were sent",
+    ),
+    "too long": (
+        lambda: flat_vector("float32", np.zeros(10**6, np.float32)),
+        "4,000,128 bytes where 32 numbers of type float32 were sent",
+    ),
+    "another type": (
+        lambda: flat_vector("float32", np.zeros(32, np.float64)),
+        "a vector of type float64, .* where 32 numbers of type float32 were sent",
+    ),
+    "a matrix": (
+        lambda: flat_vector("float32", np.zeros((16, 2), np.float32)),
+        r"shape \(16, 2\) .* where 32 numbers of type float32 were sent",
+    ),
+    "a header that claims more": (
+        lambda: flat_header,
+        "where 32 numbers of type float32 were sent",
+    ),
+    "one vector more": (
+        lambda: flat_vector("float64\n", np.zeros(3)),
+        "its flat model has an array 'float64' of no tensor",
+    ),
+    "no counters": (
+        lambda: lambda content: content["arrays"].pop("int64"),
+        "its flat model has no vector of int64",
+    ),
+    "much beside it": (lambda: much_beside_it, "20 MB of tensors, at most 16 MB are read"),
+    "many records beside it": (lambda: many_records_beside_it, "has 102 records, at most 100"),
+    "several flat models": (lambda: flat_copies, "2 flat models in one reply"),
+    "another network": (
+        lambda: flat_layout(lambda text: text.replace(b"classifier.bias", b"head.bias")),
+        rf"another network: head.bias of shape \(2,\) and type float32 where {re.escape(SENT)}",
+    ),
+    "another shape": (
+        lambda: flat_layout(lambda text: text.replace(b'"float32",[2]]', b'"float32",[2,1]]')),
+        rf"classifier.bias of shape \(2, 1\) and type float32 where {re.escape(SENT)}",
+    ),
+    "a tensor less": (
+        lambda: flat_layout(lambda text: text.partition(b',["classifier.bias"')[0] + b"]"),
+        rf"no {re.escape(SENT)}, which was sent",
+    ),
+    "tensors that were not sent": (
+        lambda: flat_layout(lambda text: text[:-1] + b',["more","bool",[1000000000]]]'),
+        r"more of shape \(1000000000,\) and type bool, which was not sent",
+    ),
+    "a million tensors": (
+        lambda: flat_layout(lambda _: b'[["a","bool",[0]]' + b',["a","bool",[0]]' * 10**6 + b"]"),
+        "its layout has 17,000,018 bytes",
+    ),
+    "no layout": (lambda: flat_layout(lambda _: b"\xff" * 10), "layout .* cannot be read"),
+    "a layout of depth": (lambda: flat_layout(lambda _: b"[" * 9000), "layout .* cannot be read"),
+    "a layout of floats": (
+        lambda: flat_vector("feddraw layout", np.zeros(3)),
+        "the layout of its flat model is no text",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE_FLAT)
+def test_a_hostile_flat_model_costs_its_own_update_and_is_refused_by_name(how):
+    pytest.importorskip("flwr")
+    from bad_replies import copied
+    from feddraw.flower import FedDRAW, flat_mod
+    from feddraw.flower.in_process_grid import FIRST_NODE
+    from test_flat_models import Recorder, first_arrays, plain_app
+
+    change, reason = HOSTILE_FLAT[how]
+
+    def arrive(replies):
+        for reply in replies:
+            if reply.metadata.src_node_id == FIRST_NODE and reply.metadata.group_id == "2":
+                reply.content = copied(reply.content)
+                change()(reply.content)
+        return replies
+
+    grid = Recorder(plain_app(flat_mod), arrive=arrive)
+    strategy = FedDRAW(min_available_nodes=4, fraction_evaluate=0.0)
+    strategy.start(grid, first_arrays(), 3)
+    statuses = {
+        done.round: {entry.client: entry.status for entry in done.ledger}
+        for done in strategy.history
+    }
+    assert re.search(reason, statuses[1].pop(f"node {FIRST_NODE}"))
+    assert set(statuses[1].values()) == set(statuses[2].values()) == {"weighted"}
+    assert np.isfinite(strategy.model.params).all()

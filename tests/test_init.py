@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,15 +18,9 @@ from feddraw.experiment.inspect_own_data import inspect_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.report import write_report
+from typed import typed
 
 SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
-
-
-def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feddraw", *words]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 def write_images(folder: Path, names: Sequence[str], size: int = 40) -> None:

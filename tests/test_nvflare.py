@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tiny
 from feddraw import catalog
@@ -99,7 +100,7 @@ def test_a_broken_model_is_refused_and_the_others_count() -> None:
     aggregator.fl_ctx = Context(0, sent)
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
-    reason = "its tensors have other names: 1 of 7 are missing, such as classifier.bias"
+    reason = f"its tensors have other names: 1 of {len(sent)} are missing, such as classifier.bias"
     assert found == {"a": "weighted", "b": f"refused: {reason}", "c": "weighted"}
 
 
@@ -182,6 +183,143 @@ def test_sites_that_send_neither_size_nor_steps_stop_the_job_with_what_is_missin
     aggregator = FedDRAW(rounds=3)
     numpy_round(aggregator, 0, {"NUM_STEPS_CURRENT_ROUND": 5})
     assert [entry.status for entry in aggregator.history[0]] == ["weighted"] * 3
+
+
+def rounds_by_steps(aggregator: MethodAggregator, steps: list[dict[str, int]]) -> None:
+    """Rounds of sites that send the same matrix, and of all numbers only these steps."""
+    sent = {"numpy_key": np.arange(9, dtype=np.float32).reshape(3, 3)}
+    for round, of_sites in enumerate(steps):
+        aggregator.reset_stats()
+        for client, said in of_sites.items():
+            meta = {"client_name": client, "NUM_STEPS_CURRENT_ROUND": said}
+            aggregator.accept_model(FLModel(params={"numpy_key": sent["numpy_key"] + 1}, meta=meta))
+        aggregator.fl_ctx = Context(round, sent)
+        aggregator.aggregate_model()
+
+
+def test_steps_that_add_up_over_rounds_are_not_a_size_that_grows(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    aggregator = MethodAggregator("fedavg", rounds=4, folder=str(tmp_path))
+    rounds_by_steps(
+        aggregator,
+        [
+            {"site-1": 20, "site-2": 20, "site-3": 20},
+            {"site-1": 40, "site-2": 40, "site-3": 40},
+            {"site-1": 60, "site-2": 60, "site-3": 60},
+            {"site-1": 80, "site-2": 80, "site-3": 20},  # the third has restarted
+        ],
+    )
+    for ledger in aggregator.history:
+        assert [entry.weight for entry in ledger] == pytest.approx([1 / 3] * 3)
+        assert [entry.size for entry in ledger] == [20, 20, 20]
+    last = aggregator.history[3]
+    note = "weighted: says 80 steps after 20 in its first answer, 20 count as its size"
+    assert [entry.status for entry in last] == [note, note, "weighted"]
+    assert [entry.steps for entry in last] == [None, None, 20]  # how many were of the round?
+    assert (tmp_path / "weights.csv").read_text().splitlines()[-3].startswith("3,site-1,20,,")
+    told = [said for said in caplog.messages if "have grown" in said]
+    assert [said.split()[0] for said in told] == ["site-1", "site-2", "site-3"]  # each once
+    line = "set self.__fl_meta__ = {'num_examples': number of its images, 'NUM_STEPS_CURRENT_ROUND'"
+    assert all(line in said for said in told)
+
+
+def test_a_method_that_counts_steps_refuses_those_that_add_up_or_are_not_told() -> None:
+    aggregator = MethodAggregator("inverse_steps", rounds=4)
+    rounds_by_steps(aggregator, [{"a": 20, "b": 20, "c": 20}, {"a": 40, "b": 20, "c": 20}])
+    statuses = [entry.status for entry in aggregator.history[1]]
+    assert statuses[1:] == ["weighted", "weighted"]
+    assert statuses[0].startswith("refused: its steps grew from 20 to 40, and this method needs")
+    assert statuses[0].endswith("in its model's meta (in Lightning: self.__fl_meta__)")
+    with pytest.raises(RunFailed, match=r"inverse_steps needs .* NUM_STEPS_CURRENT_ROUND in its"):
+        numpy_round(MethodAggregator("inverse_steps", rounds=3), 0, {"num_examples": 5})
+    with pytest.raises(RunFailed, match=r"fednova needs 'progress' .with plain SGD its number of"):
+        numpy_round(MethodAggregator("fednova", rounds=3), 0, {"num_examples": 5})
+
+
+def test_images_may_grow_and_steps_that_are_not_told_are_unknown() -> None:
+    aggregator = FedDRAW(rounds=3)
+    numpy_round(aggregator, 0, {"num_examples": 5})
+    numpy_round(aggregator, 1, {"num_examples": 9})  # new patients
+    assert [entry.size for entry in aggregator.history[1]] == [9, 9, 9]
+    assert [entry.steps for entry in aggregator.history[1]] == [None, None, None]
+
+
+class LightningSite:
+    """A Lightning client as FLARE patches it: its own process, whose trainer goes on in every
+    round.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, received: list[FLModel]) -> None:
+        lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
+        from nvflare.app_opt.lightning import api
+
+        class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = torch.nn.Linear(4, 2)
+
+            def training_step(self, batch: Any, index: int) -> Any:
+                return self.head(batch[0]).mean()
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        self.sent: list[FLModel] = []
+        stand_ins = {
+            "init": lambda rank: None,
+            "get_config": dict,
+            "receive": lambda: received[-1],
+            "is_train": lambda: True,
+            "is_evaluate": lambda: False,
+            "is_submit_model": lambda: False,
+            "clear": lambda: None,
+            "send": lambda model, clear_cache: self.sent.append(model),
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(api, name, stand_in)
+        self.net = Net()
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        self.trainer = lightning.Trainer(
+            max_epochs=1, accelerator="cpu", **dict.fromkeys(quiet, False)
+        )
+        api.patch(self.trainer)
+        images = torch.utils.data.TensorDataset(torch.zeros(10, 4))
+        self.images = torch.utils.data.DataLoader(images, batch_size=2)
+
+    def train(self) -> FLModel:
+        self.trainer.fit(self.net, self.images)
+        return self.sent[-1]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's, about few workers
+def test_a_lightning_client_that_restarts_keeps_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {
+        "head.weight": np.zeros((2, 4), np.float32),
+        "head.bias": np.zeros(2, np.float32),
+    }
+    received: list[FLModel] = []
+    aggregator = MethodAggregator("fedavg", rounds=4)
+    sites: dict[str, LightningSite] = {}
+    for round in range(4):
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        received.append(FLModel(params=tensors, current_round=round))
+        aggregator.reset_stats()
+        for name in ("site-1", "site-2", "site-3"):
+            if round == 0 or (round == 3 and name == "site-3"):
+                sites[name] = LightningSite(monkeypatch, received)
+            site = sites[name]
+            monkeypatch.setattr(
+                "nvflare.app_opt.lightning.api.send",
+                lambda model, clear_cache, sent=site.sent: sent.append(model),
+            )
+            answer = site.train()
+            answer.meta["client_name"] = name
+            aggregator.accept_model(answer)
+        aggregator.fl_ctx = Context(round, arrays)
+        arrays = aggregator.aggregate_model().params
+        assert [entry.weight for entry in aggregator.history[round]] == pytest.approx([1 / 3] * 3)
+        assert [entry.size for entry in aggregator.history[round]] == [5, 5, 5]
 
 
 def test_two_rounds_in_which_nobody_counts_end_the_job(caplog: pytest.LogCaptureFixture) -> None:
@@ -379,7 +517,10 @@ def test_the_older_kind_takes_weights_and_differences_and_knows_a_site_by_flares
     assert found["site-4"].startswith("refused: no model: ")
     aggregator.accept(sent_by("site-1", whole, round=1, num_examples=5), later := Context(1, sent))
     aggregator.aggregate(later)  # nobody has called reset, as in a swarm
-    assert [entry.status for entry in aggregator.history[1]][:2] == ["weighted", "missing"]
+    assert [entry.status for entry in aggregator.history[1]][:2] == [
+        "unused: only 1 client could count, and policy.min_sites asks for 2",
+        "missing",
+    ]
 
 
 def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_count() -> None:
@@ -397,6 +538,20 @@ def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_
         "let the client's script send FLModel(params=…, meta={'num_examples': number of its images"
         in found["b"]
     )
+
+
+def test_a_swarm_hands_on_the_first_steps_of_every_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddraw.nvflare.aggregator.SWARM_PAUSE", 0.0)
+    sent = {"numpy_key": np.arange(9, dtype=np.float32).reshape(3, 3)}
+    swarm = {name: MethodAggregator("fedavg", rounds=2) for name in ("a", "b")}
+    meta: dict[str, Any] = {}
+    for round, (gatherer, aggregator) in enumerate(swarm.items()):
+        context = Context(round, sent, meta, site=gatherer)
+        for name, steps in (("a", 20 * (round + 1)), ("b", 20)):  # b has restarted
+            said: dict[str, Any] = {"NUM_STEPS_CURRENT_ROUND": steps}
+            aggregator.accept(sent_by(name, sent, round, **said), context)
+        meta = FLModelUtils.from_shareable(aggregator.aggregate(context)).meta
+    assert [entry.weight for entry in swarm["b"].history[1]] == pytest.approx([0.5, 0.5])
 
 
 def test_a_swarm_hands_the_state_on_and_every_site_has_the_whole_ledger(

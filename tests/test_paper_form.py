@@ -60,10 +60,9 @@ def document(tmp_path_factory):
         alpha=report_significance_level("paper"),
         replicates=0,
         command="",
-        say=lambda _: None,
     )
     with figure_style():
-        return compose_report(report, "The matrix", lambda _: None)
+        return compose_report(report, "The matrix")
 
 
 def _published(metric, scenario, method):
@@ -131,7 +130,7 @@ def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(
     sizes, panels, tmp_path
 ):
     make_run(tmp_path / "run", sizes=sizes)
-    report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=0, command="", say=str)
+    report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=0, command="")
     caption = weights_caption(report)
     assert panels in caption
     assert ("The panel on the right" in caption) == (len(set(sizes)) < 4)

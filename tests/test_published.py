@@ -19,15 +19,9 @@ from feddraw.analysis import plots
 from feddraw.core.schedules import READINGS, schedule
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.paper import conclusions, published_tables, recomputed_statistics, weight_claims
+from typed import typed
 
 FOUND = published_tables.published_comparisons()
-
-
-def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feddraw", "paper", *words]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
@@ -233,7 +227,7 @@ def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
 
 
 def test_paper_prints_draws_and_agrees_with_its_json(tmp_path: Path) -> None:
-    done = typed("--plot", "figures", folder=tmp_path)
+    done = typed("paper", "--plot", "figures", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for expected in (
         "33 of 33 printed statements",
@@ -252,7 +246,7 @@ def test_paper_prints_draws_and_agrees_with_its_json(tmp_path: Path) -> None:
         for ending in ("png", "svg")
     ]
 
-    document = json.loads(typed("--json", folder=tmp_path).stdout)
+    document = json.loads(typed("paper", "--json", folder=tmp_path).stdout)
     assert all(check["agrees"] for check in document["checks"])
     assert document["metrics"]["auc"]["friedman"]["statistic"] == pytest.approx(58.6111, abs=5e-5)
     assert document["metrics"]["gm"]["critical_difference"] == pytest.approx(2.7799, abs=5e-5)
@@ -263,7 +257,7 @@ def test_paper_prints_draws_and_agrees_with_its_json(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = typed("--plot", "file", folder=tmp_path)
+    done = typed("paper", "--plot", "file", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == "feddraw: cannot make the folder file: File exists"
 

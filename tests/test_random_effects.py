@@ -379,8 +379,7 @@ def test_flower_gives_the_same_bits(layer, tmp_path: Path, monkeypatch: pytest.M
 def test_what_was_not_measured_does_not_travel():
     from feddraw.flower.array_records import arrays_to_extras, vectors_to_arrays
 
-    sends = measuring().sends
     spread = vectors_to_arrays({"gradient spread": np.zeros(2, np.float32)})
-    found = arrays_to_extras(spread, sends, initial().layout)
+    found = arrays_to_extras(spread, measuring().extras, initial().layout)
     assert not found[GRADIENT_MEANS[1]].any()
     assert len(found[GRADIENT_MEANS[1]]) == initial().layout.extent("classifier")

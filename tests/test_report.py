@@ -72,12 +72,8 @@ def written(folder: Path, replicates: int = 0) -> WrittenReport:
 
 def told(folder: Path, replicates: int = 0) -> tuple[Report, str]:
     """What a report says, without drawing its figures."""
-    report = compute_report(
-        collect_runs([folder]), alpha=0.05, replicates=replicates, command="", say=str
-    )
-    return report, plain(
-        markdown.render_markdown(compose_report(report, "A title", str), "figures")
-    )
+    report = compute_report(collect_runs([folder]), alpha=0.05, replicates=replicates, command="")
+    return report, plain(markdown.render_markdown(compose_report(report, "A title"), "figures"))
 
 
 def plain(text: str) -> str:
@@ -103,6 +99,15 @@ def test_means_and_spreads_are_those_of_the_runs(tmp_path: Path) -> None:
     assert [run.test("auc") for run in report.collection.of("CHM-2", "fedavg")] == pytest.approx(
         values
     )
+
+
+def test_of_methods_with_the_same_mean_none_is_called_highest(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", method="fedavg", auc=0.8, seed=0)
+    make_run(tmp_path / "b", method="uniform", auc=0.8, seed=0)
+    report, _ = told(tmp_path)
+    said = " ".join(summary_sentences(report))
+    assert "fedavg and uniform have the same mean to four digits: 0.8000." in said
+    assert "highest" not in said
 
 
 def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
@@ -466,7 +471,7 @@ def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / method, method=method, auc=auc, images=300)
     report = compute_report(
-        collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1
+        collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", margin=0.1
     )
     assert results_table(report, "CHM-2", "auc").rows[1][-1].text == "one training"
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
@@ -520,12 +525,12 @@ def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) 
     report, text = told(tmp_path)
     assert "Ranks over scenarios" not in text
     assert "All scenarios" not in text
-    menu = compose_report(report, "A title", str).menu
+    menu = compose_report(report, "A title").menu
     assert [heading.text for heading, _ in menu] == ["Summary", "Scenario CHM-1", "What was run"]
     several = compute_report(
-        collect_runs([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str
+        collect_runs([study(tmp_path / "more")]), alpha=0.05, replicates=0, command=""
     )
-    named = [heading.text for heading, _ in compose_report(several, "A title", str).menu]
+    named = [heading.text for heading, _ in compose_report(several, "A title").menu]
     assert named[:3] == ["Summary", "All scenarios", "Ranks over scenarios"]
 
 
@@ -584,7 +589,7 @@ def test_a_run_called_by_a_digit_changes_no_number_of_what_is_left_out(in_tmp: P
     make_run(Path("0"))
     make_run(Path("1"), seed=1, rounds=10, finished=False)
     found, here = collect_runs([Path()]), {"folders": [Path()]}
-    report = compute_report(found, alpha=0.05, replicates=0, command="", say=str, **here)
+    report = compute_report(found, alpha=0.05, replicates=0, command="", **here)
     _, left_out, *_ = caveats(report)
     assert left_out == Bullets([f"{in_tmp.name}/1: {found.problems[0].reason}"])
     assert "10 of 10 rounds" in found.problems[0].reason

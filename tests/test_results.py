@@ -10,13 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
@@ -159,32 +157,6 @@ def test_methods_with_state_go_on_to_the_same_bytes(method: str, tmp_path: Path)
     list(islice(iterate(small(method=method), tmp_path / "cut"), 1))
     list(run(small(method=method), tmp_path / "cut", resume=True))
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-
-
-def test_kill_nine_loses_at_most_the_round_under_way(tmp_path: Path) -> None:
-    experiment: dict[str, Any] = {"rounds": 6, "engine": "processes", "workers": 2}
-    list(run(small(**experiment), tmp_path / "whole"))
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from small import small\nfrom feddraw.experiment.running import run\n"
-        f"if __name__ == '__main__': list(run(small(**{experiment}), sys.argv[1]))\n"
-    )
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    folder = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, script, folder])
-    log = folder / "rounds.jsonl"
-    deadline = time.monotonic() + 120
-    while (
-        not (log.is_file() and len(log.read_text().splitlines()) >= 2)
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (folder / "metrics.json").exists()
-    list(run(small(**experiment), folder, resume=True))
-    assert contents(folder) == contents(tmp_path / "whole")
 
 
 def test_resume_with_other_settings_is_refused(finished: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Message
 from typer.testing import CliRunner
 
+from feddraw.analysis.events_in_words import Event, causes_in_words, status_in_words
 from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.cli import app
 from feddraw.flower.in_process_grid import FIRST_NODE
@@ -74,6 +75,23 @@ def test_explain_tells_the_story_of_the_run(folder: Path) -> None:
     assert "West joined in round 1" in text  # its evaluation of round 0 gave its name
     assert "Not among the clients: node 1002 and node 1004." in text
     assert "more cases" not in text
+
+
+def test_no_cause_client_or_round_is_hidden_under_a_number_of_others() -> None:
+    """Every second round of 30, twelve sites are missing, for three causes."""
+    causes = ("missing", "refused: its app failed: disk full", "not connected")
+    events = [
+        Event(round, f"Site {site}", causes[site % 3])
+        for round in range(0, 30, 2)
+        for site in range(12)
+    ]
+    sentences = list(causes_in_words(events, status_in_words))
+    assert len(sentences) == 3
+    said = " ".join(sentences)
+    assert "more" not in said
+    every_second = ", ".join(map(str, range(0, 28, 2)))
+    for site in range(12):
+        assert f"Site {site} in rounds {every_second} and 28" in said
 
 
 def test_means_are_over_the_rounds_in_which_a_client_counted(folder: Path) -> None:

@@ -24,6 +24,7 @@ from feddraw.core.schedules import (
     cosine,
     gamma,
     gamma_and_beta,
+    most_moved_by_similarity,
     size_prior,
     softmax,
     weights_and_parts,
@@ -419,3 +420,32 @@ def test_only_the_proportions_of_the_sizes_matter(who, when, times_as_large, rea
     options = {"round": t, "rounds": rounds, "similarities": similarities, "reading": reading}
     larger = feddraw.weights(sizes=[size * times_as_large for size in sizes], **options)
     assert larger == pytest.approx(feddraw.weights(sizes=sizes, **options), rel=1e-9, abs=1e-15)
+
+
+# ------------------------------------------------------------ how much similarity can move at most
+
+
+@unhurried
+@given(clients, st.integers(0, T - 1), st.floats(0.1, 50), st.sampled_from(READINGS))
+def test_similarity_moves_no_more_of_the_weight_than_the_bound(them, round, beta_max, reading):
+    sizes, similarities = them
+    schedule = gamma_and_beta(round, T, ETA, LAM, beta_max, reading)
+    moved = weights_and_parts(sizes, similarities, *schedule).weight
+    unmoved = weights_and_parts(sizes, np.ones(len(sizes)), *schedule).weight
+    total_variation = np.abs(moved - unmoved).sum() / 2
+    gap = max(similarities) - min(similarities)
+    assert total_variation <= most_moved_by_similarity(gap, *schedule) + 1e-12
+
+
+def test_the_bound_on_similarity_is_reached_and_has_the_printed_numbers():
+    """Two clients whose weights with equal similarities are those of the proof."""
+    length = 1.5  # L = beta (1 - gamma) R
+    fewer = 1 / (1 + math.exp(length / 2))
+    scores = np.log([fewer, 1 - fewer])
+    change = np.abs(softmax(scores + np.array([length, 0.0]), 1.0) - [fewer, 1 - fewer]).sum() / 2
+    bound = most_moved_by_similarity(length, gamma=0.0, beta=1.0)
+    assert change == pytest.approx(bound)
+    assert bound == pytest.approx(math.tanh(length / 4))
+    at_its_largest = max(most_moved_by_similarity(0.018, *gamma_and_beta(t, T)) for t in range(T))
+    assert at_its_largest == pytest.approx(0.0098, abs=5e-5)
+    assert most_moved_by_similarity(0.5, gamma=1.0, beta=None) == 0.0

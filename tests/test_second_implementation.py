@@ -88,6 +88,18 @@ def test_clipping_cuts_the_statistics_of_batch_norm_as_it_cuts_the_parameters() 
     assert accepted[3].model.buffers == pytest.approx(expected, rel=1e-5)
 
 
+def test_statistics_of_batch_norm_that_moved_further_than_the_parameters_are_cut_further() -> None:
+    sent, updates = initial(), trained("fedavg").updates[0]
+    *others, last = updates
+    far = replace(last.model, buffers=sent.buffers + 50 * abs(last.model.buffers - sent.buffers))
+    accepted, verdicts = through_gate(
+        [*others, replace(last, model=far)], sent, len(updates), Gate(clip=1.5)
+    )
+    assert verdicts[3].keep_statistics < 0.2 < verdicts[3].keep
+    moves = [np.linalg.norm(update.model.buffers - sent.buffers) for update in accepted]
+    assert moves[3] < 3 * max(moves[:3])
+
+
 def test_ties_count_half_in_the_bootstrap_of_many_images() -> None:
     """From `LARGE` images on a replicate is computed from each image's part in the AUC."""
     chance = np.random.default_rng(0)
@@ -102,8 +114,13 @@ def test_ties_count_half_in_the_bootstrap_of_many_images() -> None:
 
 
 def test_a_weighted_sum_is_taken_in_float64() -> None:
-    """10⁸ + 1 - 10⁸ is 1; in float32 the one is lost beside 10⁸."""
-    rows = np.array([[1e8], [1.0], [-1e8]], np.float32)
+    """10⁸ + 1 - 10⁸ is 1; in float32 the one is lost beside 10⁸.
+
+    One column would not tell: BLAS sums a single one in its registers, which hold more.
+    """
+    rows = np.repeat(np.array([[1e8], [1.0], [-1e8]], np.float32), 100, axis=1)
     total = weighted_sum(np.ones(3), rows)
     assert total.dtype == np.float32
-    assert total.tolist() == [1.0]
+    assert total.tolist() == [1.0] * 100
+    fine = np.full((1, 3), 1 + 2.0**-40)  # rows of float64 stay so on the way
+    assert weighted_sum(np.ones(1), fine).tolist() == fine[0].tolist()

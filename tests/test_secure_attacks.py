@@ -21,13 +21,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from feddraw.core import Method, why_no_policy
+import tiny
+from feddraw.core import Method, Update, why_no_policy, why_not_secure
 from feddraw.errors import UserError
-from feddraw.flower import FedDRAW, job_orders, secure_messages, secure_mod
+from feddraw.experiment.settings import Experiment, make_method
+from feddraw.flower import FedDRAW, job_orders, score_histograms, secure_messages, secure_mod
+from feddraw.flower.array_records import pack_array
 from feddraw.flower.frozen_layers import frozen_digest
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
+from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
@@ -35,7 +39,8 @@ from feddraw.methods.fednova import fednova
 from feddraw.methods.krum import krum
 from feddraw.methods.qfedavg import qfedavg
 from feddraw.methods.random_effects import random_effects
-from feddraw.secure.rounds.driver import SecureRound
+from feddraw.methods.scaffold import scaffold
+from feddraw.secure.rounds.driver import SecureRound, _Attempt
 from feddraw.secure.rounds.in_process import InProcess, Secure
 from feddraw.secure.rounds.messages import (
     Add,
@@ -51,6 +56,8 @@ from feddraw.secure.rounds.messages import (
 )
 from feddraw.secure.rounds.site import MemoryOfProcess, Offer, SecureSite
 from feddraw.secure.rounds.terms import Announcement, Party, Terms, terms_of_training
+from feddraw.secure.rounds.update_part import UpdatePart
+from feddraw.secure.rounds.word_layout import WordLayout
 from feddraw.secure.sums import masks
 from feddraw.secure.sums.client import SecureSumClient, Shares
 from feddraw.secure.sums.masks import pair_mask, self_mask
@@ -60,7 +67,8 @@ from feddraw.secure.sums.server import SecureSumServer, Stage
 from feddraw.secure.sums.session import SecureSumFailed, Session
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.policy import Policy
-from feddraw.server.round import Round
+from feddraw.server.round import Round, RoundResult
+from feddraw.training.settings import Training
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 from tiny import cohort_of
 
@@ -517,6 +525,16 @@ def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:
         made.total()
 
 
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_one_site_that_reveals_wrong_shares_does_not_stop_a_sum_with_one_more_than_is_needed(
+    place: int,
+) -> None:
+    made = six_with_values()
+    liar = made.members[NAMES[place]]
+    liar._held = {name: (pair[0][::-1], pair[1][::-1]) for name, pair in liar._held.items()}
+    assert np.array_equal(made.total(), plain_sum({}))
+
+
 # ------------------------------------------------------------------- a lying server, at the protocol
 
 ATTACKS: dict[str, str] = {}  # what the server does, and what comes of it: docs/privacy.md shows it
@@ -882,7 +900,7 @@ def test_a_restarted_site_forgets_nothing(tmp_path: Path) -> None:
 
 @attack(
     "tells sites different sizes, or asks one how it weighs itself under several",
-    "a site weighs itself once, masks for one announcement, and opens only with those told the same",
+    "a site weighs itself once in an attempt, masks for one announcement, and opens only with those told the same",
 )
 def test_a_site_weighs_itself_once_and_for_what_it_masks(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "sites")
@@ -970,6 +988,28 @@ def test_less_effort_than_the_sites_limit_is_refused(tmp_path: Path) -> None:
     mild.offer("South", orders={"effort": 0.5})
 
 
+@pytest.mark.parametrize("effort", [1.5, 1e308, float("inf"), 10**400])
+def test_more_steps_than_training_has_are_refused(effort: float, federation: Federation) -> None:
+    with refused("more steps than training has"):
+        federation.offer("North", orders={"effort": effort})
+
+
+@pytest.mark.parametrize(
+    "setting", [{"key": ""}, {"sites": "sites.toml"}, {"key": "", "sites": ""}]
+)
+def test_a_node_that_was_meant_for_secure_sums_gives_its_model_to_no_server(
+    setting: dict[str, Any], federation: Federation
+) -> None:
+    """The ready app trains in clear where no key is set; an empty one is a mistake."""
+    app = ClientApp(mods=[secure_where_keyed])
+    app.train()(federation._train)
+    node: dict[str, Any] = {"partition-id": 0} | setting
+    plain = RecordDict({"arrays": ArrayRecord({"head.weight": Array(MODEL)})})
+    with refused("need a signing key"):
+        app(Message(plain, 1001, "train"), Context(1, 1001, node, RecordDict(), {}))
+    assert not federation.runs
+
+
 @attack(
     "provokes errors, to read data in their text",
     "after agreement an app's errors leave as one sentence that is always the same",
@@ -1037,6 +1077,134 @@ def test_a_method_that_is_not_secure_is_refused_by_the_site(federation: Federati
 
 
 @attack(
+    "sums gradients beside moves (SCAFFOLD), with a batch so large that all but one take one step",
+    "refused by every site: where a move is one step along the gradient the two cancel, and the"
+    " large site's move remains",
+)
+def test_gradients_summed_beside_moves_are_refused_because_their_difference_shows_one_site(
+    federation: Federation,
+) -> None:
+    method = scaffold(option="I", space="gradient")
+    solver = Training(epochs=1, batch_size=24, lr=0.05, optimizer="sgd", momentum=0.0)
+    kept: list[list[Update]] = []
+
+    def keep(updates: list[Update]) -> list[Update]:
+        kept.append([tiny.copied(update) for update in updates])
+        return updates
+
+    bench = tiny.bench(method, training=solver)
+    list(tiny.train(method, engine=tiny.Altered(bench, keep)))
+    assert [update.steps for update in kept[0]] == [2, 1, 1, 1]
+    moves = [update.model.params - tiny.initial().params for update in kept[0]]
+    gradients = [update.extra["control_change"] for update in kept[0]]
+    remains = sum(moves) + np.float32(solver.lr) * sum(gradients)
+    cosine = remains @ moves[0] / np.linalg.norm(remains) / np.linalg.norm(moves[0])
+    assert cosine > 0.98
+    with refused("a single client's as their difference"):
+        federation.offer("North", agreed=terms(method))
+
+
+def all_but_last(labelled: bool) -> NDArray[np.bool_]:
+    """Of the six findings of `cohort_of`, which a site labels; the last one where that is said."""
+    return np.array([True] * 5 + [labelled])
+
+
+FACTORED = {"qfedavg": qfedavg(), "fednova": fednova()}
+
+
+@attack(
+    "sums sites' factors (q-FedAvg: their loss) for each finding or output, and solves for one site",
+    "such a number is in one sum only; under these methods a site that does not label all findings"
+    " is left out by name, and weights by output are refused",
+)
+@pytest.mark.parametrize("name", FACTORED)
+def test_a_sites_own_number_is_in_one_sum_only(name: str) -> None:
+    """Of the sums over all and over those who label a finding, the difference is the number of the
+    one who does not.
+    """
+    method = FACTORED[name]
+    extra = [
+        {"progress": np.array([3.0 + n], np.float32), "loss": np.array([0.5 + n], np.float32)}
+        for n in range(4)
+    ]
+    sent = np.ones(6, np.float32)
+    cohort = cohort_of(np.arange(24).reshape(4, 6) / 24, [5, 5, 5, 5], sent=sent, extra=extra)
+    updates = list(cohort.updates)
+    updates[2] = replace(updates[2], labelled=all_but_last(labelled=False))
+    collect = Secure(SITES, [5] * 4, [update.labelled for update in updates])
+    state = method.init(cohort.sent)
+    result = collect(Round(1, 15, cohort.sent, method, state, SITES, range(4)), updates)
+    assert set(result.weights) == {"North", "East", "West"}
+    assert "label all findings" in result.ledger[2].status
+    parties = [Party.of(SITES[update.client], 5, update.labelled) for update in updates]
+    told = Announcement(terms(method), tuple(parties))
+    for site, update in zip(SITES, updates, strict=True):
+        with refused("label all findings"):  # whatever the server does
+            UpdatePart(method, told, site, cohort.sent, update)
+    by_output = make_method(Experiment(method=f"feddraw_by_class+{name}"))
+    assert "each client's factor" in why_not_secure(by_output)
+    everyone = replace(told, parties=tuple(Party(site, 5) for site in SITES))
+    form = WordLayout.of(method, cohort.sent.layout, everyone.facts)
+    assert [form.spans()[word] for word in ("factor", "term")] == [slice(6, 7), slice(7, 8)]
+
+
+SEVEN = (*SITES, "Inland", "Coast", "Hills")  # five must stay; two may collude with the server
+
+
+def rare_finding(labelling: Sequence[str], lying_server: bool, monkeypatch: Any) -> RoundResult:
+    """A round of seven sites, of which some label the last finding."""
+    if lying_server:
+        monkeypatch.setattr(Announcement, "labelling_rare_findings", lambda told, asked: {})
+        monkeypatch.setattr(_Attempt, "_check_summed", lambda attempt, told, names: None)
+    rows = np.arange(42).reshape(7, 6) / 42
+    cohort = cohort_of(rows, [5] * 7, sent=np.ones(6, np.float32))
+    marks = [all_but_last(labelled=name in labelling) for name in SEVEN]
+    updates = [replace(update, labelled=marks[update.client]) for update in cohort.updates]
+    collect = Secure(SEVEN, [5] * 7, marks)
+    method = fedavg()
+    state = method.init(cohort.sent)
+    return collect(Round(1, 15, cohort.sent, method, state, SEVEN, range(7)), updates)
+
+
+@attack(
+    "has colluding sites claim a finding that one honest site labels, and takes their rows off",
+    "a row is summed over at least t sites that label its finding, as all else is; sites check it",
+)
+@pytest.mark.parametrize("colluding", [2, 3])
+def test_a_row_that_fewer_than_t_sites_label_is_summed_by_no_site(
+    colluding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelling = ("North", *SEVEN[-colluding:])
+    result = rare_finding(labelling, lying_server=True, monkeypatch=monkeypatch)
+    assert not result.weights
+    assert all("needs 5 of 7" in entry.status for entry in result.ledger)
+    enough = rare_finding(SEVEN[:5], lying_server=False, monkeypatch=monkeypatch)
+    assert len(enough.weights) == 7
+
+
+def test_a_row_of_evaluation_counts_needs_t_sites_as_well(tmp_path: Path) -> None:
+    parties = [Party(name, 0.0, (True, name in SEVEN[:3])) for name in SEVEN]
+    told = Announcement(Terms("evaluate", ("counts",), 0, 3, findings=2), tuple(parties))
+    with refused("finding 1 is labelled by 3 client"):
+        told.check_summed(SEVEN, asked=7)
+    told.check_summed(SEVEN[:3], asked=3)  # all who label it, where nobody else was asked
+
+
+@attack(
+    "(a site) claims a finding that too few others label, so that no sum is opened",
+    "it is left out by name, and the others go on",
+)
+def test_a_site_that_claims_a_rare_finding_is_left_out_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = rare_finding(["Hills"], lying_server=False, monkeypatch=monkeypatch)
+    assert set(result.weights) == set(SEVEN) - {"Hills"}
+    statuses = {entry.client: entry.status for entry in result.ledger}
+    assert "which 1 of 7 clients label" in statuses["Hills"]
+    assert result.next_model.params[-1] == 1  # as it was sent
+
+
+@attack(
     "leaves out, or changes, a policy that a site requires",
     "refused: the policy is part of what is agreed",
 )
@@ -1083,16 +1251,61 @@ def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
             )
         return reply
 
-    grid = InProcessGrid(answer, [])  # type: ignore[arg-type]
-    grid.contexts = {context.node_id: context for context in federation.contexts.values()}
-    strategy = FedDRAW(min_available_nodes=4, fraction_evaluate=0.0, secure=True)
-    strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
+    strategy, _ = strategy_of_sites(federation, answer, fraction_evaluate=0.0)
     statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
     (bad,) = [name for name, status in statuses.items() if status != "weighted"]
     assert bad == lie.get("name", "South")
     assert statuses[bad].startswith("refused: ")
     assert sum(strategy.history[0].weights.values()) == pytest.approx(1.0)
     assert len(strategy.history[0].weights) == 3
+
+
+def strategy_of_sites(
+    federation: Federation, answer: Callable[[Message, Context], Message], **options: Any
+) -> tuple[FedDRAW, Any]:
+    """One round of the ready server over these sites, whose answers pass through a function."""
+    grid = InProcessGrid(answer, [])  # type: ignore[arg-type]
+    grid.contexts = {context.node_id: context for context in federation.contexts.values()}
+    strategy = FedDRAW(min_available_nodes=4, secure=True, **options)
+    return strategy, strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
+
+
+def test_an_answer_that_is_too_large_is_not_read(federation: Federation) -> None:
+    """Whatever a site seals itself: 24 MB of words where the model has eight numbers."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = federation.app(message, context)
+        if context.node_id == 1003 and "words" in reply.content:
+            words = pack_array(np.zeros(3 * 2**20, np.uint64))
+            reply.content["words"] = ArrayRecord({"words": words})
+        return reply
+
+    strategy, _ = strategy_of_sites(federation, answer, fraction_evaluate=0.0)
+    statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
+    assert "24 MB of tensors" in statuses.pop("South")
+    assert set(statuses.values()) == {"weighted"}
+
+
+@pytest.mark.parametrize("counted", [2**63, 2**64 - 1, 10**15])
+def test_counts_that_no_site_can_have_give_no_evaluation_and_stop_nothing(
+    counted: int, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words_of_site = score_histograms.histograms_to_words
+    asked: list[int] = []
+
+    def lie(content: RecordDict, findings: int) -> Words:
+        words = words_of_site(content, findings)
+        return words + np.uint64(counted) if asked[-1] == 1003 else words
+
+    def answer(message: Message, context: Context) -> Message:
+        asked.append(context.node_id)
+        return federation.app(message, context)
+
+    monkeypatch.setattr(score_histograms, "histograms_to_words", lie)
+    options = {"findings": ["a", "b"], "masked_counts": True}
+    strategy, result = strategy_of_sites(federation, answer, **options)
+    assert len(strategy.history[0].weights) == 4
+    assert not result.evaluate_metrics_clientapp
 
 
 # ---------------------------------------------------------------------------------- the central test

@@ -25,8 +25,8 @@ from feddraw.errors import UserError
 from feddraw.flower import secure_messages, secure_site_memory
 from feddraw.flower.array_records import pack_array
 from feddraw.methods.feddisco import feddisco
+from feddraw.methods.feddyn import feddyn
 from feddraw.methods.fednova import fednova
-from feddraw.methods.scaffold import scaffold
 from feddraw.secure.rounds.counts_part import CountsPart
 from feddraw.secure.rounds.driver import Opened, SecureRound
 from feddraw.secure.rounds.in_process import InProcess, Secure
@@ -545,8 +545,8 @@ BAD_TERMS: dict[str, tuple[Any, str]] = {
     "a floor below zero": (terms(policy=Policy(floor=-1.0)), "must be a share"),
     "fixed weights above one": (terms(policy=Policy(fixed="North=7")), "policy.fixed"),
     "a cap on FedNova": (terms(fednova(), policy=Policy(cap_times=1.5)), "cannot limit"),
-    "SCAFFOLD with other weights than equal ones": (
-        terms(scaffold(option="I", space="gradient"), policy=Policy(fixed="North=0.5")),
+    "FedDyn with other weights than equal ones": (
+        terms(feddyn(), policy=Policy(fixed="North=0.5")),
         "what each client remembers",
     ),
     "a reading that is no table": (replace(terms(), reading="size"), "are tables"),

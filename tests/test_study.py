@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import csv
 import multiprocessing
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -261,54 +258,6 @@ def test_other_settings_under_the_same_name_are_refused(whole):
     assert all(event.kind == "failed" and "training.lr" in event.text for event in events)
 
 
-def test_a_killed_study_goes_on_and_ends_with_the_same_table(whole, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "feddraw",
-        "study",
-        str(whole / "tiny.toml"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    first = tmp_path / "out" / "quantity_feddraw_seed=0" / "checkpoint"
-    deadline = time.monotonic() + 60
-    while not first.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "table: " in done.stdout
-    assert rows(tmp_path / "out" / "runs.csv") == rows(whole / "out" / "runs.csv")
-    models = [
-        folder / "quantity_feddraw_seed=1" / "model.safetensors"
-        for folder in (tmp_path / "out", whole / "out")
-    ]
-    assert models[0].read_bytes() == models[1].read_bytes()
-
-
-def test_a_job_array_does_the_whole_study_between_its_tasks(whole, tmp_path, request):
-    """The script for SLURM, as two plain processes at once."""
-    script = request.config.rootpath / "examples" / "slurm.sh"
-    (tmp_path / "feddraw").write_text(f'#!/bin/sh\nexec {sys.executable} -m feddraw "$@"\n')
-    (tmp_path / "feddraw").chmod(0o755)
-    common = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_ARRAY_TASK_COUNT": "2",
-    }
-    command = ["bash", str(script), str(whole / "tiny.toml"), "--out", str(tmp_path / "out")]
-    tasks = [
-        subprocess.Popen(command, env=common | {"SLURM_ARRAY_TASK_ID": task}) for task in ("1", "2")
-    ]
-    assert [task.wait() for task in tasks] == [0, 0]
-    shares = [rows(tmp_path / "out" / f"runs-{task}-of-2.csv") for task in (1, 2)]
-    assert shares[0] | shares[1] == rows(whole / "out" / "runs.csv")
-
-
 @pytest.fixture
 def archive(tmp_path, monkeypatch):
     """More images than one process prepares alone, not prepared yet."""
@@ -424,29 +373,6 @@ def test_eight_processes_that_share_a_table_lose_no_row(tmp_path):
     assert set(found) == {f"{number}-{row}" for number in range(8) for row in range(10)}
     assert all(row[f"auc {key[0]}"] == "0.5" for key, row in found.items())
     assert [file.name for file in path.parent.iterdir()] == ["done.csv"]
-
-
-def test_two_studies_at_once_in_one_folder_with_one_table_keep_all_rows(whole, tmp_path):
-    tasks = []
-    for method in ("feddraw", "uniform"):
-        file = tmp_path / f"{method}.toml"
-        file.write_text(TINY.replace('["feddraw", "uniform"]', f'"{method}"'))
-        words = [
-            "study",
-            file,
-            "--out",
-            tmp_path / "out",
-            "--done",
-            tmp_path / "done.csv",
-            "--workers",
-            "1",
-        ]
-        tasks.append(
-            subprocess.Popen([sys.executable, "-m", "feddraw", *words], stdout=subprocess.DEVNULL)
-        )
-    assert [task.wait(120) for task in tasks] == [0, 0]
-    expected = rows(whole / "out" / "runs.csv")
-    assert rows(tmp_path / "done.csv") == rows(tmp_path / "out" / "runs.csv") == expected
 
 
 def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):

@@ -545,3 +545,24 @@ def test_a_finding_that_nobody_labels_is_named_and_the_explanation_says_who_taug
     assert "No client labels Consolidation" in said
     told = read_run(tmp_path / "run").partition
     assert told["known"]["S0"][0] == told["known"]["S1"][4] == 0
+
+
+def test_findings_with_the_same_weights_of_their_own_are_not_said_to_have_the_models(
+    tmp_path: Path,
+) -> None:
+    """One client labels nothing of two findings: both have the same weights, which are not those of
+    the whole model.
+    """
+    data = by_site(drawn())
+    assert data.labels.sites is not None
+    known = np.ones(data.labels.values.shape, bool)
+    in_training = np.zeros(len(known), bool)
+    in_training[data.rows["train"]] = True
+    without_labels = in_training & (data.labels.sites == "S0")
+    known[np.ix_(without_labels, [0, 1])] = False
+    run(small(rounds=1, scenario="by_site"), tmp_path / "run", dataset=with_known(data, known))
+    said = "\n".join(weights_in_sentences(explain_run_weights(read_run(tmp_path / "run"))))
+    assert "those of the whole model." not in said
+    assert (
+        "differed most from those of the whole model in round 0: S0 counted 0.0 % instead" in said
+    )

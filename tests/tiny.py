@@ -16,9 +16,9 @@ from torch import nn
 
 from feddraw import catalog
 from feddraw.core import (
+    BySize,
     Cohort,
     Entry,
-    Extra,
     Job,
     Joint,
     Layout,
@@ -107,8 +107,7 @@ def through_gate(
     updates: Sequence[Update], sent: Model, clients: int, gate: Gate
 ) -> tuple[list[Update], Any]:
     """The updates that count, and what the gate found about each client's."""
-    extras: dict[str, Extra] = {}
-    verdicts = inspect(updates, sent, extras, clients, gate)
+    verdicts = inspect(updates, sent, Method(Weighted(BySize())), clients, gate)
     sound = [update for update in updates if not verdicts[update.client].reason]
     cohort = Cohort(0, 1, sent, sound, clients)
     return accept(cohort, cohort.distances, verdicts, gate)

@@ -60,7 +60,7 @@ def document(tmp_path_factory):
         collect_runs([folder]), alpha=0.1, replicates=0, command="", say=lambda _: None
     )
     with figure_style():
-        return compose_report(report, "The paper's matrix & 100 % of it", lambda _: None)
+        return compose_report(report, "The paper's matrix & 100 % of it")
 
 
 SCALE = 0.004

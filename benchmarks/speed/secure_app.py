@@ -19,11 +19,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.speed.made_up_model import CLIENTS, made_up_model
 from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.flat_exchange import flat_mod
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
 from feddraw.system.file_writing import write_whole
 
-app = ClientApp(mods=[secure_where_keyed])
+app = ClientApp(mods=[flat_mod, secure_where_keyed])
 
 
 @app.train()

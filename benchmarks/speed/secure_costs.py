@@ -8,7 +8,6 @@ prints the peak memory of a server that adds masked updates up.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -22,16 +21,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from benchmarks.speed.local_federation import local_federation, write_app
 from benchmarks.speed.made_up_model import CLIENTS, WIDE_PARAMETERS, client_names
 from benchmarks.speed.timing import (
-    CHECKOUT,
     TimingSession,
     measured_in_own_process,
     median_interval,
@@ -49,7 +47,6 @@ from feddraw.system.machine import installed, peak_memory
 if TYPE_CHECKING:
     from flwr.app import Message
 
-EXAMPLES = CHECKOUT / "examples" / "flower"
 MEMORY_CLIENTS = (10, 30)  # clients, for the server's memory
 SUPERLINK_ROUNDS = 3  # over a SuperLink
 
@@ -291,27 +288,7 @@ def nodes_with_keys(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-FLOWER_PROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "secure-bench"
-version = "1.0"
-description = "rounds in clear and under masks"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "feddraw"
-[tool.flwr.app.components]
-serverapp = "benchmarks.speed.secure_app:server"
-clientapp = "benchmarks.speed.secure_app:app"
-[tool.flwr.app.config]
-rounds = 1
-secure = false
-parameters = 0
-out = ""
-"""
+APP_SETTINGS = 'rounds = 1\nsecure = false\nparameters = 0\nout = ""'
 
 
 def _superlink_rounds_if_possible(session: TimingSession, parameters: int) -> dict[str, Any]:
@@ -326,25 +303,14 @@ def _superlink_rounds_if_possible(session: TimingSession, parameters: int) -> di
 
 def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[str, Any]:
     """The same over a SuperLink with a node for each client, all on this machine."""
-    script = EXAMPLES / "local_federation.py"
-    spec = importlib.util.spec_from_file_location("local_federation", script)
-    assert spec is not None
-    assert spec.loader is not None
-    local = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(local)
     seconds: dict[str, list[float]] = {}
-    python_path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        patch.dict(os.environ, PYTHONPATH=python_path),  # where nodes find the app
-    ):
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "app").mkdir()
-        (folder / "app" / "pyproject.toml").write_text(FLOWER_PROJECT)
+        app = write_app(folder / "app", "secure-bench", "benchmarks.speed.secure_app", APP_SETTINGS)
         nodes = nodes_with_keys(folder)
         ways = [("plain", ("partition-id",)), ("secure", tuple(nodes[0]))]
         for way, kept in session.each("secure: rounds over a SuperLink", ways):
-            with local.federation(folder / way, secure=False) as made:
+            with local_federation(folder / way) as made:
                 for number, node in enumerate(nodes):
                     made.supernode(
                         f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept)
@@ -353,7 +319,7 @@ def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[st
                     f"rounds={SUPERLINK_ROUNDS} secure={json.dumps(way == 'secure')}"
                     f' parameters={parameters} out="{folder / way}.json"'
                 )
-                made.run(settings, timeout=3600, app=folder / "app")
+                made.run(settings, timeout=3600, app=app)
             rounds = json.loads((folder / f"{way}.json").read_text())
             seconds[way] = rounds[1:]  # the first waits for nodes
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}

@@ -26,7 +26,7 @@ from feddraw.experiment.method_by_name import combined_method, method_section, m
 from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
 from feddraw.server import state_dict
 from feddraw.server.collectors import Together
-from feddraw.server.gate import Gate
+from feddraw.server.gate import NO_STEPS, Gate
 from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round
@@ -197,7 +197,7 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     refusals = [
         safe_line(f"{entry.client}: {entry.status}")
         for entry in aggregated.ledger
-        if entry.status.startswith("refused")
+        if entry.status.startswith(("refused", "unused"))
     ]
     if not aggregated.weights:
         reasons = "; ".join(refusals) or "no client has answered"
@@ -245,15 +245,16 @@ def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[Client
         )
     if not updates:
         return
-    for extra, extent in rule.sends.items():
+    for extra, asked in rule.extras.items():
         if not any(_sends(update, extra) for update in updates):
+            meaning = f": {asked.meaning}" if asked.meaning else ""
             whose = (
                 "asks every client for"
                 if extra in ASKED
                 else "changes local training, and its clients send"
             )
             raise UserError(
-                f"{name} {whose} '{extra}' ({EXTENTS_IN_WORDS[extent]}): give it as "
+                f"{name} {whose} '{extra}' ({EXTENTS_IN_WORDS[asked.extent]}{meaning}): give it as "
                 f"ClientUpdate(model, size, extra={{'{extra}': …}}), or choose another method"
             )
     if rule.needs.steps and all(update.steps is None for update in updates):
@@ -325,11 +326,16 @@ def _readable(
         refused[given.client] = in_one_line(error)
         return None
     if given.steps is None and rule.needs.steps:
-        refused[given.client] = "it does not say how many steps it took"
+        refused[given.client] = f"{NO_STEPS}: give it as ClientUpdate(model, size, steps=…)"
         return None
-    steps = 1 if given.steps is None else given.steps
     return Update(
-        names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled
+        client=names.index(given.client),
+        model=model,
+        size=given.size,
+        steps=given.steps,
+        metrics={"loss": 0.0},
+        extra=extra,
+        labelled=labelled,
     )
 
 

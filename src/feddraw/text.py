@@ -77,10 +77,11 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.=,+-]+", "-", name)[:_LONGEST_NAME] or "x"
 
 
-def join_names(names: Sequence[str]) -> str:
-    """a, b and c; of more than eight, the first six and the number of the others."""
-    if len(names) > 8:
-        names = [*names[:6], f"{len(names) - 6} more"]
+def join_names(names: Sequence[str], most: int = 8) -> str:
+    """a, b and c; of more than `most`, all but two of so many and the number of the others."""
+    if len(names) > most:
+        shown = most - 2
+        names = [*names[:shown], f"{len(names) - shown} more"]
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"

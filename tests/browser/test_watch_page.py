@@ -53,7 +53,7 @@ def times(line: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A finished run, one under way at round 4 of 6 with trouble, and one that waits."""
+    """A finished run, one under way with 4 of 6 rounds done with trouble, and one that waits."""
     monkeypatch.setattr(following, "LOOK_EVERY", 0.0)
     root = tmp_path / "study"
     for method in ("feddraw", "fedavg"):
@@ -98,13 +98,13 @@ def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(
         assert "1 running · 1 waiting · 1 finished" in page.inner_text("#counts")
         assert page.inner_text("#run-heading") == "fedavg"
         assert "East: refused: not finite (round 2)" in page.inner_text("#problems")
-        assert "round 4 of 6" in page.inner_text("#run-words")
+        assert "4 of 6 rounds done" in page.inner_text("#run-words")
         assert "<b>North</b>" in page.inner_text("#legend-clients")
         with (study / "fedavg" / "rounds.jsonl").open("a") as file:
             validation = {"macro": 0.987, "per_class": {"Edema": 0.987}}
             line = {"round": 4, "loss": 0.1, "validation": validation, "model": "0" * 32}
             file.write(json.dumps(times(line)) + "\n")
-        page.wait_for_selector("#run-words:has-text('round 5 of 6')")
+        page.wait_for_selector("#run-words:has-text('5 of 6 rounds done')")
         assert "0.987" in page.inner_text("#run-words")
         page.locator("#runs button").last.click()
         page.wait_for_selector("#run-heading:text-is('feddraw')")

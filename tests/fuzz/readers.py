@@ -532,8 +532,8 @@ def read_report(data: bytes, room: Path) -> object:
     (place / name).write_bytes(data[1:])
     try:
         found = run_collection.collect_runs([place.parent])
-        made = statistics.compute_report(found, alpha=0.05, replicates=5, command="", say=str)
-        document = section_order.compose_report(made, "A report", str)
+        made = statistics.compute_report(found, alpha=0.05, replicates=5, command="")
+        document = section_order.compose_report(made, "A report")
         page = html.render_html(
             document,
             {picture.name: "<svg></svg>" for picture in all_pictures(document.blocks)},
@@ -570,7 +570,6 @@ def odd_report(replicates: int, room: Path) -> object:
             alpha=0.05,
             replicates=replicates,
             command="",
-            say=str,
         )
         for place in ("scored", "odd/one")
     ]

@@ -3,10 +3,11 @@
     python tests/mutants/mutate.py --seed 1 --mutants 300
 
 First all tests run once with coverage, so that it is known which tests reach which line and how
-long each takes; this is kept until a file changes. Then every mutant runs the tests that reach its
-line, until one fails, and after these the other tests of the same files. A mutant that none of them
-notices has survived; with `--survivors-whole` it meets all other tests too. What is known of a
-mutant is kept, so that a sample that was interrupted goes on where it stopped.
+long each takes. Then every mutant runs the tests that reach its line, the most particular first, up
+to half a minute of them, until one fails. With `--survivors-whole` those that none of them noticed meet
+all tests that could notice one of them: all survivors are made at once, and where a test fails,
+halves of them until the one is found that it notices. What is known is kept, so that a sample that
+was interrupted goes on where it stopped, and so that survivors meet only the tests that are new.
 
 `equivalent.toml` lists mutants that no test can notice, each with the reason; these do not count.
 The exit code is 0 where at least `--goal` of the others were killed.
@@ -18,41 +19,37 @@ import argparse
 import difflib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 
-from mutant_plugin import TOOK_TOO_LONG
 from operators import Mutant
-from reach import Reach, cache_folder, copy_tree, environment, record_reach, write_plan
+from reach import Reach, cache_folder, file_of, record_reach
 from strata import STRATA, sample
+from trials import Copy, noticed
 
 ROOT = Path(__file__).parent.parent.parent
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "feddraw-mutants"
-OUTCOMES = ("killed", "timeout", "survived", "uncovered", "equivalent")
-SLOWER = 10  # a test may take so many times its usual seconds, and a minute more
-ALL_SLOWER = 3  # all tests of a mutant together, and three minutes more
-AT_ONCE = 400  # tests of one pytest: more names than a command line should have are left to files
+NOTICED = ("killed", "timeout")
+OUTCOMES = (*NOTICED, "survived", "uncovered", "equivalent")
+SECONDS = 30.0  # of the processor, of tests that a mutant meets alone
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A mutant, and what became of it: one of `OUTCOMES`, and the tests that were run."""
+    """A mutant, and what became of it: one of `OUTCOMES`."""
 
     stratum: str
     mutant: Mutant
     outcome: str
-    tests: int
 
 
 # ----------------------------------------------------------------------------------------- a mutant
@@ -78,120 +75,128 @@ def equivalents() -> dict[tuple[str, str, str], str]:
     return {(one["file"], one["before"], one["after"]): one["reason"] for one in listed}
 
 
-class Copy:
-    """A copy of the tree in which mutants are tried, one after another."""
-
-    def __init__(self, folder: Path, reach: Reach) -> None:
-        self.tree = copy_tree(ROOT, folder / "tree")
-        self.plan = folder / "plan.json"
-        self.log = folder / "pytest.log"
-        self.reach = reach
-
-    def try_mutant(self, mutant: Mutant, *, whole: bool) -> tuple[str, int]:
-        """What becomes of it, and how many tests were given it."""
-        file = self.tree / mutant.file
-        before = file.read_bytes()
-        file.write_bytes(mutant.apply(before))
-        try:
-            return self._outcome(mutant, whole=whole)
-        finally:
-            file.write_bytes(before)
-
-    def _outcome(self, mutant: Mutant, *, whole: bool) -> tuple[str, int]:
-        covering = self.reach.covering(mutant)
-        sharing = self.reach.sharing(covering)
-        run = 0
-        for tests in (covering[:AT_ONCE], covering[AT_ONCE:], sharing):
-            if tests:
-                run += len(tests)
-                outcome = self._pytest(tests, leave_out=[])
-                if outcome != "survived":
-                    return outcome, run
-        if whole:
-            run = len(self.reach.seconds)
-            outcome = self._pytest([], leave_out=[*covering, *sharing, *self.reach.failed])
-            if outcome != "survived":
-                return outcome, run
-        return ("survived" if covering else "uncovered"), run
-
-    def _pytest(self, tests: Sequence[str], leave_out: Sequence[str]) -> str:
-        """Runs some tests, or all but some, until one fails."""
-        seconds = self.reach.seconds
-        limits = {test: 60 + SLOWER * seconds[test] for test in tests or seconds}
-        write_plan(
-            self.plan,
-            self.tree,
-            limits=limits,
-            **{"usual limit": 600, "leave out": list(leave_out)},
-        )
-        command = [sys.executable, "-m", "pytest", "-p", "mutant_plugin", "-p", "no:cacheprovider"]
-        command += ["--exitfirst", "--quiet", "--tb=line", *_named(tests)]
-        total = 180 + ALL_SLOWER * sum(seconds[test] for test in tests or seconds)
-        with self.log.open("w") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env=environment(self.tree, self.plan),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout=total)
-            except subprocess.TimeoutExpired:
-                code = TOOK_TOO_LONG
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # also workers that it left behind
-                process.wait()
-        if code == TOOK_TOO_LONG:
-            return "timeout"
-        return "survived" if code == 0 else "killed"
-
-
-def _named(tests: Sequence[str]) -> list[str]:
-    """The tests by name, or by their files where these are too many for a command line."""
-    if len(tests) <= AT_ONCE:
-        return list(tests)
-    return sorted({test.partition("::")[0] for test in tests})
-
-
 # ----------------------------------------------------------------------------------------- a sample
 
 
+class Results:
+    """What is known of mutants, in a file, so that a sample that was interrupted goes on.
+
+    A mutant that was killed stays so while the file of the test that killed it is the same. One
+    that survived has met the files of tests in "met"; it meets those that are new or have changed.
+    """
+
+    def __init__(self, file: Path, reach: Reach) -> None:
+        self.file = file
+        self.reach = reach
+        self.known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.lock = Lock()
+
+    def outcome(self, mutant: Mutant) -> str:
+        """One of `OUTCOMES`, or "" where it is not known yet."""
+        known = self.known.get(_key(mutant), {})
+        if known.get("outcome") not in NOTICED:
+            return str(known.get("outcome", ""))
+        same = self.reach.files.get(file_of(known["test"])) == known["digest"]
+        return str(known["outcome"]) if same else ""
+
+    def has_met(self, mutant: Mutant, test: str) -> bool:
+        """Whether it survived this test as it is now."""
+        file = file_of(test)
+        met = self.known.get(_key(mutant), {}).get("met", {})
+        return file in met and met[file] == self.reach.files[file]
+
+    def killed(self, mutant: Mutant, outcome: str, test: str) -> None:
+        digest = self.reach.files[file_of(test)]
+        self._keep(mutant, {"outcome": outcome, "test": test, "digest": digest})
+
+    def survived(self, mutant: Mutant, *, all_tests: bool) -> None:
+        before = self.known.get(_key(mutant), {}).get("met", {})
+        outcome = "survived" if self.reach.covering(mutant) else "uncovered"
+        met = dict(self.reach.files) if all_tests else before
+        self._keep(mutant, {"outcome": outcome, "met": met})
+
+    def _keep(self, mutant: Mutant, known: dict[str, object]) -> None:
+        with self.lock:
+            self.known[_key(mutant)] = known
+            partial = self.file.with_suffix(".partial")
+            partial.write_text(json.dumps(self.known, indent=1), encoding="utf-8")
+            partial.replace(self.file)
+
+
+def _key(mutant: Mutant) -> str:
+    return f"{mutant.file}:{mutant.start}:{mutant.end}:{mutant.replacement}"
+
+
 def try_all(
-    chosen: Sequence[tuple[str, Mutant]], reach: Reach, kept: Path, *, workers: int, whole: bool
+    chosen: Sequence[tuple[str, Mutant]], results: Results, *, workers: int, whole: bool
 ) -> list[Tried]:
-    """Tries the mutants that are not yet known, in as many copies as there are workers."""
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    """Tries the mutants that are not yet known, in as many copies as there are workers; then, if
+    asked, those that survived meet all tests, together.
+    """
     without_test = equivalents()
+    listed = {m for _, m in chosen if (m.file, *difference(m)) in without_test}
+    mutants = [mutant for _, mutant in chosen if mutant not in listed]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(workers):
             place = Path(folder) / str(number)
             place.mkdir()
-            copies.put(Copy(place, reach))
+            copies.put(Copy(ROOT, place, results.reach))
 
-        def tried(each: tuple[str, Mutant]) -> Tried:
-            stratum, mutant = each
-            before, after = difference(mutant)
-            if (mutant.file, before, after) in without_test:
-                return Tried(stratum, mutant, "equivalent", 0)
-            key = f"{mutant.file}:{mutant.start}:{mutant.end}:{mutant.replacement}"
-            outcome, tests, met_all = known.get(key, ("", 0, False))
-            if not outcome or (whole and outcome in ("survived", "uncovered") and not met_all):
-                copy = copies.get()
-                try:
-                    outcome, tests = copy.try_mutant(mutant, whole=whole)
-                finally:
-                    copies.put(copy)
-                known[key] = outcome, tests, whole
-                kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
-                print(f"{outcome:9} {mutant.file}:{mutant.line} {mutant.operator}", flush=True)
-            return Tried(stratum, mutant, outcome, tests)
+        def in_a_copy(mutant: Mutant) -> None:
+            copy = copies.get()
+            try:
+                try_alone(mutant, copy, results)
+            finally:
+                copies.put(copy)
 
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(tried, chosen))
+            list(pool.map(in_a_copy, mutants))
+        if whole:
+            alive = [mutant for mutant in mutants if results.outcome(mutant) not in NOTICED]
+            try_together(alive, copies.get(), results)
+    return [
+        Tried(stratum, mutant, "equivalent" if mutant in listed else results.outcome(mutant))
+        for stratum, mutant in chosen
+    ]
+
+
+def try_alone(mutant: Mutant, copy: Copy, results: Results) -> None:
+    """The tests that reach its line and that it has not met yet, the most particular first, as many
+    as fit into `SECONDS`.
+    """
+    if results.outcome(mutant) in NOTICED:
+        return
+    tests: list[str] = []
+    left = SECONDS
+    for test in results.reach.covering(mutant):
+        if left > 0 and not results.has_met(mutant, test):
+            tests.append(test)
+            left -= results.reach.seconds[test]
+    if not tests and results.outcome(mutant):
+        return
+    outcome, test = copy.first_failure([mutant], tests)
+    if outcome:
+        results.killed(mutant, outcome, test)
+    else:
+        results.survived(mutant, all_tests=False)
+    print(f"{outcome or 'survived':9} {mutant.file}:{mutant.line} {mutant.operator}", flush=True)
+
+
+def try_together(mutants: Sequence[Mutant], copy: Copy, results: Results) -> None:
+    """All tests that one of the mutants has not met and that can notice it."""
+    tests = [
+        test
+        for test in results.reach.able_to_notice(mutants)
+        if not all(results.has_met(mutant, test) for mutant in mutants)
+    ]
+    print(f"{len(mutants)} survivors together meet {len(tests)} tests …", flush=True)
+    found = noticed(copy, mutants, tests)
+    for mutant in mutants:
+        if mutant in found:
+            results.killed(mutant, *found[mutant])
+        else:
+            results.survived(mutant, all_tests=True)
 
 
 def table(results: Sequence[Tried]) -> str:
@@ -208,7 +213,7 @@ def table(results: Sequence[Tried]) -> str:
 def killed_share(results: Sequence[Tried]) -> float:
     """The share of the mutants that were noticed, of those that can be."""
     counted = [one for one in results if one.outcome != "equivalent"]
-    killed = [one for one in counted if one.outcome in ("killed", "timeout")]
+    killed = [one for one in counted if one.outcome in NOTICED]
     return len(killed) / len(counted) if counted else 1.0
 
 
@@ -221,7 +226,7 @@ def survivors(results: Sequence[Tried]) -> str:
             title = f"{one.mutant.file}:{one.mutant.line} {one.mutant.operator}"
             removed = "\n".join(f"  - {line}" for line in before.splitlines())
             added = "\n".join(f"  + {line}" for line in after.splitlines())
-            blocks.append(f"{title} ({one.outcome}, {one.tests} tests)\n{removed}\n{added}")
+            blocks.append(f"{title} ({one.outcome})\n{removed}\n{added}")
     return "\n\n".join(blocks)
 
 
@@ -246,20 +251,15 @@ def main() -> None:
                 f"{stratum}: {mutant.file}:{mutant.line} {mutant.operator}: {before}  ->  {after}"
             )
         return
-    folder = cache_folder(ROOT, options.cache, options.tests)
+    folder = cache_folder(ROOT, options.cache)
     reach = record_reach(ROOT, folder, options.tests, options.workers)
     if reach.failed:
         print(f"{len(reach.failed)} tests fail without a mutant and are left out:")
         print("\n".join(sorted(reach.failed)))
-    results = try_all(
-        chosen,
-        reach,
-        folder / "results.json",
-        workers=options.workers,
-        whole=options.survivors_whole,
-    )
-    print(f"\n{survivors(results)}\n\n{table(results)}")
-    sys.exit(killed_share(results) < options.goal)
+    results = Results(folder / "results.json", reach)
+    tried = try_all(chosen, results, workers=options.workers, whole=options.survivors_whole)
+    print(f"\n{survivors(tried)}\n\n{table(tried)}")
+    sys.exit(killed_share(tried) < options.goal)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from coverage import CoverageData
 from operators import Mutant
 
 HERE = Path(__file__).parent
+AT_ONCE = 12  # files of tests that are recorded before what is known is kept
 COVERAGE_SETTINGS = """[run]
 source = src/feddraw
 relative_files = true
@@ -32,12 +33,11 @@ def tracked_files(root: Path) -> list[str]:
     return sorted(name for name in listed.split("\0") if name and (root / name).is_file())
 
 
-def digest_of(root: Path) -> str:
-    """Changes with every file that tests may see."""
+def digest_of(root: Path, names: Sequence[str]) -> str:
+    """Changes with some files."""
     total = hashlib.sha256()
-    for name in tracked_files(root):
-        if not name.startswith("tests/mutants/"):
-            total.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
+    for name in names:
+        total.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
     return total.hexdigest()[:16]
 
 
@@ -71,18 +71,22 @@ def environment(tree: Path, plan: Path) -> dict[str, str]:
 
 def write_plan(file: Path, tree: Path, **settings: Any) -> Path:
     """What mutant_plugin.py is to do."""
-    usual: dict[str, Any] = {"record": "", "limits": {}, "usual limit": 0, "leave out": []}
+    usual: dict[str, Any] = {"record": "", "files": [], "limits": {}, "failure": ""}
     file.write_text(json.dumps(usual | {"source": str(tree)} | settings), encoding="utf-8")
     return file
 
 
 class Reach:
-    """Which tests reach which lines, how long each takes, and which fail without any mutant."""
+    """Which tests reach which lines, what each costs, which start processes, and which fail
+    without any mutant.
+    """
 
     def __init__(self, folder: Path) -> None:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         self.seconds: Mapping[str, float] = record["seconds"]
         self.failed = set(record["failed"])
+        self.files: Mapping[str, str] = record["files"]
+        self.files_with_processes = {file_of(test) for test in record["with processes"]}
         self.lines: dict[str, dict[int, set[str]]] = {}
         self.breadth: Counter[str] = Counter()
         data = CoverageData(str(folder / "coverage"))
@@ -109,52 +113,94 @@ class Reach:
         tests = set().union(*here) or set().union(*lines.values())
         return sorted(tests, key=self._effort)
 
-    def sharing(self, tests: Sequence[str]) -> list[str]:
-        """The other tests of the same files: what one test trained and kept is looked at by those
-        after it, but only the first is seen to run it.
+    def able_to_notice(self, mutants: Sequence[Mutant]) -> list[str]:
+        """The tests that can notice one of some mutants: those of the files that reach one of them
+        (what one test trained and kept is looked at by those after it, but only the first is seen
+        to run it), and those of the files that start processes, where coverage sees nothing.
         """
-        files = {test.partition("::")[0] for test in tests}
-        others = {test for test in self.seconds if test.partition("::")[0] in files}
-        return sorted(others - set(tests) - self.failed, key=self._effort)
+        files = {file_of(test) for mutant in mutants for test in self.covering(mutant)}
+        files |= self.files_with_processes
+        tests = [test for test in self.seconds if file_of(test) in files]
+        return [test for test in tests if test not in self.failed]
 
     def _effort(self, test: str) -> tuple[float, str]:
         return self.breadth[test] * (0.05 + self.seconds[test]), test
 
 
-def cache_folder(root: Path, cache: Path, tests: Sequence[str]) -> Path:
-    """Where what is known of this tree under these tests is kept."""
-    selection = hashlib.sha256(" ".join(tests).encode()).hexdigest()[:8]
-    return cache / f"{digest_of(root)}-{selection}"
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def cache_folder(root: Path, cache: Path) -> Path:
+    """Where what is known of this package is kept: tests may be added and changed."""
+    return cache / digest_of(root, [name for name in tracked_files(root) if "src/" in name])
+
+
+def tests_by_digest(root: Path, chosen: Sequence[str]) -> dict[str, str]:
+    """The files of tests, all or some, each with a digest of its text. What tests share
+    (tests/tiny.py and so on) is not looked at: after a change there, delete the folder.
+    """
+    names = [name for name in tracked_files(root) if name.startswith("tests/")]
+    files = [name for name in names if Path(name).name.startswith("test_")]
+    kept = [name for name in files if not chosen or name in chosen]
+    return {name: digest_of(root, [name]) for name in kept}
 
 
 def record_reach(root: Path, folder: Path, tests: Sequence[str], workers: int) -> Reach:
-    """Runs the tests once with coverage, unless the folder has the outcome already."""
-    if not (folder / "record.json").is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        tree = copy_tree(root, folder / "tree")
-        settings = folder / "coveragerc"
-        settings.write_text(COVERAGE_SETTINGS, encoding="utf-8")
-        plan = write_plan(folder / "plan.json", tree, record=str(folder / "record.json"))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "mutant_plugin",
-            "--cov",
-            "--cov-context=test",
-        ]
-        command += [f"--cov-config={settings}", "--cov-report=", "--numprocesses", str(workers)]
-        command += ["--dist", "loadfile", *tests]
-        print("the tests once, with coverage …", flush=True)
+    """Runs the tests once with coverage, some files at a time; later only those of files that have
+    changed since.
+    """
+    record = folder / "record.json"
+    known: dict[str, Any] = {"seconds": {}, "failed": [], "with processes": [], "files": {}}
+    if record.is_file():
+        known = json.loads(record.read_text(encoding="utf-8"))
+    files = tests_by_digest(root, tests)
+    gone = {name for name in known["files"] if name not in files}
+    changed = sorted(name for name in files if files[name] != known["files"].get(name))
+    folder.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(changed), AT_ONCE):
+        some = changed[start : start + AT_ONCE]
+        print(f"with coverage: {len(changed) - start} files of tests …", flush=True)
+        latest = _recorded(root, folder, some, workers)
+        known = _merged(known, latest, gone.union(some))
+        known["files"] |= {name: files[name] for name in some}
+        record.write_text(json.dumps(known), encoding="utf-8")
+    return Reach(folder)
+
+
+def _merged(known: dict[str, Any], latest: dict[str, Any], gone: set[str]) -> dict[str, Any]:
+    """Two records as one, without what is known of the tests of some files."""
+    kept = {test: cost for test, cost in known["seconds"].items() if file_of(test) not in gone}
+    merged: dict[str, Any] = {
+        "seconds": kept | latest["seconds"],
+        "files": {name: known["files"][name] for name in known["files"] if name not in gone},
+    }
+    for part in ("failed", "with processes"):
+        merged[part] = [test for test in known[part] if file_of(test) not in gone] + latest[part]
+    return merged
+
+
+def _recorded(root: Path, folder: Path, files: Sequence[str], workers: int) -> dict[str, Any]:
+    """Seconds and failures of the tests of some files; what they reach is added to the coverage."""
+    tree = copy_tree(root, folder / "tree")
+    settings = folder / "coveragerc"
+    settings.write_text(COVERAGE_SETTINGS, encoding="utf-8")
+    latest = folder / "latest.json"
+    # Files that are named would run although the suite leaves them to their own targets.
+    plan = write_plan(folder / "plan.json", tree, record=str(latest), files=list(files))
+    command = [sys.executable, "-m", "pytest", "-p", "mutant_plugin"]
+    command += ["--cov", "--cov-append", "--cov-context=test"]
+    command += [f"--cov-config={settings}", "--cov-report="]
+    command += ["--numprocesses", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    with (folder / "tests.log").open("w") as log:
         subprocess.run(
             command,
             cwd=tree,
             env=environment(tree, plan) | {"COVERAGE_FILE": str(folder / "coverage")},
-            stdout=(folder / "tests.log").open("w"),
+            stdout=log,
             stderr=subprocess.STDOUT,
             check=False,
         )
-        shutil.rmtree(tree)
-    return Reach(folder)
+    shutil.rmtree(tree)
+    recorded: dict[str, Any] = json.loads(latest.read_text(encoding="utf-8"))
+    return recorded

@@ -55,13 +55,15 @@ def bootstrap(
     patients: ArrayLike | None = None,
     folds: ArrayLike | None = None,
     replicates: int = 2000,
+    on_drawn: Callable[[int], None] = lambda drawn: None,
 ) -> Floats:
     """The macro AUC (or another measure) of several models on the same images: an array of
     (models, 1 + replicates).
 
     `outputs` has each model's scores (or calls) and `truth` the labels, both (images, findings).
     `patients` says whose each image is; without it, each image is drawn by itself. `folds` numbers
-    the parts of the images that are measured apart and averaged, such as repeats.
+    the parts of the images that are measured apart and averaged, such as repeats. `on_drawn` is
+    told after some replicates how many there are.
 
     The first column is the estimate; in each of the others all models have the same patients drawn.
     So differences of rows are paired, and any number of pairs costs no more than the models
@@ -76,7 +78,7 @@ def bootstrap(
     fold_of_image = np.zeros(len(truth)) if folds is None else np.asarray(folds)
     by_fold = [np.flatnonzero(fold_of_image == fold) for fold in np.unique(fold_of_image)]
     everybody_once = np.ones((1, units))
-    draws = chain([everybody_once], _draws(units, replicates, rng))
+    draws = chain([everybody_once], _draws(units, replicates, rng, on_drawn))
     if measure in _COMPONENTS and min(map(len, by_fold)) >= LARGE:
         sums = _component_sums(_COMPONENTS[measure], models, truth, unit_of_image, by_fold)
         return _macro_of_components(_COMPONENTS[measure], sums, draws, len(models))
@@ -127,12 +129,18 @@ def _units(patients: ArrayLike | None, images: int) -> Indices:
     return np.asarray(np.unique(np.asarray(patients), return_inverse=True)[1])
 
 
-def _draws(units: int, replicates: int, rng: np.random.Generator) -> Iterator[Floats]:
+def _draws(
+    units: int,
+    replicates: int,
+    rng: np.random.Generator,
+    on_drawn: Callable[[int], None] = lambda drawn: None,
+) -> Iterator[Floats]:
     """How often each unit is drawn, one row per replicate, in blocks."""
     for start in range(0, replicates, _REPLICATES_AT_A_TIME):
         count = min(_REPLICATES_AT_A_TIME, replicates - start)
         chosen = rng.integers(units, size=(count, units))
         yield np.stack([np.bincount(row, minlength=units) for row in chosen]).astype(np.float64)
+        on_drawn(start + count)  # whoever took the block is done with it
 
 
 def _macro_of_replicates(

@@ -13,7 +13,6 @@ the clients that counted in the round, and a client's means are over the rounds 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -22,25 +21,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.analysis.events_in_words import (
+    Event,
+    RoundSpan,
+    causes_in_words,
+    rounds_in_words,
+    spans_of_rounds,
+    status_in_words,
+)
+from feddraw.analysis.explain_evaluations import (
+    absent_evaluations,
+    absent_evaluations_in_words,
+)
 from feddraw.analysis.site_heterogeneity import (
     number_or_none,
     site_distances_in_ledger,
     site_distances_in_words,
 )
-from feddraw.core.schedules import softmax
+from feddraw.core.schedules import most_moved_by_similarity, softmax
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.results.recorded_run import RecordedRun
-from feddraw.server.policy import EASED
+from feddraw.server.policy import EASED, UNMET
 from feddraw.system.file_writing import json_values
 from feddraw.text import join_names
 
 Floats = NDArray[np.float64]
-RoundSpan = tuple[int, int]  # first and last round
 
 NEARLY_EQUAL = 0.01  # weights this close to an equal share, as a part of it, are called equal
 EXACTLY_EQUAL = 1e-9
-NUMBERS = re.compile(r"\d[\d.,]*(e[+-]?\d+)?")  # in which statuses of one cause may differ
 
 HOW_WEIGHTS_SPLIT = (
     "A weight is the softmax of a score for size plus a score for similarity. What a client counted"
@@ -137,12 +146,12 @@ class WeightExplanation:
         return spans_of_rounds(self.distance_from_fair <= tolerance)
 
     @property
-    def events(self) -> list[tuple[int, str, str]]:
-        """Round, client and reason of everybody who was asked and did not count, nodes without a
-        name among them.
+    def events(self) -> list[Event]:
+        """Everybody who was asked or not connected and did not count, nodes without a name among
+        them.
         """
         return [
-            (entry.round, entry.client, entry.status)
+            Event(entry.round, entry.client, entry.status)
             for entry in self.run.entries
             if not entry.weighted and entry.status != "not sampled"
         ]
@@ -165,7 +174,8 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
     if not weights.any():
-        why = f" ({run.diverged.why})" if run.diverged else ""
+        reason = run.diverged.why if run.diverged else run.stopped
+        why = f" ({reason})" if reason else ""
         raise UserError(
             f"no client counted in any round of {run.path}{why}: there is nothing to explain"
         )
@@ -245,12 +255,6 @@ def split_weights(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
     return from_size, from_similarity
 
 
-def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
-    """The runs of rounds in which something holds."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]]).astype(int)))
-    return [(int(start), int(end) - 1) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-
-
 # ----------------------------------------------------------------------------------------- in words
 
 
@@ -270,6 +274,7 @@ def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
     yield from _joined_late(explained)
     yield from _rounds_of_few(explained)
     yield from _not_counted(explained)
+    yield from absent_evaluations_in_words(run)
     if run.stopped:
         yield f"The run has stopped: {run.stopped}."
     if run.diverged:
@@ -367,10 +372,31 @@ def _size_or_similarity(explained: WeightExplanation) -> Iterator[str]:
             f"Size caused {percent(size.sum() / total)} of all differences between weights,"
             " similarity the rest."
         )
+    yield from _most_moved_by_similarity(explained)
     if when := spans_of_rounds(size > similarity + EXACTLY_EQUAL):
         yield f"Size caused more of the differences than similarity in {rounds_in_words(when)}."
     if when := spans_of_rounds(similarity > size + EXACTLY_EQUAL):
         yield f"Similarity caused more of the differences than size in {rounds_in_words(when)}."
+
+
+def _most_moved_by_similarity(explained: WeightExplanation) -> Iterator[str]:
+    """How much of the weight the similarities of a round can have moved, at most."""
+    ledger = explained.run.ledger
+    bounds = []
+    for round, counted in enumerate(explained.counted):
+        gammas = ledger["gamma"][round, counted]
+        betas = ledger["beta"][round, counted]
+        similarities = ledger["similarity"][round, counted]
+        if not counted.any() or np.isnan([*gammas, *betas, *similarities]).any():
+            continue
+        gap = float(similarities.max() - similarities.min())
+        bounds.append((most_moved_by_similarity(gap, gammas[0], betas[0]), round, gap))
+    if bounds:
+        share, round, gap = max(bounds)
+        yield (
+            f"Similarity can have moved at most {percent(share)} of the weight in any round (round"
+            f" {round}, where similarities differed by {gap:.4f})."
+        )
 
 
 def _compared_with_size(explained: WeightExplanation) -> Iterator[str]:
@@ -407,6 +433,12 @@ def _clause_in_words(
     change = np.where(here, allowed - proposed, 0.0)
     most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
     when = rounds_in_words(spans_of_rounds(here))
+    if clause.endswith(UNMET):
+        setting = clause.removesuffix(UNMET)
+        return (
+            f"With too few clients, policy.{setting} could not limit {client} in {when}: it counted"
+            f" up to {percent(np.nanmax(np.where(here, allowed, np.nan)))}."
+        )
     if here.sum() > 1:
         when += f", most in round {most}"
     return (
@@ -447,7 +479,7 @@ def _weights_by_finding(
     stack = np.stack(list(weights.values()))
     spread = np.nan_to_num(stack.max(axis=0) - stack.min(axis=0))
     if spread.max() < EXACTLY_EQUAL:
-        yield "Each finding's weights are those of the whole model."
+        yield from _same_weights_for_findings(explained, findings, stack[0])
         return
     round, client = np.unravel_index(spread.argmax(), spread.shape)
     here = stack[:, round, client]
@@ -457,6 +489,23 @@ def _weights_by_finding(
         f"By finding, weights differed most in round {round}: {explained.clients[client]} counted"
         f" {percent(here[highest])} for {findings[highest]} and {percent(here[lowest])} for"
         f" {findings[lowest]}."
+    )
+
+
+def _same_weights_for_findings(
+    explained: WeightExplanation, findings: Sequence[str], weights: Floats
+) -> Iterator[str]:
+    """Where all these findings have the same weights (rounds × clients)."""
+    of_model = explained.run.ledger["weight"]
+    difference = np.abs(np.nan_to_num(weights - of_model))
+    if difference.max() < EXACTLY_EQUAL:
+        yield "Each finding's weights are those of the whole model."
+        return
+    round, client = np.unravel_index(difference.argmax(), difference.shape)
+    yield (
+        f"The weights of {join_names(findings)} differed most from those of the whole model in"
+        f" round {round}: {explained.clients[client]} counted"
+        f" {percent(weights[round, client])} instead of {percent(of_model[round, client])}."
     )
 
 
@@ -504,15 +553,8 @@ def _rounds_of_few(explained: WeightExplanation) -> Iterator[str]:
 
 
 def _not_counted(explained: WeightExplanation) -> Iterator[str]:
-    """Every cause for which somebody was asked and did not count, with whom and when it met."""
-    causes: dict[str, list[tuple[int, str, str]]] = {}
-    for event in explained.events:
-        cause = NUMBERS.sub("#", event[2])
-        causes.setdefault(cause, []).append(event)
-    for events in causes.values():
-        statuses = {status for _, _, status in events}
-        such_as = ", such as" if len(statuses) > 1 else ""
-        yield f"{_cause_in_words(events[0][2], such_as)}: {_clients_and_rounds(events)}."
+    """Every cause for which somebody was wanted and did not count, with whom and when it met."""
+    yield from causes_in_words(explained.events, status_in_words)
     if nodes := explained.unnamed_nodes:
         yield (
             f"Not among the clients: {join_names(nodes)}. The ledger has no name for a node before"
@@ -521,33 +563,6 @@ def _not_counted(explained: WeightExplanation) -> Iterator[str]:
     never = np.logical_not(explained.counted.any(axis=0)).tolist()
     if names := list(compress(explained.clients, never)):
         yield f"{join_names(names)} never counted."
-
-
-def _cause_in_words(status: str, such_as: str) -> str:
-    if status == "missing":
-        return "Asked, but did not answer"
-    kind, _, reason = status.partition(": ")
-    return f"{kind.capitalize()}{such_as} ({reason})" if reason else kind.capitalize()
-
-
-def _clients_and_rounds(events: Sequence[tuple[int, str, str]]) -> str:
-    """Who met a cause, and when: North in rounds 1 to 3, South in round 5."""
-    rounds_of: dict[str, set[int]] = {}
-    for round, client, _ in events:
-        rounds_of.setdefault(client, set()).add(round)
-    words = []
-    for client, rounds in rounds_of.items():
-        met = np.zeros(max(rounds) + 1, dtype=bool)
-        met[list(rounds)] = True
-        words.append(f"{client} in {rounds_in_words(spans_of_rounds(met))}")
-    return join_names(words)
-
-
-def rounds_in_words(spans: Sequence[RoundSpan]) -> str:
-    """Spans as words: rounds 3 to 7 and 9."""
-    words = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
-    single = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return ("round " if single else "rounds ") + join_names(words)
 
 
 def percent(value: float | None) -> str:
@@ -587,6 +602,10 @@ def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
         "not_weighted": [
             {"round": t, "client": client, "status": status}
             for t, client, status in explained.events
+        ],
+        "not_evaluated": [
+            {"round": t, "client": client, "status": status}
+            for t, client, status in absent_evaluations(run)
         ],
     }
     return dict(json_values(document))

@@ -6,11 +6,13 @@ One file per command, which imports what is slow only when it runs.
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import click
@@ -80,11 +82,23 @@ COMMANDS = (  # in the order of --help; a group has an app of its own
     operator.app,
     site.app,
 )
+
+
+def _help_of(callback: Callable[..., Any]) -> str:
+    """A command's docstring with each paragraph on one line, which the terminal then wraps."""
+    paragraphs = inspect.cleandoc(callback.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
 for command in COMMANDS:
     if isinstance(command, typer.Typer):
+        for member in command.registered_commands:
+            assert member.callback is not None
+            member.help = _help_of(member.callback)
         app.add_typer(command, name=command.info.name)
     else:
-        app.command(command.__name__.removesuffix("_").replace("_", "-"))(command)
+        name = command.__name__.removesuffix("_").replace("_", "-")
+        app.command(name, help=_help_of(command))(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -128,7 +142,7 @@ def main() -> None:
         help_wanted.show()
         code = 2
     except click.ClickException as mistake:
-        code = _print_error(mistake.format_message(), 2)
+        code = _print_error(_with_one_suggestion(mistake.format_message()), 2)
     except UserError as mistake:
         code = _print_error(str(mistake), 2)
     except RunFailed as failure:
@@ -157,6 +171,12 @@ def main() -> None:
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
         _print_error(f"stopped{AFTER_CTRL_C.get(_typed_command(sys.argv[1:]), '')}", INTERRUPTED)
     sys.exit(_exit_code_when_flushed(code if isinstance(code, int) else 0))
+
+
+def _with_one_suggestion(message: str) -> str:
+    """A message of click without the second "Did you mean": typer and click each add one."""
+    first_suggestion = re.search(r"Did you mean [^?]*\?\)?", message)
+    return message[: first_suggestion.end()] if first_suggestion else message
 
 
 def _typed_command(words: Sequence[str]) -> str:

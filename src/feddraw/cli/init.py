@@ -55,13 +55,14 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     typed = [*map(str, paths), *(word for pair in options.items() if pair[1] for word in pair)]
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
-    write_whole(target, experiment_file_text(found, chosen, command, shown).encode())
     run_one = f"feddraw run {shown}"
     compare_methods = f"feddraw compare {shown}"
     if unusable_rows(found):
         # The file keeps skip_bad = false: that rows are left out is a decision to take knowingly.
         run_one = f"feddraw run {shown} --set data.skip_bad=true"
         compare_methods = f"feddraw compare {shown} --set data.skip_bad=true"
+    text = experiment_file_text(found, chosen, command, run_one)
+    write_whole(target, text.encode())
     written = [*(found.sheets if found.written else []), target]
     print_line(
         f"wrote {' and '.join(map(str, written))}: read {target}, then run  {run_one}  or "

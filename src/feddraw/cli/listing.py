@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 def list_(
     kind: Annotated[str, Argument(help="What to list: methods, models, data or scenarios.")],
+    wide: Annotated[
+        bool, Option(help="Show all columns, such as what a method needs and its settings.")
+    ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the methods, models, data sets or scenarios."""
+    """List the methods, models, data sets or scenarios, one line each."""
     lists = {
         "methods": listed_methods,
         "models": listed_models,
@@ -30,9 +33,14 @@ def list_(
     if json:
         print_json(rows)
         return
-    columns = list(rows[0])
+    all_columns = list(rows[0])
+    columns = all_columns if wide else ["name", "what"]
     cells = [[_listed_cell(row[column]) for column in columns] for row in rows]
-    console().print(table(columns, cells, left=len(columns)))
+    out = console()
+    out.print(table(columns, cells, left=len(columns)))
+    hidden = [column for column in all_columns if column not in columns]
+    if hidden:
+        out.print(f"`feddraw list {kind} --wide` adds: {', '.join(hidden)}.")
 
 
 def _listed_cell(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console, status_line
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.text import safe_line
@@ -72,11 +73,14 @@ def write_and_show_report(
 
     if pdf:
         tex_program()  # that there is none must not be found out when all is written
-    with status_line("writing the report") as say:
-        written = write_report(folders, out, say=say, **options)
-        compiled = write_pdf(written) if pdf else None
+    # standard error: a long bootstrap says how far it is, and the output stays what is reported
+    with counting_bar(console(stderr=True), prefix="report: ", announced=False) as show_progress:
+        written = write_report(folders, out, progress=show_progress, **options)
+    if pdf:
+        with status_line("compiling paper.tex"):
+            compiled = write_pdf(written)
     show_report(written)
-    if compiled is not None:
+    if pdf:
         console().print(f"the paper's tables: {compiled}")
 
 

@@ -21,8 +21,8 @@ from feddraw.cli.terminal import console, plain_words, table
 from feddraw.text import safe_line
 
 if TYPE_CHECKING:
-    from feddraw.data.image_cache import Progress
     from feddraw.study.progress import StudyEvent, StudyProgress
+    from feddraw.system.progress import Progress
     from feddraw.training.devices import WorkerPlace
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from typer import Option
 
 from feddraw.cli.terminal import console, print_json, table
-from feddraw.core.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading, schedule
+from feddraw.core.schedules import (
+    BETA_MAX,
+    ETA,
+    LAM,
+    ROUNDS,
+    Reading,
+    most_moved_by_similarity,
+    schedule,
+)
 from feddraw.errors import UserError
 from feddraw.system.file_reading import read_text
 
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_BYTES = 1 << 24  # of a table of similarities
+EXAMPLE_GAP = 0.1  # between similarities, where none is given
 
 
 def weights(
@@ -100,6 +109,33 @@ def show_weights(rows: list[dict[str, Any]]) -> None:
     for part, title in parts.items():
         out.print(title)
         out.print(_table_by_round(rows, part))
+    out.print(_moved_by_similarity_in_words(rows))
+
+
+def _moved_by_similarity_in_words(rows: list[dict[str, Any]]) -> str:
+    """How much of the weight the similarities can have moved, at most, and in which round."""
+    by_round = []
+    for row in rows:
+        similarities = [client["similarity"] for client in row["clients"]]
+        gap = max(similarities) - min(similarities)
+        share = most_moved_by_similarity(gap, row["gamma"], row["beta"])
+        by_round.append((share, row["round"], gap))
+    share, round, gap = max(by_round)
+    if share > 0:
+        return (
+            f"Similarity can move at most {100 * share:.1f} % of the weight: in round {round},"
+            f" where similarities differ by {gap:.4f} (docs/similarity.md)."
+        )
+    shares = [
+        (most_moved_by_similarity(EXAMPLE_GAP, row["gamma"], row["beta"]), row["round"])
+        for row in rows
+    ]
+    share, round = max(shares)
+    return (
+        "All similarities are equal and move nothing. Similarities that differ by"
+        f" {EXAMPLE_GAP:g} could move at most {100 * share:.1f} % of the weight, in round {round}"
+        " (docs/similarity.md)."
+    )
 
 
 def _table_by_round(rows: list[dict[str, Any]], part: str) -> Table:

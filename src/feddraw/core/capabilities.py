@@ -55,10 +55,15 @@ def why_not_secure(method: Method) -> str:
         return reason
     if server.needs.layers == "all":
         return "its server rule needs every client's parameters"
-    if any(extra.holds == "moves" for extra in method.local.sends):
+    if any(extra.holds != "numbers" for extra in method.local.sends):
         return (
-            "what its clients send beside the model follows from their moves, and its sum beside "
-            "the weighted one can leave a single client's as their difference"
+            "what its clients send beside the model points where their moves do, and its sum "
+            "beside the weighted one can leave a single client's as their difference"
+        )
+    if isinstance(server, Factored) and isinstance(weighting, ScoredByOutput):
+        return (
+            "it sums each client's factor once for every output, under other weights, and enough "
+            "such sums would give away each client's factor"
         )
     if HELD.name in method.asks:
         return "under unequal weights the server needs what each client remembers by its own share"

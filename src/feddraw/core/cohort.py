@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -117,7 +118,9 @@ class Cohort:
 
     @property
     def steps(self) -> Column:
-        return np.array([update.steps for update in self.updates], dtype=np.float64)
+        """Optimiser steps by client; not a number where a client does not say."""
+        steps = [math.nan if update.steps is None else update.steps for update in self.updates]
+        return np.array(steps, dtype=np.float64)
 
     @cached_property
     def labelled(self) -> NDArray[np.bool_] | None:

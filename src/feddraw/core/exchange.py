@@ -23,6 +23,7 @@ Memory = dict[str, Vector]  # what a client keeps from one round to the next; it
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
 MOST_STEPS = 10**9
 MOST_IMAGES = 10**7
+LEAST_SIZE = 1e-9  # of a size that is no number of images: its share of a sum is not zero
 MOST_LOSS = 1e6  # of a mean loss: no honest one is near it, and powers of it stay finite
 
 # What a vector beside the model says. A sum of moves or gradients beside the weighted sum of moves
@@ -43,6 +44,7 @@ class Extra:
     high: float = HUGE
     holds: Holds = "numbers"
     words: str = ""  # for lists of what a method needs
+    meaning: str = ""  # what to send, where its name does not say it; for messages
 
 
 # What a weighting or a server rule may ask of every client; a client answers only what is asked.
@@ -133,11 +135,26 @@ class Update:
     client: int
     model: Model
     size: float  # images, a whole number; over Flower whatever positive number the app weighs by
-    steps: int  # optimiser steps taken
+    steps: int | None  # optimiser steps taken; None where the client does not say
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Vector] = field(default_factory=dict)  # what goes up beside the model
     labelled: NDArray[np.bool_] | None = None  # (outputs,): findings that it labels; None = all
     seconds: float = math.nan  # how long the client worked, where it says so
+
+    @property
+    def known_steps(self) -> int:
+        """The steps, for rules that compute with them.
+
+        At a client they are always known, and with `Needs(steps=True)` the gate refuses updates
+        that do not tell them.
+        """
+        if self.steps is None:
+            raise UserError(
+                f"client {self.client} does not say how many optimiser steps it took, and this rule"
+                " computes with them: declare needs = Needs(steps=True), so that such an update is"
+                " refused"
+            )
+        return self.steps
 
 
 class Proxy(Protocol):

@@ -156,6 +156,20 @@ def reputation(prior: Some, similarity: Some, gamma: float) -> Some:
     return gamma * prior + (1.0 - gamma) * similarity
 
 
+def most_moved_by_similarity(gap: float, gamma: float, beta: float | None) -> float:
+    """The largest share of the weight that similarities can move in a round with this gamma and
+    beta: a bound on the total variation between the weights and those of equal similarities.
+
+    `gap` is the largest similarity minus the smallest. The scores change by beta (1 - gamma) s, a
+    range of L = beta (1 - gamma) gap, and scores that differ within a range of L change a softmax
+    by at most tanh(L / 4), whatever the sizes are (docs/similarity.md has the proof). A round that
+    takes the prior (no beta) looks at no similarity.
+    """
+    if beta is None:
+        return 0.0
+    return math.tanh(beta * (1.0 - gamma) * gap / 4)
+
+
 def weights(
     *,
     round: int,

@@ -19,13 +19,13 @@ from feddraw.catalog import check_setting_types, own_function
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.datasets.chexpert import read_chexpert
-from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import ImagePreparation, PreparationEstimate
 from feddraw.data.label_table import describe_row_problems
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError, unknown
 from feddraw.system.file_reading import expanded_path
+from feddraw.system.progress import Progress
 
 # That the caller gives when it opens the data; no settings.
 # what the caller gives when it opens the data: no settings

@@ -32,12 +32,11 @@ from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
 from feddraw.system.file_writing import close_to_others, make_subfolder, open_file, write_whole
 from feddraw.system.locks import flock
+from feddraw.system.progress import Progress, no_progress
 from feddraw.system.workers import in_workers
 
 CACHE_FORMAT = 1  # raise it when the same settings give other pixels
 CHUNK = 128  # images prepared, written and logged together
-
-Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
 
 
 class ImageSource(Protocol):
@@ -350,7 +349,3 @@ def _bytes_on_disk(file: Path) -> int:
 
 def write_entry_json(path: Path, content: object) -> None:
     write_whole(path, json.dumps(content, indent=1).encode(), private=True)
-
-
-def no_progress(what: str, ready: int, total: int) -> None:
-    """No progress is shown."""

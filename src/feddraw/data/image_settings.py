@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.image_cache import Progress
 from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, not_negative
+from feddraw.system.progress import Progress
 from feddraw.system.workers import limited_workers
 
 # the paper's, of pixel / 255

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from feddraw.data import image_cache
 from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, FindingChoice, choose_findings
-from feddraw.data.image_cache import PreparedImages, Progress
+from feddraw.data.image_cache import PreparedImages
 from feddraw.data.imaging import BadImage, Grey
 from feddraw.data.label_table import LabelTable, RowProblem
 from feddraw.errors import UserError, first_line
 from feddraw.system.file_writing import open_file
+from feddraw.system.progress import Progress, no_progress
 
 SPLIT_PREFIXES = ("train", "val", "test")  # in the order of data.dataset.SPLITS
 MAX_ARCHIVE_TABLE = 2**29  # bytes of labels or names
@@ -243,7 +244,7 @@ class PackedImages:
 
     def unpack(self, progress: Progress | None) -> PreparedImages:
         """All images as one memory-mapped array in the cache, at the size they have."""
-        say = progress or image_cache.no_progress
+        say = progress or no_progress
         what = f"unpacking {self.path.name}"
         total = len(self.members)
 

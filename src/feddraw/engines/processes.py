@@ -83,7 +83,7 @@ class TrainReply:
 
     client: int
     size: float
-    steps: int
+    steps: int | None
     metrics: Mapping[str, float]
     labelled: NDArray[np.bool_] | None
     seconds: float

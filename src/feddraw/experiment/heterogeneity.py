@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import site_heterogeneity
 from feddraw.core import Layout, Measurement, Model, gram
-from feddraw.data.image_cache import Progress
 from feddraw.errors import UserError, at_least, not_negative, one_of
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import Federation, client_seed, federate
 from feddraw.server.collectors import Together
+from feddraw.system.progress import Progress
 
 # Of parameters that are compared together: their positions in the flat vector.
 Groups = dict[str, NDArray[np.intp]]

@@ -58,11 +58,14 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
     )
 
 
-def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, name: str) -> str:
-    """The experiment file, with a comment for everything that one may want to change."""
+def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, run_it: str) -> str:
+    """The experiment file, with a comment for everything that one may want to change.
+
+    `command` is what was typed to write it, `run_it` what to type to run it.
+    """
     lines = [
         f"# Written by `{comment_text(command)}`. To run it, from the folder where that was typed:",
-        f"#     feddraw run {comment_text(name)}",
+        f"#     {comment_text(run_it)}",
         (
             f"# About {max(1, round(chosen.minutes))} min on this machine. All other settings have"
             " their defaults. Change"

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
-from feddraw.data.image_cache import Progress, no_progress
 from feddraw.data.imaging import BadImage, decode, require_pydicom_for
 from feddraw.data.own_tables import path_inside_folder
 from feddraw.data.table_columns import IMAGE_SUFFIXES, path_column
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.system.csv_cells import csv_text
+from feddraw.system.progress import Progress, no_progress
 from feddraw.system.workers import in_workers, limited_workers
 
 SCORED_CHUNK = 64  # images that a worker takes at a time

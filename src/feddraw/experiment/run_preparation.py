@@ -19,7 +19,6 @@ from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_by_name import open_dataset
-from feddraw.data.image_cache import Progress
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.scenario_by_name import make_partition
@@ -27,6 +26,7 @@ from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.system.progress import Progress
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch
@@ -167,7 +167,11 @@ def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    return PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    task = PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    if experiment.policy.min_sites > 1 and not method.centralised:
+        asked = [len(task.efforts(round)) for round in range(experiment.rounds)]
+        experiment.policy.check_number(max(asked))
+    return task
 
 
 def _check_secure_rounds(setup: PreparedRun) -> None:

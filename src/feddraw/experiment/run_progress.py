@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.evaluation import has_personal_models
-from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
 from feddraw.experiment.run_preparation import PreparedRun, PreparedTask
+from feddraw.system.progress import Progress
 from feddraw.training.loop import steps_in_round
 
 TRAINED_COST = 3  # cost of a trained image, where an evaluated one costs 1

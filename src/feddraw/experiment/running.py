@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from feddraw import catalog
 from feddraw.analysis.evaluation import has_personal_models, models_to_evaluate
-from feddraw.core import Model, Update
+from feddraw.core import Model, OnItsOwn, Update
 from feddraw.data.dataset import Dataset, Split
-from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_record
@@ -35,6 +34,7 @@ from feddraw.server.collectors import Streaming, Together
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy
 from feddraw.server.round import Collector
+from feddraw.system.progress import Progress
 from feddraw.training.device_memory import memory_shortage_told
 
 # The metrics of a model, and the scores of every image that they come from, by name.
@@ -264,6 +264,8 @@ def _collector(setup: PreparedRun) -> Collector:
     experiment = setup.experiment
     sizes = [len(rows) for rows in setup.training_rows]
     policy = Policy() if setup.method.centralised else experiment.policy
+    if isinstance(setup.method.local, OnItsOwn):  # nobody's model is averaged
+        policy = replace(policy, min_sites=0)
     if experiment.secure:
         from feddraw.secure.rounds.in_process import Secure
 

@@ -17,6 +17,7 @@ from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.results.predictions import Predictions
 from feddraw.system.markdown import escape_markdown, markdown_table
+from feddraw.system.progress import Progress, no_progress
 
 REPLICATES = 500  # of the bootstrap
 IMAGES_AT_A_TIME = 256
@@ -35,6 +36,7 @@ def model_card(
     *,
     names: bool,
     licence: str,
+    progress: Progress = no_progress,
 ) -> str:
     """The card as Markdown.
 
@@ -49,8 +51,8 @@ def model_card(
         "# Model card": _introduction(trained),
         "## Intended use": _intended_use(),
         "## Data": _data(trained, data, sites),
-        "## Findings, thresholds and test results": _findings(trained),
-        "## Results per site": _results_by_site(trained, data, sites),
+        "## Findings, thresholds and test results": _findings(trained, progress),
+        "## Results per site": _results_by_site(trained, data, sites, progress),
         "## Aggregation weights": _weights(trained, sites),
         "## Input": _input(trained),
         "## Check of the exported files": ["\n".join(f"- {sentence}" for sentence in checks)],
@@ -114,12 +116,13 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
     )
 
 
-def _findings(trained: TrainedModel) -> Iterator[str]:
+def _findings(trained: TrainedModel, progress: Progress) -> Iterator[str]:
     validation = _predictions(trained, "validation")
     test = _predictions(trained, "test")
     tested = trained.run.metrics.test
     rows = []
     for place, finding in enumerate(trained.findings):
+        progress("model card: intervals of the findings", place, len(trained.findings))
         threshold = trained.thresholds[place]
         area = tested.auc.per_class.get(finding, math.nan)
         true_positives = tested.sensitivity.get(finding, math.nan)
@@ -154,11 +157,12 @@ def _specificity_at(threshold: float) -> PlainMeasure:
 
 
 def _results_by_site(
-    trained: TrainedModel, data: PreparedData | None, sites: Sites
+    trained: TrainedModel, data: PreparedData | None, sites: Sites, progress: Progress
 ) -> Iterator[str]:
-    rows = []
+    rows: list[list[str]] = []
     if data is not None:
         for site, images in _untrained_images(data, sites):
+            progress("model card: results per site", len(rows), len(sites))
             scored = _scored(trained, data, images)
             areas = []
             for place in range(len(trained.findings)):

@@ -8,7 +8,7 @@ differs by more than `TOLERANCE` from the run's own model stops the export.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,8 +29,7 @@ from feddraw.export.onnx_file import write_onnx
 from feddraw.export.safetensors_file import write_safetensors
 from feddraw.system.file_writing import make_folder, make_subfolder, write_json, write_whole
 from feddraw.system.machine import installed
-
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
+from feddraw.system.progress import Progress, no_progress
 
 FORMATS = {"onnx": write_onnx, "monai": write_monai_bundle, "safetensors": write_safetensors}
 NEEDED_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "monai": ("MONAI", "fire")}
@@ -74,7 +73,7 @@ def export_run(
     names: bool = False,
     licence: str = "",
     trust: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Export:
     """Write a run's model in some formats, each checked on every test image, with a model card."""
     _check_formats(formats)
@@ -99,7 +98,7 @@ def export_run(
             raise RunFailed(f"{check.words}, more than {TOLERANCE:g}: do not use {out / name}")
         checks.append(check)
     sentences = [check.words for check in checks]
-    card = model_card(trained, data, sentences, names=names, licence=licence)
+    card = model_card(trained, data, sentences, names=names, licence=licence, progress=progress)
     write_whole(out / "MODEL_CARD.md", card.encode())
     write_json(out / "check.json", {"model": model, "checks": [asdict(check) for check in checks]})
     return Export(out, tuple(checks), note)

@@ -16,6 +16,7 @@ if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
 
 from feddraw.flower.array_records import record, state_dict
+from feddraw.flower.flat_exchange import flat_mod
 from feddraw.flower.secure_site import secure_mod
 from feddraw.flower.strategy import FedDRAW, MethodStrategy
 from feddraw.server.round import RoundRecord
@@ -29,6 +30,7 @@ __all__ = [
     "RoundRecord",
     "Site",
     "client",
+    "flat_mod",
     "record",
     "secure_mod",
     "state_dict",

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from feddraw.core import GRADIENT_MEANS, Entry, Extent, Layout, Model, Vector
+from feddraw.core import GRADIENT_MEANS, Entry, Extra, Layout, Model, Vector
 from feddraw.core.model import blank_model
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     name = dtype or str(values.dtype)
     stored = _to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
     stored = np.ascontiguousarray(stored).reshape(values.shape)
-    header = _npy_header(stored.dtype.str, stored.shape)
+    header = npy_header(stored.dtype.str, stored.shape)
     data = b"".join([header, stored.data]) if stored.size else header
     return Array(name, tuple(values.shape), NUMPY_ARRAY, data)
 
@@ -76,7 +76,8 @@ def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any
 
 
 @lru_cache(maxsize=4096)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What numpy's format has before the numbers of an array; `dtype` as in `numpy.dtype.str`."""
     file = BytesIO()
     np.lib.format.write_array_header_1_0(
         file, {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -147,7 +148,7 @@ def _expected_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None]:
     if entry.dtype == "bfloat16":
         return b"", None
     dtype = np.dtype(entry.dtype)
-    return _npy_header(dtype.str, entry.shape), dtype
+    return npy_header(dtype.str, entry.shape), dtype
 
 
 def _values_like(entry: Entry, array: Array) -> NDArray[Any]:
@@ -181,23 +182,25 @@ def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
 
 
 def arrays_to_extras(
-    arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout
+    arrays: ArrayRecord | None, wanted: Mapping[str, Extra], layout: Layout
 ) -> dict[str, Vector]:
     """What a client sends beside the model, each a float32 vector of its length; zeros for a mean
-    left out.
+    left out. `wanted` is what the method asks for, by name.
     """
-    extras: dict[str, Vector] = {}
-    for name, extent in sends.items():
-        length = layout.extent(extent)
+    vectors: dict[str, Vector] = {}
+    for name, extra in wanted.items():
+        length = layout.extent(extra.extent)
         if arrays is not None and name in arrays:
-            extras[name] = _floats(name, arrays[name], length)
+            vectors[name] = _floats(name, arrays[name], length)
         elif arrays is not None and name in GRADIENT_MEANS:
-            extras[name] = np.zeros(length, np.float32)
+            vectors[name] = np.zeros(length, np.float32)
         else:
+            meaning = f" ({extra.meaning})" if extra.meaning else ""
             raise Refused(
-                f"no {name} beside the model: does its client train by the method's rule?"
+                f"no {name}{meaning} beside the model: train with feddraw.flower.client, or send it"
+                f" in an ArrayRecord 'extra' as '{name}', float32 of shape ({length},)"
             )
-    return extras
+    return vectors
 
 
 def _floats(name: str, array: Array, length: int) -> Vector:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -48,9 +49,11 @@ from feddraw.flower.client_memory import (
     default_memory_folder,
     memory_folder,
 )
-from feddraw.flower.reply_intake import SECONDS
+from feddraw.flower.flat_exchange import flat_mod
+from feddraw.flower.reply_intake import EVALUATION_SECONDS, SECONDS
 from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
+from feddraw.flower.site_errors import failure_in_one_line
 from feddraw.server.policy import Policy, read_policy
 from feddraw.text import one_line
 from feddraw.training.client import Trainer
@@ -84,17 +87,23 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
     """A ClientApp for the site that a function opens; a node's process may ask for it again in
     every round.
 
-    At a node with a key it takes part in secure sums only (`secure_mod`).
+    At a node with a key it takes part in secure sums only (`secure_mod`). Models travel flat where
+    the server is ours (`flat_mod`). What fails is in one line for the server, and whole in a file
+    at the site.
     """
-    app = ClientApp(mods=[secure_where_keyed])
+    app = ClientApp(mods=[flat_mod, secure_where_keyed])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(train_at_site(open_site(context), message.content), reply_to=message)
+        with failure_in_one_line(context.node_config):
+            reply = train_at_site(open_site(context), message.content)
+        return Message(reply, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(evaluate_at_site(open_site(context), message.content), reply_to=message)
+        with failure_in_one_line(context.node_config):
+            reply = evaluate_at_site(open_site(context), message.content)
+        return Message(reply, reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -138,7 +147,7 @@ def train_at_site(site: Site, content: RecordDict) -> RecordDict:
 
 def _training_reply(site: Site, update: Update, frozen_digest: str) -> RecordDict:
     """An update as records; `frozen_digest` says that the site holds the frozen layers."""
-    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps}
+    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.known_steps}
     metrics |= update.metrics
     metrics[SECONDS] = update.seconds
     client = client_record(site)
@@ -198,7 +207,6 @@ def _check_policy(agreed: Policy, servers: Any) -> None:
         if theirs[name] != value
     ]
     if differences:
-        # short, because the server's log will cut it
         raise UserError(f"another policy than agreed: {', '.join(differences)}")
 
 
@@ -231,6 +239,7 @@ def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is
     the last time.
     """
+    began = time.perf_counter()
     frozen_layers.take_frozen(site.trainer, content, site.memory)
     model = _model_sent(site, content)
     final = bool(job_orders.read_orders(content).get("final"))
@@ -242,6 +251,7 @@ def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
             scores = engine.predict(model, rows)
             counts = count_by_score(scores, targets[rows])
             metrics |= histograms_to_metrics(split, counts, not_finite(scores))
+    metrics[EVALUATION_SECONDS] = time.perf_counter() - began
     return RecordDict({"metrics": MetricRecord(metrics), "client": client_record(site)})
 
 

@@ -116,7 +116,7 @@ class FlowerEngine(EngineWithMemory):
         for reply in replies:
             memory = arrays_to_vectors(reply.content.array_records["memory"])
             self._learnt[self._numbers[reply.name]] = memory
-        format = ReplyFormat(self._setup.method.sends)
+        format = ReplyFormat(self._setup.method.extras)
         decoded = reply_intake.decode_replies(
             replies, self._numbers, sent, format, reuse=self._matrices
         )

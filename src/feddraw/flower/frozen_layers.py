@@ -68,10 +68,16 @@ class FrozenLayers:
 def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
     """The site's side: give the network the server's frozen layers, and return their digest, which
     says that they are here; empty if the server has none.
+
+    Where the server names none, the network has its own again: layers of an earlier message, which
+    others may not have got, would be used without anyone's having agreed on them.
     """
     digest = str(job_orders.read_orders(content).get(FROZEN, ""))
+    if not digest:
+        trainer.freeze({})
+        return digest
     current = trainer.network.layout.frozen
-    if not digest or frozen_digest(current) == digest:
+    if frozen_digest(current) == digest:
         return digest
     file = folder / f"frozen-{one_line(digest, 32)}.safetensors"
     sent = FROZEN in content.array_records

@@ -68,7 +68,7 @@ class InProcessGrid(Grid):
         try:
             return self.app(message, self.contexts[message.metadata.dst_node_id])
         except Exception as error:  # as a node would: the reason travels, the federation goes on
-            return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            return Message(Error(0, f"{type(error)}:<'{error}'>"), reply_to=message)
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)

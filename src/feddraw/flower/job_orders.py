@@ -41,6 +41,16 @@ def read_orders(content: RecordDict) -> dict[str, Any]:
     return orders
 
 
+def with_order(content: RecordDict, name: str, value: Any) -> RecordDict:
+    """A copy of a message's content with one more order; unchanged where there are no orders."""
+    for record, config in content.config_records.items():
+        if KEY in config:
+            orders = read_orders(content) | {name: value}
+            settings = ConfigRecord(dict(config) | {KEY: json.dumps(orders)})
+            return RecordDict({**content, record: settings})
+    return content
+
+
 def last_weighted_in_orders(content: RecordDict, alias: str) -> int | None:
     """The last round in which the server weighted this client's update, -1 before the first; None
     if the server does not say.

@@ -12,10 +12,13 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from feddraw.core import MOST_IMAGES
-from feddraw.flower.reply_intake import SECONDS, metrics_in_reply
+from feddraw.flower.reply_intake import EVALUATION_SECONDS, SECONDS, metrics_in_reply
 from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
+
+# numbers of a reply that say nothing of the model
+NO_METRICS = ("partition-id", SECONDS, EVALUATION_SECONDS)
 
 Values = list[tuple[float, Any]]  # a metric's values, each with the size of its client
 
@@ -33,7 +36,7 @@ def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRe
     means = MetricRecord()
     for name, values in values_by_metric.items():
         usable = _usable_values(name, values)
-        if usable and name not in (size_key, "partition-id", SECONDS):
+        if usable and name not in (size_key, *NO_METRICS):
             sizes, numbers = zip(*usable, strict=True)
             floats = np.array(numbers, np.float64)  # numpy takes longer integers for objects
             means[name] = np.average(floats, axis=0, weights=sizes).tolist()

@@ -304,9 +304,8 @@ def _write_run_settings(path: Path, sites: Sequence[SiteFile], secure: bool) -> 
         raise UserError(f"there is no {path}: put back the one of `feddraw operator init`")
     text = path.read_text(encoding="utf-8")
     for name, value in values.items():
-        text, lines = re.subn(
-            rf"^{name} = .*$", lambda _, line=f"{name} = {value}": line, text, flags=re.MULTILINE
-        )
+        line = f"{name} = {value}"
+        text, lines = re.subn(rf"^{name} = .*$", line, text, flags=re.MULTILINE)
         if lines != 1:
             raise UserError(f"{path} must have one line that begins with `{name} = `")
     write_whole(path, text.encode())

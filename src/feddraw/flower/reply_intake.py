@@ -16,10 +16,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.core import Extent, Model, Update
+from feddraw.core import Extra, Model, Update
 from feddraw.core.model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
-from feddraw.server.gate import finite_number
+from feddraw.flower.flat_exchange import UNREADABLE
+from feddraw.flower.site_errors import reason_in_error
+from feddraw.server.gate import NO_STEPS, finite_number
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.system.threads import in_threads
 from feddraw.text import one_line
@@ -27,7 +29,10 @@ from feddraw.training.allocator import return_freed_memory
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
+EVALUATION_SECONDS = "evaluate-seconds"
+MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 STEPS = ("num-steps", "num_steps", "steps")
+HOW_TO_SEND_STEPS = "let its app send num-steps, a whole number, among the metrics"
 
 MOST_RECORDS = 100  # in one reply
 MOST_METRICS = 1000  # in all its records together; a list counts once
@@ -85,7 +90,9 @@ def _why_not_valid(
 ) -> str:
     """Why a message is not a reply that can be read; empty if it is."""
     if message.has_error():
-        return f"its app failed: {one_line(message.error.reason or 'no reason given')}"
+        if message.error.code == UNREADABLE:
+            return one_line(message.error.reason or "no reason given", 200)
+        return f"its app failed: {reason_in_error(message.error.reason)}"
     if message.metadata.src_node_id not in asked:
         return "it was not asked"
     if message.metadata.group_id != group:
@@ -256,9 +263,10 @@ def _record_of_model(content: RecordDict, arrays_key: str) -> str:
 class ReplyFormat:
     """Where an update's parts stand in a reply."""
 
-    sends: Mapping[str, Extent]  # the vectors beside the model
+    extras: Mapping[str, Extra]  # the vectors beside the model
     size_key: str = "num-examples"
     arrays_key: str = "arrays"
+    needs_steps: bool = False  # a reply that does not tell its steps is refused
 
 
 class DecodedReplies(NamedTuple):
@@ -338,20 +346,23 @@ def _decode_update(
 ) -> Update:
     """One reply as an update; its tensors are copied to a row of the matrices."""
     metrics, size = _metrics_and_size(content, format.size_key)
-    vectors = records_of_kind(content, ArrayRecord).get("extra") if format.sends else None
-    extra = arrays_to_extras(vectors, format.sends, into.layout)
+    vectors = records_of_kind(content, ArrayRecord).get("extra") if format.extras else None
+    extra = arrays_to_extras(vectors, format.extras, into.layout)
     arrays = content[_record_of_model(content, format.arrays_key)]
     assert isinstance(arrays, ArrayRecord)
     reader.read(arrays, into)
     numbers = dict(_finite_numbers(metrics))
     seconds = numbers.pop(SECONDS, math.nan)
-    loss = _first_of(LOSSES, numbers, 0.0)
+    loss = _first_of(LOSSES, numbers)
+    steps = _first_of(STEPS, numbers)
+    if steps is None and format.needs_steps:
+        raise Refused(f"{NO_STEPS}: {HOW_TO_SEND_STEPS}")
     return Update(
         client=client,
         model=into,
         size=size,
-        steps=int(_first_of(STEPS, numbers, 1.0)),
-        metrics=numbers | {"loss": loss},
+        steps=None if steps is None else int(steps),
+        metrics=numbers | {"loss": 0.0 if loss is None else loss},
         extra=extra,
         labelled=labelled_in_reply(content),
         seconds=seconds,
@@ -364,6 +375,6 @@ def _finite_numbers(metrics: MetricRecord) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def _first_of(names: Sequence[str], numbers: Mapping[str, float], otherwise: float) -> float:
+def _first_of(names: Sequence[str], numbers: Mapping[str, float]) -> float | None:
     """The number under the first of these names that is there."""
-    return next((numbers[name] for name in names if name in numbers), otherwise)
+    return next((numbers[name] for name in names if name in numbers), None)

@@ -27,6 +27,7 @@ log = logging.getLogger("flwr")
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 NODE_NUMBER = re.compile(r"node \d+")
+LONG_NODE_NUMBER = re.compile(r"node \d+(\d{6})")
 
 
 def node_fingerprint(public_key: bytes) -> str:
@@ -41,6 +42,13 @@ def node_fingerprint(public_key: bytes) -> str:
         hashed = public_key
     digest = base64.b64encode(hashlib.sha256(hashed).digest())
     return "SHA256:" + digest.decode().rstrip("=")
+
+
+def name_in_log(client: str) -> str:
+    """A client's name in a line of the log. A node without a name has the last six digits of its
+    id (`node …271828`), which are enough to find it in the ledger and in Flower's list.
+    """
+    return safe_line(LONG_NODE_NUMBER.sub(r"node …\1", client))
 
 
 @dataclass(frozen=True)
@@ -190,9 +198,9 @@ class Roster:
         if owned is None and NODE_NUMBER.fullmatch(claimed) and claimed != unnamed:
             return f"it answers as {claimed}, which is another node's number"
         if owned is not None and claimed not in (owned, unnamed):
-            old_name = safe_line(owned)
+            old_name = name_in_log(owned)
             log.warning(
-                "%s now calls itself %s: it counts as %s", old_name, safe_line(claimed), old_name
+                "%s now calls itself %s: it counts as %s", old_name, name_in_log(claimed), old_name
             )
         return ""
 

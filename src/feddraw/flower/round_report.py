@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from statistics import median
 from typing import Any
 
 from feddraw.errors import RunFailed
 from feddraw.flower.reply_intake import LOSSES
-from feddraw.flower.roster import Roster
+from feddraw.flower.roster import Roster, name_in_log
+from feddraw.flower.sampling import Request
 from feddraw.results.ledger_table import NUMBER_COLUMNS
 from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import FEWEST_FOR_MEDIAN
@@ -23,7 +25,7 @@ log = logging.getLogger("flwr")
 
 # a client that says it has so many times the median's images is pointed out
 SUSPECT_SIZE_TIMES = 1000.0
-# columns of the ledger that a round reports to Flower: numbers, but for those of a policy
+# columns of the ledger that a round may report to Flower: numbers, but for those of a policy
 LEDGER_COLUMNS = tuple(name for name in NUMBER_COLUMNS if name not in ("proposed", "allowed"))
 MOST_IDLE_ROUNDS = 1  # in a row: one may be an accident
 
@@ -32,11 +34,12 @@ def complete_ledger(
     round: int,
     entries: Sequence[LedgerEntry],
     roster: Roster,
-    sampled: Iterable[int],
+    request: Request,
     refused: Mapping[str, str],
     failed_nodes: Mapping[int, str],
 ) -> tuple[LedgerEntry, ...]:
-    """One line per known client, per node that was sampled, and per stranger that answered.
+    """One line per known client and listed site, per node that was asked, and per stranger that
+    answered.
 
     `entries` are those of the round; `refused` has reasons by name, `failed_nodes` by node.
     """
@@ -45,27 +48,41 @@ def complete_ledger(
         reasons.setdefault(roster.label(node), why)
     # entries beyond the known clients stand for those that never answered, without a name
     lines = {entry.client: entry for entry in entries[: len(roster.names)]}
-    expected = {roster.label(node) for node in sampled} | reasons.keys()
+    expected = {roster.label(node) for node in request.nodes} | reasons.keys()
     for name in sorted(expected - lines.keys()):
         lines[name] = LedgerEntry(round, name, 0, 0, status="missing")
+    for name in roster.listed_names:
+        lines.setdefault(name, LedgerEntry(round, name, 0, 0, status="not sampled"))
+    connected = {roster.label(node) for node in request.connected}
+    for name, entry in lines.items():
+        if entry.status == "not sampled" and name not in connected:
+            lines[name] = replace(entry, status="not connected")
     return with_refusals(tuple(lines.values()), reasons)
 
 
-def metrics_of_round(
-    ledger: Sequence[LedgerEntry], clients: Sequence[str], means: Mapping[str, Any]
-) -> dict[str, Any]:
-    """For Flower's own log: the means of the clients' metrics, how many counted, and the ledger's
-    columns as lists, with clients by their numbers.
-    """
+def metrics_of_round(ledger: Sequence[LedgerEntry], means: Mapping[str, Any]) -> dict[str, Any]:
+    """For Flower's own log: the means of the clients' metrics, and how many counted."""
     metrics = dict(means)
-    for status in ("weighted", "refused", "missing"):
+    for status in ("weighted", "refused", "unused", "missing"):
         metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
+    return metrics
+
+
+def ledger_as_metrics(
+    ledger: Sequence[LedgerEntry], clients: Sequence[str]
+) -> dict[str, list[int] | list[float]]:
+    """For those who want it in Flower's log as well: the columns of the ledger as lists over the
+    clients that counted, with these by their numbers; columns without any number are left out.
+    """
     weighted = [entry for entry in ledger if entry.weighted]
     if not weighted:
-        return metrics
-    metrics["ledger-client"] = [clients.index(entry.client) for entry in weighted]
+        return {}
+    metrics: dict[str, list[int] | list[float]] = {
+        "ledger-client": [clients.index(entry.client) for entry in weighted]
+    }
     for name in LEDGER_COLUMNS:
-        column = [float(getattr(entry, name)) for entry in weighted]
+        values = [getattr(entry, name) for entry in weighted]
+        column = [math.nan if value is None else float(value) for value in values]
         if not all(map(math.isnan, column)):
             metrics[f"ledger-{name}"] = column
     return metrics
@@ -82,7 +99,7 @@ def loss_in_metrics(metrics: Mapping[str, Any]) -> float:
 def log_round(done: RoundRecord, rounds: int) -> None:
     """The weights, what was measured of the sites' differences, and who did not simply count."""
     shares = "  ".join(
-        f"{safe_line(client)} {weight:.3f}" for client, weight in done.weights.items()
+        f"{name_in_log(client)} {weight:.3f}" for client, weight in done.weights.items()
     )
     log.info("server round %d/%d: %s", done.round + 1, rounds, shares or "no update counted")
     measured = [entry for entry in done.ledger if math.isfinite(entry.q)]
@@ -99,7 +116,7 @@ def log_round(done: RoundRecord, rounds: int) -> None:
             log.warning(
                 "server round %d: %s %s",
                 done.round + 1,
-                safe_line(entry.client),
+                name_in_log(entry.client),
                 safe_line(entry.status),
             )
 
@@ -112,7 +129,7 @@ def warn_of_sizes(sizes: Mapping[str, float]) -> None:
     for client, size in sizes.items():
         if size > SUSPECT_SIZE_TIMES * middle:
             times = size / middle
-            log.warning("%s reports %s images, %.0f × the median", safe_line(client), size, times)
+            log.warning("%s reports %s images, %.0f × the median", name_in_log(client), size, times)
 
 
 def stop_if_idle(history: Sequence[RoundRecord]) -> None:

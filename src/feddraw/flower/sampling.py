@@ -11,14 +11,37 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.serverapp import Grid
 
+from feddraw.errors import UserError
 from feddraw.flower.roster import Roster
 from feddraw.flower.run_ending import TooFewNodes
 
 log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A message that is out: over which grid, to which nodes, and when it went."""
+
+    grid: Grid | None
+    nodes: Sequence[int]
+    connected: Sequence[int]  # all that could have been asked
+    sent_at: float = field(default_factory=time.perf_counter)
+
+
+def check_list_of_sites(sites: Sequence[str], least: int) -> None:
+    """Refuse to wait for more nodes than are on the list, where there is one."""
+    if sites and len(sites) < least:
+        raise UserError(
+            f"a round waits for {least} nodes, and only {len(sites)} are on the list of sites:"
+            " list the others, or wait for fewer (min_available_nodes, min_train_nodes,"
+            " min_evaluate_nodes and policy.min_sites; in the ready app: nodes and"
+            " policy.min_sites)"
+        )
 
 
 def wait_for_nodes(grid: Grid, roster: Roster, least: int, seconds: float) -> list[int]:

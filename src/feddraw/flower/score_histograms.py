@@ -76,6 +76,11 @@ def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64
     return np.concatenate(rows).astype(np.uint64)
 
 
+def words_of(findings: int) -> int:
+    """How many whole numbers such a row has."""
+    return len(EVALUATED_SPLITS) * (2 * findings * BINS + findings)
+
+
 def histograms_from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
     """The sum of such rows, as one site with all images would have sent it."""
     rows = words.reshape(len(EVALUATED_SPLITS), -1).astype(np.int64)

@@ -17,13 +17,14 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from feddraw.core import Heads, Method, why_not_secure
+from feddraw.core import MOST_IMAGES, Heads, Method, why_not_secure
 from feddraw.errors import UserError
 from feddraw.flower import score_histograms, secure_messages
 from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
-from feddraw.flower.reply_intake import Reply, client_in_reply
+from feddraw.flower.reply_intake import SMALL_TENSORS, Reply, client_in_reply, why_too_large
 from feddraw.flower.roster import Roster
+from feddraw.flower.site_errors import reason_in_error
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
 from feddraw.secure.rounds.driver import SecureRound
@@ -76,9 +77,9 @@ class SecureAnswers:
         """By the site's own name, its name in the ledger."""
         return {own: reply.name for own, reply in self.by_name.items()}
 
-    def transport(self, kind: str, group: str) -> FlowerTransport:
+    def transport(self, kind: str, group: str, most_words: int) -> FlowerTransport:
         nodes = {own: reply.node for own, reply in self.by_name.items()}
-        return FlowerTransport(self.grid, nodes, kind, group, self.timeout)
+        return FlowerTransport(self.grid, nodes, kind, group, self.timeout, most_words)
 
     def keys(self, round: SecureRound) -> dict[str, Keys]:
         """The keys that came in answer to the offer."""
@@ -100,6 +101,7 @@ class FlowerTransport:
     kind: str  # of messages: train or evaluate
     group: str
     timeout: float
+    most_words: int  # that an honest answer has
     holding: set[int] = field(default_factory=set)  # nodes that say they hold the frozen layers
     seconds: dict[str, float] = field(default_factory=dict)  # by site, how long training took
     _messages: int = 0  # stages so far, so that no answer is taken for that of another
@@ -128,9 +130,11 @@ class FlowerTransport:
 
     def _answer(self, message: Message, request: type, group: str) -> Answer:
         if message.has_error():
-            return Refusal(f"its app failed: {message.error.reason or 'no reason given'}")
+            return Refusal(f"its app failed: {reason_in_error(message.error.reason)}")
         if message.metadata.group_id != group:
             return Refusal(f"it answers '{one_line(message.metadata.group_id)}', not '{group}'")
+        if why := why_too_large(message.content, SMALL_TENSORS + 8 * self.most_words):
+            return Refusal(why)
         if FROZEN in client_in_reply(message.content):
             self.holding.add(message.metadata.src_node_id)
         try:
@@ -164,6 +168,15 @@ class SecureTraining:
     seconds: Mapping[str, float]  # by the ledger's name, how long it took to answer
     contents: list[RecordDict]  # what all in the sum report together, as one client would
     holding: frozenset[int]  # nodes that hold the frozen layers
+
+
+@dataclass(frozen=True, eq=False)
+class SecureCounts:
+    """What a secure evaluation gave."""
+
+    content: RecordDict | None  # as one site with all images would have sent it; None: no sum
+    summed: tuple[str, ...]  # by the ledger's names
+    refused: Mapping[str, str]  # the same, why others that answered are not in it
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,10 @@ class FlowerSecureServer:
     def train(self, round: Round, answers: SecureAnswers, group: str) -> SecureTraining:
         """A round whose sites have answered the offer."""
         offered = self._offered[TRAIN]
-        transport = answers.transport(TRAIN, group)
+        layout = round.sent.layout
+        # Beside the model there are some numbers by output; SMALL_TENSORS has room for these.
+        most_words = layout.length("param") + layout.length("buffer")
+        transport = answers.transport(TRAIN, group, most_words)
         rules = TrainingRules(self.method, self.gate, round.sent.layout, round.state)
         secure_round = SecureRound(offered.terms, transport, rules, self.directory)
         keys = answers.keys(secure_round)
@@ -235,14 +251,9 @@ class FlowerSecureServer:
         places = {name: number for number, name in enumerate(round.clients)}
         numbers = {own: places[name] for own, name in names.items()}
         result = result_of_outcome(round, rules, outcome, numbers)
-        refused = {
-            names[own]: why
-            for own, why in {**outcome.left_out, **outcome.reasons()}.items()
-            if why and own in names and own not in _summed(outcome)
-        }
         return SecureTraining(
             result=result,
-            refused=refused,
+            refused=self._left_out(outcome, names),
             seconds={names[own]: taken for own, taken in transport.seconds.items()},
             contents=self._report(outcome, result),
             holding=frozenset(transport.holding),
@@ -257,28 +268,42 @@ class FlowerSecureServer:
         metrics = MetricRecord({self.size_key: float(images), "loss": result.loss})
         return [RecordDict({"metrics": metrics})]
 
-    def count(self, answers: SecureAnswers, group: str) -> RecordDict | None:
-        """All sites' counts together, as one site with all images would have sent them; none if the
-        sum fails.
-        """
+    def count(self, answers: SecureAnswers, group: str) -> SecureCounts:
+        """All sites' counts together, and whose they are."""
         offered = self._offered[EVALUATE]
         findings = offered.terms.findings
-        transport = answers.transport(EVALUATE, group)
+        transport = answers.transport(EVALUATE, group, score_histograms.words_of(findings))
         rules = CountingRules(findings)
         secure_round = SecureRound(offered.terms, transport, rules, self.directory)
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
+        refused = self._left_out(outcome, answers.ledger_names)
         if outcome.opened is None:
             log.error("no evaluation: %s", outcome.failure)
-            return None
+            return SecureCounts(None, (), refused)
         words = outcome.opened.words
+        if (words > len(outcome.opened.survivors) * MOST_IMAGES).any():
+            log.error(
+                "no evaluation: a site counted more images than there can be, or fewer than 0"
+            )
+            return SecureCounts(None, (), refused)
         try:
             metrics = score_histograms.histograms_from_words(words[:-1], findings)
         except ValueError:
             log.error("no evaluation: a sum of %d words", len(words))
-            return None
+            return SecureCounts(None, (), refused)
         metrics[self.size_key] = int(words[-1])
-        return RecordDict({"metrics": metrics})
+        names = answers.ledger_names
+        summed = tuple(names[own] for own in names if own in _summed(outcome))
+        return SecureCounts(RecordDict({"metrics": metrics}), summed, refused)
+
+    def _left_out(self, outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
+        """By the ledger's name, why sites that answered the offer are not in the sum."""
+        return {
+            names[own]: why
+            for own, why in {**outcome.left_out, **outcome.reasons()}.items()
+            if why and own in names and own not in _summed(outcome)
+        }
 
 
 def _summed(outcome: SecureOutcome) -> set[str]:

@@ -47,6 +47,7 @@ from feddraw.secure.rounds.update_part import UpdatePart
 from feddraw.secure.sums.one_time_keys import derived_key
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import read_site_directory, read_site_key, site_of_key
+from feddraw.server.gate import NO_STEPS
 from feddraw.server.policy import read_policy
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.text import one_line
@@ -56,8 +57,8 @@ log = logging.getLogger("flwr")
 App = Callable[[Message, Context], Message]
 
 NO_KEY = (
-    "the server asks for secure sums, and this node has no signing key: make one with `feddraw site"
-    " key FILE`, and name it with key=… in the --node-config"
+    "secure sums need a signing key, and this node has none: make one with `feddraw site key FILE`,"
+    " and name it with key=… in the --node-config"
 )
 NOT_SECURE = (
     "this site takes part in secure sums only, and the server asks for its model: it needs"
@@ -73,7 +74,8 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     model.
 
     A message that asks for more than sums gets an error. Put this mod first, so that no other one
-    stands between it and the server.
+    stands between it and the server; only `flat_mod` may, which makes ordinary tensors of what
+    comes before it is hashed here.
     """
     node = SecureNode.of(context)
     kind = message.metadata.message_type.partition(".")[0]
@@ -114,9 +116,10 @@ def keeping_reasons_here() -> Iterator[None]:
 def secure_where_keyed(message: Message, context: Context, app: App) -> Message:
     """The ready app's: `secure_mod` at nodes that have a key.
 
-    Others train for a server that sees their models.
+    Others train for a server that sees their models; not a node that has a directory of sites, or
+    an empty key: there a setting went wrong.
     """
-    if context.node_config.get("key"):
+    if "key" in context.node_config or context.node_config.get("sites"):
         return secure_mod(message, context, app)
     if secure_messages.secure_order_in(message.content) is not None:
         raise UserError(NO_KEY)
@@ -186,6 +189,8 @@ class SecureNode:
         effort = orders.get("effort", 1.0)
         if not (isinstance(effort, int | float) and effort >= self.least_effort):
             raise UserError("the server asks for less effort than this site's own limit")
+        if effort > 1:
+            raise UserError("the server asks for more steps than training has")
         if offered.terms.kind == TRAIN:
             method = method_of_terms(offered.terms)
             if why := why_not_secure(method):
@@ -355,9 +360,8 @@ class _FlowerWork:
             )
 
     def _keep_update(self, reply: RecordDict, sent: Model, terms: Terms) -> SiteFacts:
-        format = ReplyFormat(
-            method_of_terms(terms).sends, self.node.size_key, self.node.names.arrays
-        )
+        method = method_of_terms(terms)
+        format = ReplyFormat(method.extras, self.node.size_key, self.node.names.arrays)
         named = reply_intake.named_reply(0, reply)
         used = SHARED.matrices
         decoded = reply_intake.decode_replies(
@@ -372,6 +376,8 @@ class _FlowerWork:
             log.error("this site's own update cannot be used: %s", decoded.refused[named.name])
             raise UserError("this site's own update cannot be used: its own log says why")
         update = _with_counted_steps(decoded.updates[0], sent)
+        if update.steps is None and method.needs.steps:
+            raise UserError(f"{NO_STEPS}: {reply_intake.HOW_TO_SEND_STEPS}")
         self.memory.keep_part(*update_to_memory(update))
         return SiteFacts(update.size, update.labelled)
 
@@ -394,12 +400,13 @@ def _layout_of(arrays: Any, reading: Mapping[str, Any]) -> Layout:
 
 
 def _with_counted_steps(update: Update, sent: Model) -> Update:
-    """Steps as the app says, else by batch norm's counters: the server's follow from them."""
-    stated = any(key in update.metrics for key in reply_intake.STEPS)
-    if stated or not len(sent.counters):
+    """Steps as the app says, else by batch norm's counters, from which the server's follow; unknown
+    where these have not moved either.
+    """
+    if update.steps is not None or not len(sent.counters):
         return update
     taken = int((update.model.counters - sent.counters).max())
-    return replace(update, steps=max(update.steps, taken))
+    return replace(update, steps=taken if taken > 0 else None)
 
 
 def _images_evaluated(reply: RecordDict, size_key: str) -> int:

@@ -220,7 +220,7 @@ class ServerRun:
     def _write_line(
         self, folder: RunFolder, round: int, metrics: RunMetrics, seconds: float
     ) -> None:
-        """A round's line of the log; its evaluation took so many seconds."""
+        """A round's line of the log; its evaluation at the server took so many seconds."""
         history = self.strategy.history
         last = history[-1] if history else RoundRecord(round=round, ledger=())
         line = RoundLine(
@@ -232,6 +232,9 @@ class ServerRun:
             diverged=divergence_in_scores(metrics) or last.diverged,
             client_seconds=last.client_seconds,
         )
+        by_sites = self.strategy.evaluation
+        if by_sites is not None and by_sites.round == round:
+            line = line.evaluated_by(by_sites)
         folder.add_line(line)
 
 

@@ -90,9 +90,12 @@ def read_run_config(
             "corruption does not work for sites with their own folders: remove the corruption"
             " settings"
         )
-    policy_is_set = any(name.startswith("policy.") for name in (*values, *more))
+    # a least number of sites does not say how much each may count
+    limits = [name for name in (*values, *more) if name != "policy.min_sites"]
+    policy_is_set = any(name.startswith("policy.") for name in limits)
     if not policy_is_set and not why_no_policy(make_method(experiment)):
-        experiment = replace(experiment, policy=READY_POLICY)
+        policy = replace(READY_POLICY, min_sites=experiment.policy.min_sites)
+        experiment = replace(experiment, policy=policy)
     return complete(experiment), federation
 
 

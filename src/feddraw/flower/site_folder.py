@@ -191,7 +191,9 @@ def node_settings(
 
 
 def node_settings_as_text(settings: Mapping[str, str], more: str) -> str:
-    """Settings in the form of `--node-config`, with those of the user behind, which go before."""
+    """Settings in the form of `--node-config`. What the user typed (`more`) replaces ours of the
+    same name.
+    """
     from feddraw.flower.supernode import parse_node_config
 
     given = parse_node_config(more)

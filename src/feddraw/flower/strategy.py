@@ -9,7 +9,8 @@ integer tensors stay integers.
 In a round Flower's loop calls `configure_train`, `aggregate_train`, `configure_evaluate` and
 `aggregate_evaluate`, which stand here in this order. `rounds` has the loop, `global_model` the
 model, `server_checkpoint` what is needed to resume, `sampling` the nodes, `reply_intake` the
-replies, `roster` the names, `round_report` what is said about a round.
+replies, `roster` the names, `round_report` what is said about a round, `evaluation_record` what the
+sites say of its model.
 """
 
 from __future__ import annotations
@@ -32,24 +33,33 @@ from numpy.typing import NDArray
 from feddraw.core import Method, Model, Proxy, State
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.errors import UserError
-from feddraw.flower import reply_intake, round_report
+from feddraw.flower import evaluation_record, reply_intake, round_report
 from feddraw.flower.array_records import model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
+from feddraw.flower.evaluation_record import TakenEvaluations
+from feddraw.flower.flat_exchange import flat_grid
 from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.global_model import GlobalModel, tensors_that_all_share
 from feddraw.flower.job_orders import add_orders
-from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
+from feddraw.flower.metric_means import weighted_metric_means
 from feddraw.flower.reply_intake import Reply, ReplyFormat
 from feddraw.flower.roster import Roster
 from feddraw.flower.rounds import DEFAULT_TIMEOUT, Aggregated, Caller, EvaluateFn, FlowerLoop
 from feddraw.flower.run_ending import absent_sites_in_words, reason_kept
-from feddraw.flower.sampling import sample_nodes, wait_for_nodes, warn_of_strangers
+from feddraw.flower.sampling import (
+    Request,
+    check_list_of_sites,
+    sample_nodes,
+    wait_for_nodes,
+    warn_of_strangers,
+)
 from feddraw.flower.secure_server import FlowerSecureServer, SecureAnswers
 from feddraw.flower.server_checkpoint import ServerCheckpoint, shared_tensors_in_checkpoint
 from feddraw.flower.strategy_options import StrategyOptions, run_folder_from
 from feddraw.methods.feddraw import feddraw
 from feddraw.results.round_log import RoundLine
 from feddraw.results.run_folder import RunFolder
+from feddraw.results.site_evaluations import RoundEvaluation, SiteEvaluation
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.secure.sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.collectors import Together
@@ -63,17 +73,7 @@ log = logging.getLogger("flwr")
 
 MetricsMerge = Callable[[list[RecordDict], str], MetricRecord]
 
-MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 EVALUATION_DRAW = 1  # in the seed of a round's second sample, so that it is another
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """A message that is out: over which grid, to which nodes, and when it went."""
-
-    grid: Grid | None
-    nodes: Sequence[int]
-    sent_at: float  # by `time.perf_counter`
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +126,7 @@ class MethodStrategy(FedAvg):
         resume: bool = False,
         keep_replies: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        ledger_in_metrics: bool = False,
         secure: bool = False,
         site_keys: SiteDirectory | Path | str | None = None,
         masked_counts: bool = False,
@@ -148,11 +149,14 @@ class MethodStrategy(FedAvg):
             resume=resume,
             keep_replies=keep_replies,
             on_round=on_round,
+            ledger_in_metrics=ledger_in_metrics,
             secure=secure,
             site_keys=site_directory_from(site_keys) if secure else None,
             masked_counts=secure and masked_counts,
         )
-        fewest_trained = FEWEST_SUMMED if secure else 0
+        # what the collector keeps to; sites are told the policy as it was agreed
+        self._limits = options.policy.of_federation()
+        fewest_trained = max(self._limits.min_sites, FEWEST_SUMMED if secure else 0)
         fewest_evaluated = FEWEST_SUMMED if options.masked_counts else 0
         super().__init__(
             fraction_train=fraction_train,
@@ -173,7 +177,7 @@ class MethodStrategy(FedAvg):
         self._global: GlobalModel | None = None  # from the first model on
         self.run = secrets.token_hex(8)  # by which clients tell one run's memory from another's
         self.roster = Roster(options.sites)
-        self._check_list_of_sites()
+        check_list_of_sites(self.roster.listed_names, self._least_nodes)
         self._population = 0  # most nodes that were ever connected at once
         self._last_weighted: dict[str, int] = {}  # by client, the last round in which it counted
         self._shared_tensors: list[str] | None = None  # where clients keep some to themselves
@@ -191,24 +195,12 @@ class MethodStrategy(FedAvg):
 
         # The round under way.
         self._frozen = FrozenLayers(options.frozen)
-        self._training = Request(grid=None, nodes=(), sent_at=time.perf_counter())
+        self._training = Request(grid=None, nodes=(), connected=())
         self._evaluation = self._training
+        # what the sites said of the model of the last round, where they were asked
+        self.evaluation: RoundEvaluation | None = None
+        self._last_line: RoundLine | None = None  # of the log, where it is written here
         self._matrices: Model | None = None  # where the replies of a round are laid out, a row each
-
-    def _check_list_of_sites(self) -> None:
-        """Refuse to wait for more nodes than are on the list."""
-        sites = self.roster.listed_names
-        least = self.min_available_nodes
-        if self.fraction_train:
-            least = max(least, self.min_train_nodes)
-        if self.fraction_evaluate:
-            least = max(least, self.min_evaluate_nodes)
-        if sites and len(sites) < least:
-            raise UserError(
-                f"a round waits for {least} nodes, and only {len(sites)} are on the list of sites:"
-                " list the others, or wait for fewer (min_available_nodes, min_train_nodes and"
-                " min_evaluate_nodes; in the ready app: nodes)"
-            )
 
     def _secure_server(self) -> FlowerSecureServer:
         return FlowerSecureServer(
@@ -218,6 +210,13 @@ class MethodStrategy(FedAvg):
             self.options.site_keys,
             self.weighted_by_key,
         )
+
+    @property
+    def _least_nodes(self) -> int:
+        """How many nodes a round waits for."""
+        training = self.min_train_nodes if self.fraction_train else 0
+        evaluating = self.min_evaluate_nodes if self.fraction_evaluate else 0
+        return max(self.min_available_nodes, training, evaluating)
 
     @property
     def method(self) -> Method:
@@ -263,6 +262,7 @@ class MethodStrategy(FedAvg):
         Flower's for differential privacy: give it here instead of calling its own `start`, which
         cannot resume.
         """
+        grid = flat_grid(grid, self.arrayrecord_key)
         loop = FlowerLoop(
             grid,
             initial_arrays,
@@ -481,9 +481,7 @@ class MethodStrategy(FedAvg):
             self._join_other_loop(arrays)
         count = self._round_count(server_round)
         current = self._adopt_next_model(arrays)
-        nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, [count])
-        # waiting for nodes is not training
-        self._training = Request(grid, nodes, sent_at=time.perf_counter())
+        self._training = self._sample(grid, self.fraction_train, self.min_train_nodes, [count])
         config["server-round"] = count
         orders = self._training_orders(count - 1, current)
         content = RecordDict(
@@ -492,7 +490,7 @@ class MethodStrategy(FedAvg):
         broadcast = self.method.broadcast(current.state)
         if broadcast:
             content["broadcast"] = vectors_to_arrays(broadcast)
-        return self._messages(content, MessageType.TRAIN, server_round, nodes)
+        return self._messages(content, MessageType.TRAIN, server_round, self._training.nodes)
 
     def _training_orders(self, round: int, current: GlobalModel) -> dict[str, Any]:
         """What our own clients are told beside the user's configuration."""
@@ -519,9 +517,11 @@ class MethodStrategy(FedAvg):
             for name, round in self._last_weighted.items()
         }
 
-    def _sample(self, grid: Grid, share: float, least: int, draw: Sequence[int]) -> list[int]:
-        """A share of the connected nodes that may take part, by chance; `draw` begins with the
-        round, counted from 1.
+    def _sample(self, grid: Grid, share: float, least: int, draw: Sequence[int]) -> Request:
+        """A request to a share of the connected nodes that may take part, by chance; `draw` begins
+        with the round, counted from 1.
+
+        Its clock begins here: waiting for nodes is not training.
         """
         least_connected = max(self.min_available_nodes, least)
         nodes = wait_for_nodes(grid, self.roster, least_connected, self.options.wait)
@@ -529,7 +529,8 @@ class MethodStrategy(FedAvg):
         warn_of_strangers(nodes, self.roster)
         count = max(int(len(nodes) * share), least)
         log.info("server round %d: %d of %d nodes are asked", draw[0], count, len(nodes))
-        return sample_nodes(nodes, count, self.roster, [self.options.seed, *draw])
+        sampled = sample_nodes(nodes, count, self.roster, [self.options.seed, *draw])
+        return Request(grid, sampled, connected=nodes)
 
     def _messages(
         self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]
@@ -586,23 +587,26 @@ class MethodStrategy(FedAvg):
             result.round,
             result.ledger,
             self.roster,
-            self._training.nodes,
+            self._training,
             outcome.refused,
             failed_nodes,
         )
         means: Mapping[str, Any] = {}
         if outcome.reports:
             means = self.train_metrics_aggr_fn(outcome.reports, self.weighted_by_key)
+        reported = round_report.metrics_of_round(ledger, means)
+        if self.options.ledger_in_metrics:
+            reported |= round_report.ledger_as_metrics(ledger, self.clients)
         return RoundRecord(
             round=result.round,
             ledger=ledger,
             loss=result.loss,
             pieces=pieces_by_finding(result.pieces, self.options.findings),
-            reported=round_report.metrics_of_round(ledger, self.clients, means),
+            reported=reported,
             client_seconds={
                 client: seconds
                 for client, seconds in outcome.client_seconds.items()
-                if 0 <= seconds < MOST_SECONDS
+                if 0 <= seconds < reply_intake.MOST_SECONDS
             },
             seconds={
                 "training": began - self._training.sent_at,
@@ -621,7 +625,12 @@ class MethodStrategy(FedAvg):
             replies,
             numbers,
             self._global.model,
-            ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key),
+            ReplyFormat(
+                extras=self.method.extras,
+                size_key=self.weighted_by_key,
+                arrays_key=self.arrayrecord_key,
+                needs_steps=self.method.needs.steps,
+            ),
             keep=self._keeps_replies,
             reuse=self._matrices,
         )
@@ -630,7 +639,7 @@ class MethodStrategy(FedAvg):
         round_report.warn_of_sizes(
             {names[update.client]: update.size for update in decoded.updates}
         )
-        collect = Together(gate=self.options.gate, policy=self.policy, proxy=self.options.proxy)
+        collect = Together(gate=self.options.gate, policy=self._limits, proxy=self.options.proxy)
         result = collect(self._round(round), decoded.updates)
         return RoundOutcome(
             result=result,
@@ -715,14 +724,14 @@ class MethodStrategy(FedAvg):
         self._unsaved = done.round + 1
         folder = self.options.folder
         if folder is not None and self.logs_rounds:
-            line = RoundLine(
+            self._last_line = RoundLine(
                 round=done.round,
                 loss=round_report.loss_in_metrics(done.reported),
                 seconds=done.seconds,
                 client_seconds=done.client_seconds,
                 rounds=self.rounds,
             )
-            folder.add_line(line)
+            folder.add_line(self._last_line)
         if folder is not None:
             folder.add_to_ledger(done.ledger, done.pieces)
         if self._is_unwrapped:
@@ -740,10 +749,9 @@ class MethodStrategy(FedAvg):
         if self.fraction_evaluate == 0.0:
             return []
         count = self._round_count(server_round)
-        nodes = self._sample(
+        self._evaluation = self._sample(
             grid, self.fraction_evaluate, self.min_evaluate_nodes, [count, EVALUATION_DRAW]
         )
-        self._evaluation = Request(grid, nodes, sent_at=time.perf_counter())
         config["server-round"] = count
         orders: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self.options.masked_counts:
@@ -755,7 +763,7 @@ class MethodStrategy(FedAvg):
                 self.configrecord_key: add_orders(config, orders),
             }
         )
-        return self._messages(content, MessageType.EVALUATE, server_round, nodes)
+        return self._messages(content, MessageType.EVALUATE, server_round, self._evaluation.nodes)
 
     def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         """The model to evaluate and to keep, where it is not the one that is sent next."""
@@ -768,44 +776,50 @@ class MethodStrategy(FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Merge the clients' metrics; those without a size, or too large, are left out."""
+        """Merge the clients' metrics; those without a size, or too large, are left out. Write down
+        who evaluated, and who did not.
+        """
+        if self.fraction_evaluate == 0.0:
+            return None
         received, failed_nodes = self._read(replies, self._evaluation, server_round)
         recognized, impostors = self.roster.recognize(received)
-        for node, why in {**failed_nodes, **impostors}.items():
-            log.warning(
-                "server round %d: the evaluation of %s is left out: %s",
-                server_round,
-                safe_line(self.roster.label(node)),
-                safe_line(why),
-            )
         if self.secure is not None and self.options.masked_counts:
-            contents = self._summed_counts(self.secure, server_round, recognized)
+            taken = self._summed_counts(self.secure, server_round, recognized)
         else:
-            contents = [reply.content for reply in recognized]
-        usable = self._usable_evaluations(contents)
-        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
-
-    def _usable_evaluations(self, contents: list[RecordDict]) -> list[RecordDict]:
-        usable = [
-            content for content in contents if size_in_metrics(content, self.weighted_by_key) > 0
-        ]
-        if len(usable) < len(contents):
-            log.warning(
-                "%d evaluations without %s are left out",
-                len(contents) - len(usable),
+            taken = evaluation_record.evaluations_in_clear(
+                recognized,
                 self.weighted_by_key,
+                self.options.findings,
+                hidden=self.secure is not None,
             )
-        return usable
+        sites = evaluation_record.complete_evaluations(
+            taken, self.roster, self._evaluation, failed_nodes | impostors
+        )
+        metrics = None
+        if taken.contents:
+            metrics = self.evaluate_metrics_aggr_fn(taken.contents, self.weighted_by_key)
+        self._record_evaluation(self._round_count(server_round), sites)
+        return metrics
+
+    def _record_evaluation(self, count: int, sites: tuple[SiteEvaluation, ...]) -> None:
+        """Log who evaluated after so many rounds, and add it to the round's line."""
+        evaluation_record.log_evaluations(count, sites)
+        seconds = time.perf_counter() - self._evaluation.sent_at
+        self.evaluation = RoundEvaluation(count - 1, sites, seconds)
+        line = self._last_line
+        if line is not None and line.round == count - 1 and self.options.folder is not None:
+            self._last_line = line.evaluated_by(self.evaluation)
+            self.options.folder.replace_line(self._last_line)
 
     def _summed_counts(
         self, secure: FlowerSecureServer, server_round: int, replies: list[Reply]
-    ) -> list[RecordDict]:
+    ) -> TakenEvaluations:
         """All sites' counts as those of one site; none if the sum fails or nobody answered."""
         if not replies:
-            return []
+            return TakenEvaluations([], [])
         answers = self._secure_answers(replies, self._evaluation)
         counts = secure.count(answers, str(server_round))
-        return [] if counts is None else [counts]
+        return evaluation_record.evaluations_in_sum(counts.content, counts.summed, counts.refused)
 
     def summary(self) -> None:
         super().summary()

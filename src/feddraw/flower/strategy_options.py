@@ -49,6 +49,8 @@ class StrategyOptions:
     # leave tensors in the replies after they were read; None: only where others may look at them
     keep_replies: bool | None = None
     on_round: Callable[[RoundRecord], None] | None = None  # called after every round
+    # the ledger's columns as lists among the metrics that Flower logs; it is in the folder anyway
+    ledger_in_metrics: bool = False
 
     secure: bool = False  # see sums of updates only; clients need `secure_mod` and keys
     site_keys: SiteDirectory | None = None  # with it: the sites' public keys by name

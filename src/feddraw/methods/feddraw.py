@@ -1,7 +1,8 @@
 """FedDRAW: from size to similarity of the classifier to equal weights. (Moradpour and Hauschild)
 
 The paper's algorithm, equation and figures differ in the first round and in beta's index; the
-default reading, `reported`, is the one that fits every number it prints.
+default reading, `reported`, fits 11 of the 12 statements about weights that it prints
+(`feddraw paper`).
 """
 
 from __future__ import annotations

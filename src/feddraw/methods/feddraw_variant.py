@@ -113,7 +113,7 @@ class PacedSignal(AfterFirstSum):
         layout.find("classifier")
 
     def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
-        return np.array([float(client.update.steps)])
+        return np.array([float(client.update.known_steps)])
 
     def conclude(
         self, total: Column, facts: Facts, places: Sequence[int], state: State
@@ -125,7 +125,7 @@ class PacedSignal(AfterFirstSum):
         where = client.sent.layout.find("classifier")
         sent = client.sent.params[where]
         move = client.update.model.params[where].astype(np.float64) - sent
-        pace = float(facts.told[0]) / client.update.steps
+        pace = float(facts.told[0]) / client.update.known_steps
         similarity = masked_cosine(sent + pace * move, sent, client.learnt(where))
         return score_of(similarity, self.annealing, facts, place)
 

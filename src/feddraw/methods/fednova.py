@@ -33,7 +33,13 @@ from feddraw.errors import UserError, not_negative
 from feddraw.methods.fedprox import Proximal
 
 # One step has the progress 1; a proximal term of nearly 2 / lr leaves half of it after two steps.
-PROGRESS = Extra("progress", "number", 0.5, 100.0 * MOST_STEPS)
+PROGRESS = Extra(
+    "progress",
+    "number",
+    0.5,
+    100.0 * MOST_STEPS,
+    meaning="with plain SGD its number of optimiser steps",
+)
 
 
 def accumulation(steps: int, momentum: float = 0.0, decay: float = 0.0) -> float:
@@ -65,9 +71,9 @@ class FedNovaClient(Proximal):
     ) -> tuple[dict[str, Vector], Memory]:
         solver = client.solver
         if solver.optimizer == "sgd":
-            progress = accumulation(update.steps, solver.momentum, solver.lr * self.mu)
+            progress = accumulation(update.known_steps, solver.momentum, solver.lr * self.mu)
         else:
-            progress = accumulation(update.steps)
+            progress = accumulation(update.known_steps)
         return {"progress": np.array([progress], np.float32)}, {}
 
 

@@ -16,7 +16,7 @@ class InverseSteps(SelfScored):
     needs = Needs(steps=True)
 
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
-        return -math.log(client.update.steps), {}
+        return -math.log(client.update.known_steps), {}
 
     def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
         return -math.inf, 0.0  # the highest is that of one step

@@ -104,8 +104,11 @@ class EffectsEstimate:
 
 
 def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
-    """None where fewer than two clients have measured."""
+    """None where fewer than two clients have measured, or one has all the images."""
     if sums.clients < 2:
+        return None
+    images_beside_one = sums.images - sums.images_squared / sums.images
+    if images_beside_one <= 0:
         return None
     variance = max(sums.weighted_variances, SMALLEST_VARIANCE * sums.squares) / sums.images
     between = max(0.0, sums.squares - sums.gradient_square / sums.images)
@@ -113,9 +116,7 @@ def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
         return EffectsEstimate(0.0, sums.clients - 1, 0.0, 0.0)
     q = between / variance
     expected = sums.variances / variance - sums.weighted_variances / variance / sums.images
-    return EffectsEstimate(
-        q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images)
-    )
+    return EffectsEstimate(q, expected, variance, (q - expected) / images_beside_one)
 
 
 def _contrasts_to_others(images: Floats) -> Floats:

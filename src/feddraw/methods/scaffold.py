@@ -93,7 +93,8 @@ class ScaffoldClient(Local):
         if self.option == "I":
             after = client.full_gradient()
         else:
-            mean_step = (job.model.params - update.model.params) / (update.steps * client.solver.lr)
+            travelled = update.known_steps * client.solver.lr
+            mean_step = (job.model.params - update.model.params) / travelled
             after = before - job.broadcast["control"] + mean_step
         return {"control_change": after - before}, {"control": after}
 

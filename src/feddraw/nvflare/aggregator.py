@@ -43,8 +43,8 @@ from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.nvflare.swarm_handover import LedgerHistory, SwarmHandover, read_history
 from feddraw.results.run_folder import RunFolder
-from feddraw.server.gate import Gate
-from feddraw.server.ledger import LedgerEntry, with_refusals
+from feddraw.server.gate import NO_STEPS, Gate
+from feddraw.server.ledger import LedgerEntry, with_notes, with_refusals
 from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
@@ -64,10 +64,11 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     `settings` are the method's. `classifier` names the layer that gives the scores, or several in
     the order of the findings; left out, it is found by its shape and by `outputs`, the number of
     findings (0: not known). `size_key` is where a model's `meta` has the number of images; without
-    it a client's steps count. `folder` is where `weights.csv` is written: on the server, and in a
-    swarm at every site, in a folder of its name. `policy` limits weights and sizes, by its settings
-    or by the file that holds them; `gate` says which updates are let in. Methods that change local
-    training need clients that do so: see `feddraw.nvflare.Site`.
+    it a client's steps count, as many as in its first answer (`_size_by_steps`). `folder` is where
+    `weights.csv` is written: on the server, and in a swarm at every site, in a folder of its name.
+    `policy` limits weights and sizes, by its settings or by the file that holds them; `gate` says
+    which updates are let in. Methods that change local training need clients that do so: see
+    `feddraw.nvflare.Site`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what FLARE's job files name
@@ -97,7 +98,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._method_table = {"name": method, **(settings or {})}
         self._method: Method = method_to_aggregate(self._method_table)[0]
         check_aggregation_suffices(self._method, method, ())
-        self._policy = policy_of(policy)
+        self._policy = policy_of(policy).of_federation()
         self._policy.check_method(self._method)
         self._gate = _gate_of(gate or {})
         self._gate.check_method(self._method)
@@ -106,6 +107,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._state: AggregationState | None = None
         self._layout: Layout | None = None
         self._clients: list[str] = []
+        self._first_steps: dict[str, int] = {}  # by client, the first that were taken as its size
+        self._told_to_send_sizes: set[str] = set()  # clients, so that each is logged once
         self._rounds_written = 0  # rounds that are in the folder's ledger
         self.reset_stats()
 
@@ -115,6 +118,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         """At the start of each round."""
         self._models: dict[str, FLModel] = {}
         self._refused: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
 
     def accept_model(self, model: FLModel) -> None:
         """Called once per client, in order of arrival, which must not matter."""
@@ -165,10 +169,11 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         if swarm:
             self._take_over(SwarmHandover.of(learnable.get("meta")))
         self._stop_without_sizes()
+        self._stop_without_steps()
         self._stop_without_extras()
         result = self._aggregate(round, sent)
         self._state = result.state
-        ledger = with_refusals(result.ledger, self._refused)
+        ledger = with_notes(with_refusals(result.ledger, self._refused), self._notes)
         self.history.append(ledger)
         self._log_ledger(round, ledger)
         self._write_ledger()
@@ -176,7 +181,13 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self.reset_stats()
         carried = self._carried_to_clients(result)
         if swarm:
-            carried |= SwarmHandover(result.state, self._clients, self.history).carried()
+            handover = SwarmHandover(
+                state=result.state,
+                clients=self._clients,
+                history=self.history,
+                first_steps=self._first_steps,
+            )
+            carried |= handover.carried()
             time.sleep(SWARM_PAUSE)
         return FLModel(
             params_type=ParamsType.FULL, params=result.next_model, meta=pack_meta(carried)
@@ -232,8 +243,17 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         model = self._models[name]
         if not self._has_size(model):
             raise ValueError(f"no size: {self._how_to_send_sizes()}")
-        steps = model.meta.get(STEPS_KEY, 0)
-        size = model.meta.get(self.size_key, steps)
+        steps = int(model.meta[STEPS_KEY]) if STEPS_KEY in model.meta else None
+        if self.size_key in model.meta:
+            size = int(model.meta[self.size_key])
+        else:
+            assert steps is not None  # it has a size
+            size = self._size_by_steps(name, steps)
+            if steps > size:
+                self._refuse_grown_steps(size, steps)
+                steps = None  # how many of them are of this round is not known
+        if steps is None and self._method.needs.steps:
+            raise ValueError(f"{NO_STEPS}: send it as '{STEPS_KEY}' in its model's meta")
         params = plain_arrays(model.params or {})
         beside = unpack_meta(model.meta)
         if model.params_type == ParamsType.DIFF:
@@ -242,19 +262,68 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             }
         return ClientUpdate(
             model=params,
-            size=int(size),
+            size=size,
             client=name,
-            steps=int(steps) or 1,
+            steps=steps,
             extra=beside.get("extra", {}),
             labelled=beside.get("labelled"),
         )
+
+    def _size_by_steps(self, name: str, steps: int) -> int:
+        """The size of a site that tells its steps only: those of its first answer, at most.
+
+        A site has as many images in every round, so steps that grow say nothing about its size.
+        Before FLARE 2.9 a Lightning client sends the steps of all rounds so far (20, 40, 60 for 20
+        in each), so a site that restarts would fall behind the others: with three sites of 20 steps
+        from 1/3 to 1/9 in the fourth round. Its first answer has the steps of one round, before and
+        after a restart. That is why it is held there, and not refused: every Lightning job with an
+        older FLARE would end in its third round, although what it needs is known. The ledger and
+        the log say so, with the line that sends a true size. Fewer steps count as they are.
+        """
+        first = self._first_steps.get(name)
+        if first is None:
+            if steps > 0:
+                self._first_steps[name] = steps
+            return steps
+        if steps <= first:
+            return steps
+        self._notes[name] = (
+            f"says {steps} steps after {first} in its first answer, {first} count as its size"
+        )
+        if name not in self._told_to_send_sizes:
+            self._told_to_send_sizes.add(name)
+            log.warning(
+                "%s sends no %s, and its steps (%s) have grown from %d to %d, which its images have"
+                " not: %d stay its size. Before FLARE 2.9 Lightning clients send the steps of all"
+                " rounds so far. In a LightningModule, set self.__fl_meta__ = %s; else %s",
+                safe_line(name),
+                self.size_key,
+                STEPS_KEY,
+                first,
+                steps,
+                first,
+                self._meta_to_send(),
+                self._how_to_send_sizes(),
+            )
+        return first
+
+    def _refuse_grown_steps(self, first: int, steps: int) -> None:
+        """Where the method computes with steps, it must know which are of this round."""
+        if self._method.needs.steps:
+            raise ValueError(
+                f"its steps grew from {first} to {steps}, and this method needs those of one round:"
+                f" send {self.size_key} and, as {STEPS_KEY}, these steps in its model's meta"
+                " (in Lightning: self.__fl_meta__)"
+            )
 
     def _has_size(self, model: FLModel) -> bool:
         return self.size_key in model.meta or STEPS_KEY in model.meta
 
     def _how_to_send_sizes(self) -> str:
-        meta = f"{{'{self.size_key}': number of its images, '{STEPS_KEY}': optimiser steps}}"
-        return f"let the client's script send FLModel(params=…, meta={meta})"
+        return f"let the client's script send FLModel(params=…, meta={self._meta_to_send()})"
+
+    def _meta_to_send(self) -> str:
+        return f"{{'{self.size_key}': number of its images, '{STEPS_KEY}': optimiser steps}}"
 
     def _carried_to_clients(self, result: AggregationResult) -> dict[str, Any]:
         """What the clients get beside the next model."""
@@ -282,16 +351,28 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
                 f" weighed: {self._how_to_send_sizes()}"
             )
 
+    def _stop_without_steps(self) -> None:
+        """Stop if the method computes with steps, and no client tells them."""
+        models = self._models.values()
+        told = any(STEPS_KEY in model.meta for model in models)
+        if self._method.needs.steps and models and not told:
+            raise self._failure(
+                f"{self.method} needs the clients' optimiser steps, and no site sends {STEPS_KEY}"
+                f" in its model's meta: {self._how_to_send_sizes()}"
+            )
+
     def _stop_without_extras(self) -> None:
         """Stop if the method needs vectors beside the model, and no client sends any."""
-        wanted = list(self._method.sends)
+        wanted = self._method.extras
         models = self._models.values()
-        sent = any(_extra_in_meta(model).keys() & set(wanted) for model in models)
+        sent = any(_extra_in_meta(model).keys() & wanted.keys() for model in models)
         if wanted and models and not sent:
+            first = next(iter(wanted.values()))
+            meaning = f" ({first.meaning})" if first.meaning else ""
             raise self._failure(
-                f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site"
-                " sends it: let the client's script train with feddraw.nvflare.Site, or choose a"
-                " method that weighs plain models"
+                f"{self.method} needs '{first.name}'{meaning} from its clients beside the model,"
+                " and no site sends it: let the client's script train with feddraw.nvflare.Site, or"
+                " choose a method that weighs plain models"
             )
 
     def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
@@ -319,6 +400,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             self._state = handover.state
             self._clients = list(handover.clients)
             self.history = handover.history
+            self._first_steps = dict(handover.first_steps)
 
     def _copy_swarms_ledger(self, fl_ctx: FLContext) -> None:
         """Every site of a swarm has the whole ledger, whoever aggregated."""

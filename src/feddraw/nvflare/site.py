@@ -72,7 +72,8 @@ class Site:
             beside["extra"] = dict(update.extra)
         if update.labelled is not None:
             beside["labelled"] = update.labelled.tolist()
-        sizes = {"num_examples": len(self.trainer.shards[self.shard]), STEPS_KEY: update.steps}
+        images = len(self.trainer.shards[self.shard])
+        sizes = {"num_examples": images, STEPS_KEY: update.known_steps}
         return FLModel(
             ParamsType.FULL,
             state_dict_like(update.model, received.params),

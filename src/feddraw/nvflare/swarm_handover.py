@@ -25,6 +25,7 @@ class SwarmHandover:
     state: AggregationState
     clients: Sequence[str]
     history: LedgerHistory
+    first_steps: Mapping[str, int]  # by client, the first steps that were taken as its size
 
     def carried(self) -> dict[str, Any]:
         """As a tree for `pack_meta`."""
@@ -38,6 +39,7 @@ class SwarmHandover:
             "state": state,
             "clients": json.dumps(list(self.clients)),
             "ledger": json.dumps(ledger),
+            "first_steps": json.dumps(dict(self.first_steps)),
         }
 
     @classmethod
@@ -54,8 +56,11 @@ class SwarmHandover:
                 next_round=int(carried["state"]["next_round"]),
                 values=dict(carried["state"]["values"]),
             )
-            return cls(state, clients, read_history(carried["ledger"]))
-        except (KeyError, TypeError, ValueError):
+            first_steps = {
+                str(name): int(steps) for name, steps in json.loads(carried["first_steps"]).items()
+            }
+            return cls(state, clients, read_history(carried["ledger"]), first_steps)
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise RunFailed(
                 "what the swarm's last aggregating site has handed on cannot be read"
             ) from None

@@ -30,10 +30,11 @@ from feddraw.report.blocks import (
 )
 from feddraw.report.runs import METRICS, RunCollection, collect_runs
 from feddraw.report.section_order import compose_report
-from feddraw.report.statistics import Report, Say, compute_report
+from feddraw.report.statistics import Report, compute_report
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
 from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
+from feddraw.system.progress import Progress, no_progress
 from feddraw.text import distinct_slugs, safe_text
 
 ALPHA = 0.05
@@ -81,7 +82,7 @@ def write_report(
     alpha: float = ALPHA,
     replicates: int = REPLICATES,
     margin: float = 0.0,
-    say: Say = lambda _: None,
+    progress: Progress = no_progress,
 ) -> WrittenReport:
     """Read every run below the folders and write about them, to the first folder unless `out` names
     another.
@@ -97,7 +98,7 @@ def write_report(
         alpha=alpha,
         replicates=replicates,
         command=command,
-        say=say,
+        progress=progress,
         margin=margin,
         folders=folders,
     )
@@ -107,8 +108,7 @@ def write_report(
         refuse_link(target / name)
     heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
     with figure_style():
-        document = _with_distinct_figures(compose_report(report, heading, say))
-        say("writing")
+        document = _with_distinct_figures(compose_report(report, heading, progress))
         drawings, figure_files = _write_figures(document, target / FIGURES_FOLDER)
     texts = _texts(document, drawings, report.collection)
     for name, text in texts.items():

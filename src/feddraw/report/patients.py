@@ -4,7 +4,7 @@ methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,7 +38,11 @@ class PooledImages:
     unit: str = "patients"  # or images
 
     def bootstrap(
-        self, outputs: Sequence[Floats], replicates: int, measure: Measure = weighted_auc
+        self,
+        outputs: Sequence[Floats],
+        replicates: int,
+        measure: Measure = weighted_auc,
+        on_drawn: Callable[[int], None] = lambda drawn: None,
     ) -> Floats:
         """(models, 1 + replicates): the metric of each model's outputs, then its replicates."""
         return bootstrap(
@@ -49,6 +53,7 @@ class PooledImages:
             patients=self.owners,
             folds=self.repeat,
             replicates=replicates,
+            on_drawn=on_drawn,
         )
 
 
@@ -116,12 +121,17 @@ class PatientBootstrap:
         return interval(self.used_by(metric, method, client) - self.alone[metric][client])
 
 
-def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBootstrap:
+def bootstrap_methods(
+    runs: Sequence[RecordedRun],
+    replicates: int,
+    on_drawn: Callable[[int, int], None] = lambda drawn, total: None,
+) -> PatientBootstrap:
     """Paired replicates for all methods of one scenario that kept their scores in every repeat, or
     why there are none.
 
     Patients are drawn, or images where patients are not known; several seeds are several models,
-    whose metrics are averaged, while a patient tested by all of them is drawn for all.
+    whose metrics are averaged, while a patient tested by all of them is drawn for all. `on_drawn`
+    is told how many replicates are drawn, of how many.
     """
     if not replicates:
         return PatientBootstrap.none_because(
@@ -154,8 +164,18 @@ def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBo
     common: dict[str, dict[str, Floats]] = {}
     personal: dict[str, dict[str, dict[str, Floats]]] = {}
     alone: dict[str, dict[str, Floats]] = {}
-    for metric in MEASURES:
-        by_method = _replicates_by_method(metric, images, compared, kept, replicates)
+    total = len(MEASURES) * replicates
+    for number, (metric, measure) in enumerate(MEASURES.items()):
+        outputs = {
+            method: _outputs_by_model(metric, members, kept) for method, members in compared.items()
+        }
+
+        def count_replicates(drawn: int, before: int = number * replicates) -> None:
+            on_drawn(before + drawn, total)
+
+        models = [model for of_method in outputs.values() for model in of_method]
+        of_models = images.bootstrap(models, replicates, measure, count_replicates)
+        by_method = _by_method(of_models, outputs)
         common[metric] = {method: models.mean(axis=0) for method, models in by_method.items()}
         personal[metric] = _by_client(by_method, compared)
         alone[metric] = _trained_alone(personal[metric], compared)
@@ -193,17 +213,9 @@ def _all_tested_the_same(kept: PredictionsByRun, repeat: str, methods: Sequence[
     return len(set(tests.values())) == 1
 
 
-def _replicates_by_method(
-    metric: str,
-    images: PooledImages,
-    compared: RunsByMethod,
-    kept: PredictionsByRun,
-    replicates: int,
-) -> dict[str, Floats]:
-    """(models, 1 + replicates) of each method, which has one model or one per client."""
-    outputs = {method: _outputs_by_model(metric, runs, kept) for method, runs in compared.items()}
-    models = [model for of_method in outputs.values() for model in of_method]
-    rows = iter(images.bootstrap(models, replicates, MEASURES[metric]))
+def _by_method(of_models: Floats, outputs: Mapping[str, Sequence[Floats]]) -> dict[str, Floats]:
+    """The rows of all models, (models, 1 + replicates), by method, in the order of `outputs`."""
+    rows = iter(of_models)
     return {
         method: np.stack([next(rows) for _ in of_method]) for method, of_method in outputs.items()
     }

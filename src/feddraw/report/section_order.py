@@ -33,7 +33,8 @@ from feddraw.report.sections import (
     summary,
     what_was_run,
 )
-from feddraw.report.statistics import Report, Say
+from feddraw.report.statistics import Report
+from feddraw.system.progress import Progress, no_progress
 from feddraw.text import slug
 
 Section = Callable[[Report], Iterator[Block]]
@@ -77,15 +78,15 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
 AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 
 
-def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
+def compose_report(report: Report, title: str, progress: Progress = no_progress) -> ReportDocument:
     """The whole report as blocks."""
     if not report.collection.runs:
         return ReportDocument(title, list(servers.only_servers(report)), report.scenarios)
     blocks: list[Block] = []
     for section in BEFORE_SCENARIOS:
         blocks += section(report)
-    for scenario in report.scenarios:
-        say(f"drawing {scenario}")
+    for number, scenario in enumerate(report.scenarios):
+        progress("drawing the scenarios", number, len(report.scenarios))
         blocks.append(OnlyFor(list(_scenario_blocks(report, scenario)), scenario=scenario))
     for section in AFTER_SCENARIOS:
         blocks += section(report)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ from feddraw.analysis.statistics import Comparison, Table, compare, method_in_fo
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.runs import METRICS, RecordedRun, RunCollection
 from feddraw.report.trainings import TrainingDifferences, differences_over_trainings
+from feddraw.system.progress import Progress, no_progress
 
-Say = Callable[[str], None]  # is told what is being done
 RANKED_DIGITS = 4  # of every metric in a table; means that are printed alike share a rank
 
 
@@ -238,7 +238,7 @@ def compute_report(
     alpha: float,
     replicates: int,
     command: str,
-    say: Say,
+    progress: Progress = no_progress,
     margin: float = 0.0,
     folders: Sequence[Path] = (),
 ) -> Report:
@@ -246,9 +246,9 @@ def compute_report(
     rankings = {metric: rank_methods(collection, metric, alpha) for metric in METRICS}
     draws = {}
     for scenario in collection.scenarios:
-        say(f"comparing methods in {scenario}")
         counted = _runs_to_bootstrap(collection.of(scenario))
-        draws[scenario] = bootstrap_methods(counted, replicates)
+        on_drawn = partial(progress, f"resampling the test patients of {scenario}")
+        draws[scenario] = bootstrap_methods(counted, replicates, on_drawn)
     return Report(
         collection=collection,
         rankings=rankings,

@@ -35,11 +35,13 @@ NUMBER_COLUMNS = tuple(name for name in LEDGER_COLUMNS if name not in (*WORDS, "
 
 
 def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
-    """Entries as rows of a table; blank where a number is undefined."""
+    """Entries as rows of a table; blank where a number is undefined or unknown."""
     return [[_to_cell(value) for value in asdict(entry).values()] for entry in entries]
 
 
 def _to_cell(value: Any) -> Any:
+    if value is None:
+        return ""
     if value is HIDDEN:
         return HIDDEN_CELL
     return "" if isinstance(value, float) and math.isnan(value) else value
@@ -66,6 +68,8 @@ def _from_cell(name: str, text: str) -> Any:
         return text
     if text == HIDDEN_CELL:
         return HIDDEN
+    if name == "steps" and not text:
+        return None
     if name in COUNTS or (name == "size" and text.isdecimal()):
         number: float = int(text)
     else:
@@ -119,7 +123,8 @@ class LedgerTable:
             status[entry.round][place] = entry.status
             clauses[entry.round][place] = entry.clause
             for name, column in columns.items():
-                column[entry.round, place] = getattr(entry, name)
+                value = getattr(entry, name)
+                column[entry.round, place] = math.nan if value is None else value
         return LedgerTable(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
 
     def __getitem__(self, name: str) -> Floats:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 from feddraw.core import Model
 from feddraw.results.checkpoint import model_digest
 from feddraw.results.metrics import NOT_EVALUATED, Divergence, RunMetrics, SplitMetrics
+from feddraw.results.site_evaluations import RoundEvaluation, SiteEvaluation
 from feddraw.server.round import RoundResult
 from feddraw.system.file_reading import number_or_nan, read_jsonl
 from feddraw.system.file_writing import json_values
 
 # What a line has that differs when the same round is run again.
-CLOCK_FIELDS = ("seconds", "client_seconds", "time")
+CLOCK_FIELDS = ("seconds", "client_seconds", "evaluations", "time")
 MOST_ROUNDS = 10_000_000  # a log may come from another party
 
 
@@ -62,6 +63,7 @@ class RoundLine:
     diverged: str = ""  # how the round shows that the run has diverged
     rounds: int = 0  # planned; in the folder of a Flower server, which has no settings to say it
     client_seconds: Mapping[str, float]  # how long each client worked, if it says so
+    evaluations: tuple[SiteEvaluation, ...] = ()  # where the sites of a federation evaluate
     time: datetime = field(default_factory=lambda: datetime.now(UTC))  # when it was written
 
     @staticmethod
@@ -76,6 +78,13 @@ class RoundLine:
             diverged=result.diverged,
             client_seconds=result.client_seconds,
         )
+
+    def evaluated_by(self, evaluation: RoundEvaluation) -> RoundLine:
+        """The line with what the sites said of the round's model, and the time that this took."""
+        spent = self.seconds.get("evaluation", 0.0) + evaluation.seconds
+        seconds = {**self.seconds, "evaluation": spent}
+        now = datetime.now(UTC)
+        return replace(self, evaluations=evaluation.sites, seconds=seconds, time=now)
 
     @property
     def whole_seconds(self) -> float:
@@ -96,6 +105,7 @@ class RoundLine:
             diverged=str(document.get("diverged", "")),
             rounds=_round_number(document.get("rounds", 0)),
             client_seconds=_seconds(document["client_seconds"]),
+            evaluations=tuple(map(SiteEvaluation.read, document.get("evaluations", ()))),
             time=datetime.fromisoformat(document["time"]).astimezone(UTC),
         )
 
@@ -112,6 +122,8 @@ class RoundLine:
         if self.rounds:
             document["rounds"] = self.rounds
         document["client_seconds"] = dict(self.client_seconds)
+        if self.evaluations:
+            document["evaluations"] = [site.document() for site in self.evaluations]
         document["time"] = self.time.isoformat(timespec="seconds")
         return document
 

@@ -235,6 +235,11 @@ class RunFolder:
     def add_line(self, line: RoundLine) -> None:
         append_to_log(self.rounds, line.text())
 
+    def replace_line(self, line: RoundLine) -> None:
+        """The same round's line again, now that more is known of it."""
+        others = [other for other in read_round_log(self.rounds) if other.round != line.round]
+        write_whole(self.rounds, "".join(one.text() for one in (*others, line)).encode())
+
     def logged(self, round: int) -> bool:
         """Whether a round's line is in the log."""
         return any(line.round == round for line in read_round_log(self.rounds))

@@ -66,7 +66,7 @@ class Together:
             raise UserError("this weighting needs labelled images at the server")
         self.gate.check_method(round.method)
         updates = sorted(arriving, key=lambda update: update.client)  # never in order of arrival
-        verdicts = inspect(updates, round.sent, round.method.extras, len(round.clients), self.gate)
+        verdicts = inspect(updates, round.sent, round.method, len(round.clients), self.gate)
         sizes = {u.client: u.size for u in updates if not verdicts[u.client].reason}
         limited_sizes = self.policy.limited_sizes(sizes)
         received = [with_limited_size(update, limited_sizes) for update in updates]
@@ -81,7 +81,8 @@ class Together:
             aggregate = self._aggregate(replace(cohort, updates=accepted), round)
         else:
             aggregate = None
-        return close_round(round, Intake(received, verdicts, sizes, limited_sizes), aggregate)
+        intake = Intake(received, verdicts, sizes, limited_sizes, self.policy.min_sites)
+        return close_round(round, intake, aggregate)
 
     def _draft(self, cohort: Cohort, round: Round) -> _Draft | None:
         """The sum of all sound updates, which holds if the gate accepts them all.
@@ -242,13 +243,14 @@ class Streaming:
         sound = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
         verdicts |= compare_with_median(sound, self.gate)
         aggregate = stream.aggregate() if stream.counts else None
-        return close_round(round, Intake(received, verdicts, announced, limited_sizes), aggregate)
+        intake = Intake(received, verdicts, announced, limited_sizes, self.policy.min_sites)
+        return close_round(round, intake, aggregate)
 
     def _check(self, update: Update, round: Round, announced: Mapping[int, int]) -> Verdict:
         """What can be said of an update before the others are there."""
         if update.client not in announced:
             return Verdict("not a client of this federation, or not asked")
-        verdict = check_update(update, round.sent, round.method.extras, self.gate.max_size)
+        verdict = check_update(update, round.sent, round.method, self.gate.max_size)
         if not verdict.reason and update.size != announced[update.client]:
             size = announced[update.client]
             return Verdict(f"size {update.size} where {size} was announced")

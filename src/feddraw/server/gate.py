@@ -21,6 +21,7 @@ import numpy as np
 
 from feddraw.core import (
     HUGE,
+    LEAST_SIZE,
     MOST_IMAGES,
     MOST_STEPS,
     Cohort,
@@ -34,6 +35,10 @@ from feddraw.core import (
 )
 from feddraw.core.sums import squared_distance
 from feddraw.errors import UserError, not_negative, one_of
+
+# Why an update is refused where the method looks at steps; whoever reads a client's answer adds
+# where it should have told them.
+NO_STEPS = "it does not say how many optimiser steps it took, which this method needs"
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,15 @@ class Verdict:
     keep_statistics: float = 1.0  # the same for batch-norm statistics
     # Lengths of the long vectors beside the model.
     beside: Mapping[str, float] = field(default_factory=dict)
+    # How the ledger calls an update with a reason: something is wrong with it, or it is sound and
+    # the round was not aggregated.
+    word: Literal["refused", "unused"] = "refused"
 
     @property
     def status(self) -> str:
         """The ledger's text."""
         return (
-            f"refused: {self.reason}"
+            f"{self.word}: {self.reason}"
             if self.reason
             else f"weighted: {self.note}"
             if self.note
@@ -91,27 +99,25 @@ class Verdict:
         )
 
 
-def check_update(
-    update: Update, sent: Model, extras: Mapping[str, Extra], max_size: int
-) -> Verdict:
+def check_update(update: Update, sent: Model, method: Method, max_size: int) -> Verdict:
     """Form, size, steps, and every number finite and within the bounds of an honest one.
 
-    `extras` is what goes up beside the model.
+    `method` says what goes up beside the model, and whether steps must be known.
     """
-    verdict = check_contents(update, sent, extras, max_size)
+    verdict = check_contents(update, sent, method, max_size)
     if verdict.reason:
         return verdict
     distance = math.sqrt(squared_distance(update.model.params, sent.params))
     return _with_distance(update, verdict, distance)
 
 
-def check_contents(
-    update: Update, sent: Model, extras: Mapping[str, Extra], max_size: int
-) -> Verdict:
+def check_contents(update: Update, sent: Model, method: Method, max_size: int) -> Verdict:
     """The same but for the parameters' values, which a server reads only once, in the sum."""
+    extras = method.extras
     reason = (
         _form_refusal(update, sent)
         or _numbers_refusal(update, max_size)
+        or _steps_refusal(update, method)
         or _extras_refusal(update, sent, extras)
         or _buffers_refusal(update.model, sent)
     )
@@ -159,16 +165,21 @@ def _numbers_refusal(update: Update, max_size: int) -> str:
         given: Any = update.size
         kind = "" if isinstance(given, Real) else f" of type {type(given).__name__}"
         return f"size {update.size!s:.20}{kind} is not a positive number up to {max_size}"
-    if not _possible_steps(update.steps):
-        return f"{update.steps!s:.20} steps: it has not trained"
+    if update.size < LEAST_SIZE:
+        return f"size {update.size:.3g} is below {LEAST_SIZE:g}"
     if "loss" not in update.metrics:
         return "no training loss among its metrics"
     bad = [name for name, value in update.metrics.items() if not finite_number(value)]
     return f"{bad[0]!s:.20} is not a finite number" if bad else ""
 
 
-def _possible_steps(value: Any) -> bool:
-    return isinstance(value, Integral) and 0 < int(value) <= MOST_STEPS
+def _steps_refusal(update: Update, method: Method) -> str:
+    """A client need not tell its steps, unless the method computes with them."""
+    said: Any = update.steps  # of whatever type a client has sent
+    if said is None:
+        return NO_STEPS if method.needs.steps else ""
+    possible = isinstance(said, Integral) and 0 < int(said) <= MOST_STEPS
+    return "" if possible else f"{said!s:.20} steps: it has not trained"
 
 
 def finite_number(value: Any) -> bool:
@@ -240,7 +251,7 @@ def _buffers_refusal(model: Model, sent: Model) -> str:
 
 
 def inspect(
-    updates: Sequence[Update], sent: Model, extras: Mapping[str, Extra], clients: int, gate: Gate
+    updates: Sequence[Update], sent: Model, method: Method, clients: int, gate: Gate
 ) -> dict[int, Verdict]:
     """By client: whether it may answer at all, and whether its update is sound by itself."""
     answers = Counter(update.client for update in updates)
@@ -252,7 +263,7 @@ def inspect(
             reason = f"answered {answers[update.client]} times in one round"
             verdicts[update.client] = Verdict(reason)
         else:
-            verdicts[update.client] = check_contents(update, sent, extras, gate.max_size)
+            verdicts[update.client] = check_contents(update, sent, method, gate.max_size)
     return verdicts
 
 

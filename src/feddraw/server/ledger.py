@@ -17,6 +17,8 @@ from feddraw.server.policy import remark_on_limit
 
 # What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
 HIDDEN = float("nan")
+# The status of clients that sent nothing: asked in vain, not asked, not there to be asked.
+SILENT = ("missing", "not sampled", "not connected")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class LedgerEntry:
     round: int
     client: str
     size: float
-    steps: int
+    steps: int | None  # None where the client did not say
     prior: float = math.nan  # where the method has no such part, it is not a number
     similarity: float = math.nan
     gamma: float = math.nan
@@ -34,7 +36,7 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    # Or "weighted: and what was noted", "refused: why", "missing", "not sampled".
+    # Or "weighted: and what was noted", "refused: why", "unused: why", or one of `SILENT`.
     status: str = "weighted"
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
@@ -183,6 +185,22 @@ def with_refusals(
         else entry
         for entry in ledger
     )
+
+
+def with_notes(
+    ledger: tuple[LedgerEntry, ...], notes: Mapping[str, str]
+) -> tuple[LedgerEntry, ...]:
+    """The ledger with remarks, by name, on clients that counted; after what was noted before."""
+    return tuple(
+        replace(entry, status=_with_note(entry.status, notes[entry.client]))
+        if entry.weighted and entry.client in notes
+        else entry
+        for entry in ledger
+    )
+
+
+def _with_note(status: str, note: str) -> str:
+    return f"{status}: {note}" if status == "weighted" else f"{status}; {note}"
 
 
 def piece_entries(

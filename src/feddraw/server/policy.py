@@ -4,7 +4,8 @@ Between weighing and the server's step the weights are replaced by the nearest o
 Euclidean norm) that keep the limits and sum to one; the same for layers and findings with their own
 weights. Before weighing, a client that reports more images than `max_size` or `max_size_times`
 allow counts with the largest number that is allowed. Weights within all limits keep their bits. A
-method whose coefficients such limits would not bound refuses a policy.
+method whose coefficients such limits would not bound refuses a policy. Where fewer clients than
+`min_sites` could count, none does, and the model stays as it was.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ POLICY_LIMITS = (
     "cap_times",
     "fixed",
 )
-EASED = " eased"  # behind the setting's name where too few clients were there to keep it
-POLICY_CLAUSES = frozenset(("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS)))
+# behind the setting's name, where too few clients were there:
+EASED = " eased"  # to keep it, so that it was scaled
+UNMET = " unmet"  # for a cap in multiples of the equal share to limit anybody
+POLICY_CLAUSES = frozenset(
+    ("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS), "cap_times" + UNMET)
+)
 
 SUM_ROUNDING = 1e-9  # rounding that a sum of shares may show
 FEWEST_FOR_MEDIAN = 3  # clients for a median of sizes that one of them cannot move at will
+FEWEST_SITES = 2  # of a federation: one site's model is no average of several
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,9 @@ class Policy:
     max_size: int = 0
     # The same, in medians of the round's sizes; from three clients on; 0: no limit.
     max_size_times: float = 0.0
+    # Fewest clients that must count for the model to move; 0: 2 in a federation (Flower, FLARE; 3
+    # under secure sums), 1 in a simulation and in `feddraw.aggregate`.
+    min_sites: int = 0
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Policy:
@@ -69,7 +78,13 @@ class Policy:
 
     @property
     def limits_weights(self) -> bool:
-        return replace(self, max_size=0, max_size_times=0.0) != Policy()
+        return replace(self, max_size=0, max_size_times=0.0, min_sites=0) != Policy()
+
+    def of_federation(self) -> Policy:
+        """The same among sites that do not share their data: one of them alone is not taken for
+        all, unless the policy says so.
+        """
+        return self if self.min_sites else replace(self, min_sites=FEWEST_SITES)
 
     @cached_property
     def fixed_shares(self) -> dict[str, float]:
@@ -114,6 +129,11 @@ class Policy:
                 "policy.max_size_times must be 0 (no limit) or at least 1, not"
                 f" {self.max_size_times}"
             )
+        if self.min_sites < 0:
+            raise UserError(
+                "policy.min_sites must be a number of clients, or 0 for the default, not"
+                f" {self.min_sites}"
+            )
         if sum(self.fixed_shares.values()) > 1 + SUM_ROUNDING:
             raise UserError(
                 f"policy.fixed adds up to {sum(self.fixed_shares.values()):g}: it must be at most 1"
@@ -126,8 +146,17 @@ class Policy:
         for name in self.fixed_shares:
             if name not in clients:
                 raise unknown("clients", name, clients)
+        self.check_number(len(clients))
         if impossible := self.limits(clients).impossible:
             raise UserError(f"the policy is impossible with {len(clients)} clients: {impossible}")
+
+    def check_number(self, most: int) -> None:
+        """Refuse a least number of clients that no round has, if at most so many are asked."""
+        if self.min_sites > most:
+            raise UserError(
+                f"policy.min_sites = {self.min_sites}, and no round asks more than {most} clients:"
+                " the model would never move"
+            )
 
     def check_method(self, method: Method) -> None:
         """Refuse a method whose clients' influence the limits would not limit."""
@@ -163,8 +192,15 @@ class Policy:
         cap, high = min((self.cap, "cap"), (self.cap_times * equal or math.inf, "cap_times"))
         fixed = np.array([name in self.fixed_shares for name in clients])
         own = np.array([self.fixed_shares.get(name, 0.0) for name in clients])
+        # so many times the share of one or two clients may be the whole
+        unmet = "cap_times" if cap >= 1 and self.cap_times else ""
         return WeightLimits(
-            np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high
+            lower=np.where(fixed, own, floor),
+            upper=np.where(fixed, own, cap),
+            fixed=fixed,
+            low=low,
+            high=high,
+            unmet=unmet,
         )
 
     def bounded(self, weights: Weights, cohort: Cohort, clients: Sequence[str]) -> Weights:
@@ -188,6 +224,7 @@ class WeightLimits:
     fixed: NDArray[np.bool_]
     low: str  # the setting behind the floor
     high: str  # the setting behind the cap
+    unmet: str = ""  # a setting that limits nobody, because too few clients are there
 
     @property
     def impossible(self) -> str:
@@ -232,7 +269,7 @@ class WeightLimits:
         if self.fixed[index]:
             return "fixed"
         if before == after:
-            return ""
+            return self.unmet and self.unmet + UNMET
         if after == self.upper[index] < 1:
             return self.high
         return self.low if after == self.lower[index] > 0 else ""
@@ -273,6 +310,8 @@ def remark_on_limit(limited: LimitedWeights, index: int) -> str:
         return ""
     if clause.endswith(EASED):
         return f"too few clients for policy.{clause.removesuffix(EASED)}, eased to {after:.4g}"
+    if clause.endswith(UNMET):
+        return f"too few clients for policy.{clause.removesuffix(UNMET)}, which limits nobody"
     word = "held down" if after < limited.before[index] else "raised"
     return f"weight {word} from {limited.before[index]:.4g} to {after:.4g} by policy.{clause}"
 

@@ -16,7 +16,14 @@ import numpy as np
 from feddraw.core import ClosedCohort, Cohort, Method, Model, Proxy, State, Update
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
-from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, piece_entries, remarks
+from feddraw.server.ledger import (
+    SILENT,
+    LedgerEntry,
+    PieceEntry,
+    ledger_of,
+    piece_entries,
+    remarks,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +69,7 @@ class Intake:
     reported_sizes: Mapping[int, float]  # that clients say they have
     # Of those that the policy limits: the size that counts, and the setting that limits it.
     limited_sizes: Mapping[int, tuple[float, str]]
+    min_sites: int = 0  # fewest clients that must count for the model to move
 
     def accepted(self) -> list[Update]:
         return [update for update in self.received if not self.verdicts[update.client].reason]
@@ -84,8 +92,7 @@ class RoundRecord:
     @property
     def diverged(self) -> str:
         """How the updates show that the run has diverged; empty if they do not."""
-        silent = ("missing", "not sampled")
-        answers = [entry.status for entry in self.ledger if entry.status not in silent]
+        answers = [entry.status for entry in self.ledger if entry.status not in SILENT]
         if answers and all(_refused_as_not_finite(status) for status in answers):
             return "every update was refused, because none was finite"
         return ""
@@ -122,7 +129,12 @@ class Collector(Protocol):
 
 
 def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> RoundResult:
-    """The new model and the ledger; where nothing was aggregated, the model stays as it was."""
+    """The new model and the ledger; where nothing was aggregated, or of too few clients, the model
+    stays as it was.
+    """
+    if aggregate is not None and len(intake.accepted()) < intake.min_sites:
+        intake = _unused_for_their_number(intake)
+        aggregate = None
     if aggregate is not None and not aggregate.finite:
         intake = _refused_for_the_sum(intake)
         aggregate = None
@@ -150,6 +162,17 @@ def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> Ro
         next_model=next_model,
         state=state,
     )
+
+
+def _unused_for_their_number(intake: Intake) -> Intake:
+    """Nobody counts in a round of too few, though nothing is wrong with what they sent."""
+    accepted = intake.accepted()
+    number = f"only {len(accepted)} client{'s' if len(accepted) > 1 else ''} could count"
+    reason = f"{number}, and policy.min_sites asks for {intake.min_sites}"
+    verdicts = dict(intake.verdicts)
+    for update in accepted:
+        verdicts[update.client] = replace(verdicts[update.client], reason=reason, word="unused")
+    return replace(intake, verdicts=verdicts)
 
 
 def _refused_for_the_sum(intake: Intake) -> Intake:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddraw.data.image_cache import Progress
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment
@@ -20,6 +19,7 @@ from feddraw.study.progress import StudyEvent
 from feddraw.study.results_table import ResultTable, results_row
 from feddraw.study.worker_pool import WorkerPool
 from feddraw.system.file_writing import make_folder, refuse_link, write_errors_told, write_whole
+from feddraw.system.progress import Progress
 from feddraw.training.devices import WorkerPlace
 
 # Runs in a row that may fail for one cause before a study stops beginning others.

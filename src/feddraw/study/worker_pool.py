@@ -17,7 +17,6 @@ from typing import Literal
 import torch
 
 from feddraw.data.dataset import Dataset
-from feddraw.data.image_cache import Progress
 from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.run_preparation import open_experiment_data
@@ -28,6 +27,7 @@ from feddraw.study.progress import StudyEvent
 from feddraw.study.results_table import results_row
 from feddraw.system.file_writing import append_to_log
 from feddraw.system.locks import lock_file
+from feddraw.system.progress import Progress
 from feddraw.system.workers import Worker, WorkerDied, stop_workers, wait_for_replies
 from feddraw.training.device_memory import allot_image_memory, empty_device_cache
 from feddraw.training.devices import WorkerPlace

@@ -57,6 +57,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         keep_freed_memory()
+        self._own_build = self.build
         self.solver = core.Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
         self.steps_taken = np.zeros(len(self.shards), np.int64)  # by client, of the work under way
@@ -74,8 +75,11 @@ class Trainer:
         return layout_of_module(*self.build())
 
     def freeze(self, frozen: Mapping[str, Vector]) -> None:
-        """Other values for the frozen layers."""
-        self.build = with_frozen_layers(self.build, frozen)
+        """Other values for the frozen layers; the network's own where none are given."""
+        build = with_frozen_layers(self._own_build, frozen)
+        if build is self.build:
+            return
+        self.build = build
         self._references = []
         for built in ("network", "layout"):
             self.__dict__.pop(built, None)

@@ -34,6 +34,7 @@ PLAN_FILE = re.compile(r"plan(-\d+-of-\d+)?\.json")
 MOST_FOLLOWED_RUNS = 5_000
 MOST_CLIENTS = 5_000  # of a run that are kept; clients of a federation choose their own names
 MOST_REASON = 1_000  # characters of why a run stopped
+MOST_STATUS = 500  # characters of what was noted about a client
 MOST_TROUBLE = 200  # refused or missing updates that are shown
 SHOWN_CLIENTS = 12  # on the page
 MOST_POINTS = 80  # of a curve in the overview
@@ -71,8 +72,7 @@ class FollowedLedger:
             weight = entry.weight if math.isfinite(entry.weight) else 0.0
             self.weights.setdefault(entry.round, {})[client] = weight
         if entry.status not in ("weighted", "not sampled"):
-            status = safe_line(entry.status)[:300]
-            self.trouble.append(Trouble(entry.round, client, status))
+            self.trouble.append(Trouble(entry.round, client, _shown(entry.status)))
 
     @property
     def rounds(self) -> int:
@@ -194,6 +194,17 @@ class FollowedRun:
         known = [seconds for seconds in recent if math.isfinite(seconds) and seconds > 0]
         return statistics.median(known) if known else None
 
+    @property
+    def trouble(self) -> list[Trouble]:
+        """What was noted about updates, and evaluations that are absent; by round."""
+        absent = [
+            Trouble(line.round, _shown_client(site.client), f"no evaluation, {_shown(site.status)}")
+            for line in self.rounds
+            for site in line.evaluations
+            if site.absent
+        ]
+        return sorted([*self.ledger.trouble, *absent], key=lambda trouble: trouble.round)
+
     def left(self, now: float, usual: float | None) -> float | None:
         """Seconds until a run under way ends; `usual` is a round's time in other runs like it."""
         seconds = self.round_seconds or usual
@@ -229,7 +240,7 @@ class FollowedRun:
             "spent": sum(seconds for seconds in spent if math.isfinite(seconds)),
             "updated": self.updated,
             "curve": _points_for_chart(validation),
-            "trouble": len(self.ledger.trouble),
+            "trouble": len(self.trouble),
             "diverged": safe_line(diverged)[:200],
             "test": None if metrics is None else finite_or_none(metrics.test.auc.macro),
         }
@@ -255,7 +266,8 @@ class FollowedRun:
             "validation": [line and finite_or_none(line.validation.auc.macro) for line in lines],
             "loss": [line and finite_or_none(line.loss) for line in lines],
             "seconds": [line and _finite_numbers(line.seconds) for line in lines],
-            "trouble": [asdict(trouble) for trouble in ledger.trouble[-MOST_TROUBLE:]],
+            "trouble": [asdict(trouble) for trouble in self.trouble[-MOST_TROUBLE:]],
+            "evaluations": _evaluations(self.rounds[-1]) if self.rounds else [],
             "data": _shown_name(self._reader.names.data),
             "model": _shown_name(self._reader.names.model),
         }
@@ -270,6 +282,20 @@ def _seconds_by_client(line: RoundLine | None) -> dict[str, float]:
     )
 
 
+def _evaluations(line: RoundLine) -> list[dict[str, Any]]:
+    """What each site said of the model of a round, or why it did not."""
+    return [
+        {
+            "client": _shown_client(site.client),
+            "status": _shown(site.status),
+            "images": finite_or_none(site.images),
+            "seconds": finite_or_none(site.seconds),
+            "auc": finite_or_none(site.metrics.get("validation-auc", math.nan)),
+        }
+        for site in line.evaluations[:MOST_TROUBLE]
+    ]
+
+
 def _finite_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
@@ -277,6 +303,10 @@ def _finite_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
 def finite_or_none(value: float) -> float | None:
     """For JSON, which has no NaN."""
     return value if math.isfinite(value) else None
+
+
+def _shown(status: str) -> str:
+    return safe_line(status)[:MOST_STATUS]
 
 
 def _shown_client(name: str) -> str:

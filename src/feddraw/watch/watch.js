@@ -146,7 +146,7 @@
     drawList();
   }
 
-  const roundWords = (run) => (run.rounds ? `round ${run.done} of ${run.rounds}` : plural(run.done, "round"));
+  const roundWords = (run) => (run.rounds ? `${run.done} of ${plural(run.rounds, "round")} done` : plural(run.done, "round"));
   const titleOf = (run) => (run.method ? `${run.method}${known.order.length > 1 && run.seed !== null ? `, seed ${run.seed}` : ""}` : run.name);
 
   function drawList() {
@@ -291,7 +291,20 @@
     byId("no-seconds").hidden = timed;
     write(byId("no-seconds"), run.done ? "The clients of this run do not say how long they train." : "Known after the first round.");
     if (timed) chart(byId("chart-seconds"), client_seconds.map(over), rounds, { zero: true, seconds: true, height: 170 }, `Seconds of training by round and client: ${clients.map((name, i) => `${name} ${shown(lastOf(client_seconds[i]), 1)}`).join(", ")}.`);
+    write(byId("evaluated"), evaluationWords(detail.data.evaluations));
     drawNumbers();
+  }
+
+  /** Which sites of a federation have evaluated the model of the last round, and which have not. */
+  function evaluationWords(evaluations) {
+    if (!evaluations.length) return "";
+    const done = evaluations.filter(({ status }) => status === "evaluated").map(({ client, images, seconds, auc }) => {
+      const facts = [images === null ? "" : plural(images, "image"), seconds === null ? "" : `${shown(seconds, 1)} s`, auc === null ? "" : `AUC ${shown(auc)}`].filter(Boolean);
+      return facts.length ? `${client} (${facts.join(", ")})` : client;
+    });
+    const others = evaluations.filter(({ status }) => status !== "evaluated").map(({ client, status }) => `${client} (${status})`);
+    const by = done.length ? `Evaluated at ${done.join(", ")}.` : "No site has evaluated the last model.";
+    return others.length ? `${by} Not evaluated at ${others.join(", ")}.` : by;
   }
 
   /** What changes every second. */

@@ -13,10 +13,11 @@ from pathlib import Path
 from feddraw.data.dataset import Dataset
 from feddraw.data.datasets.npz import load_npz
 from feddraw.data.finding_names import FindingChoice
-from feddraw.data.image_cache import Progress, cache_folder
+from feddraw.data.image_cache import cache_folder
 from feddraw.data.image_settings import ImagePreparation
 from feddraw.errors import UserError, first_line
 from feddraw.system.file_reading import expanded_path
+from feddraw.system.progress import Progress
 
 CHESTMNIST_VARIABLE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
 CHESTMNIST_URL = "https://zenodo.org/records/10519652/files/{file}?download=1"

@@ -19,11 +19,12 @@ from feddraw.data.dataset_from_table import (
     unprepared_dataset,
 )
 from feddraw.data.finding_names import FindingChoice
-from feddraw.data.image_cache import CachedImages, no_progress, open_finished_entry
+from feddraw.data.image_cache import CachedImages, open_finished_entry
 from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.splits import rows_by_split
 from feddraw.system.file_reading import expanded_path
+from feddraw.system.progress import no_progress
 
 
 def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") -> Dataset:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from feddraw.data.dataset import SPLITS, Dataset, Labels, Split
 from feddraw.data.datasets._phantom_anatomy import draw_chests
 from feddraw.data.finding_names import PAPER_FINDINGS
-from feddraw.data.image_cache import Progress
 from feddraw.errors import UserError, unknown
+from feddraw.system.progress import Progress
 
 SMALLEST_PHANTOM, LARGEST_PHANTOM = 28, 224  # pixels
 LABEL_NOISE = 0.05

@@ -122,6 +122,12 @@ def _result_in_scenario(report: Report, scenario: str, metric: str) -> str:
     evidence = _evidence(report, scenario, metric)
     beaten = [worse for better, worse in shown if better == best]
     undecided = [method for method in others if method not in beaten]
+    tied = [method for method in means if f"{means[method]:.4f}" == f"{means[best]:.4f}"]
+    if not shown and len(tied) > 1:
+        return (
+            f"No difference between methods is shown in test {label}: {evidence}. In {scenario}"
+            f" {join_names(tied)} have the same mean to four digits: {means[best]:.4f}."
+        )
     if not shown:
         return (
             f"No difference between methods is shown in test {label}: {evidence}. The highest mean"

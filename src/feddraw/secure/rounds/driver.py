@@ -212,6 +212,7 @@ class _Attempt:
         self, round: SecureRound, digest: bytes, attempt: int, asked: tuple[str, ...]
     ) -> None:
         self._round = round
+        self._asked = asked
         self._sums = {}
         for sum in round.terms.sums:
             session = Session(digest, f"{round.terms.kind}: {sum}", attempt, asked)
@@ -231,6 +232,7 @@ class _Attempt:
         if announcement.terms.limits.limits_weights:
             announcement = self._round.rules.limit(announcement, self._proposals(announcement))
             announcement.check()
+            self._check_summed(announcement, list(announcement.weights))
         total, survivors, statements = self._open_sum(last, announcement)
         said = {name: statements[name] for name in survivors if name in statements}
         return Opened(total, survivors, announcement, said)
@@ -264,15 +266,25 @@ class _Attempt:
         return party
 
     def _fitting(self, announcement: Announcement) -> Announcement:
-        """Without those whose size would make the sum fail for all."""
-        misfits = self._round.rules.misfits(announcement)
+        """Without those whose size or findings would make the sum fail for all."""
+        self._round.parties = announcement.parties
+        announcement = self._without(announcement, self._round.rules.misfits(announcement))
+        rare = announcement.labelling_rare_findings(len(self._asked))
+        if len(announcement.parties) - len(rare) >= session_threshold(len(self._asked)):
+            announcement = self._without(announcement, rare)
+        announcement.check()
+        self._check_summed(announcement, [party.name for party in announcement.parties])
+        return announcement
+
+    def _without(self, announcement: Announcement, misfits: Mapping[str, str]) -> Announcement:
+        """Without some sites, which are left out with the reasons given."""
         for name, reason in misfits.items():
             self._round.leave_out(name, reason)
         fitting = tuple(party for party in announcement.parties if party.name not in misfits)
-        self._round.parties = announcement.parties
-        announcement = Announcement(announcement.terms, fitting)
-        announcement.check()
-        return announcement
+        return Announcement(announcement.terms, fitting)
+
+    def _check_summed(self, announcement: Announcement, names: Sequence[str]) -> None:
+        announcement.check_summed(names, asked=len(self._asked))
 
     def _proposals(self, announcement: Announcement) -> dict[str, Statement]:
         """How each site weighs itself."""
@@ -282,6 +294,12 @@ class _Attempt:
             with self._round.using(name):
                 self._round.rules.check_statement(announcement, name, statement)
                 proposals[name] = statement
+        needed = session_threshold(len(self._asked))
+        if len(proposals) < needed:
+            raise SecureSumFailed(
+                f"the secure sum failed: {len(proposals)} of {len(self._asked)} clients said how"
+                f" they weigh themselves, {needed} are needed"
+            )
         return proposals
 
     def _there(self, announcement: Announcement) -> list[str]:
@@ -308,7 +326,7 @@ class _Attempt:
         for name, reason in server.misfits.items():
             self._round.leave_out(name, reason)
         survivors = server.close_values()
-        announcement.check_summed(survivors)
+        self._check_summed(announcement, survivors)
         self.signing = True
         sign = Sign(sum, survivors)
         for name, signed in self._round.answers(dict.fromkeys(survivors, sign), Signed):

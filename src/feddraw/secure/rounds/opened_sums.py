@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +23,6 @@ class OpenedSums(Sums):
     # Float64: the mean move under the weights, and under a piece's weights where one is. None where
     # each move was multiplied with what only its client knows.
     mean_move: Vector | None = None
-    means: dict[str, Vector] = field(default_factory=dict)  # of vectors beside the model, float64
 
     def moved_by(self, by: Column, span: slice) -> Vector:
         if self.mean_move is None:
@@ -38,8 +37,9 @@ class OpenedSums(Sums):
         return total.astype(self.cohort.sent.params.dtype)
 
     def extra_by(self, name: str, by: Column, span: slice) -> Vector:
-        times = _how_many_times(by, self.weights.values)
-        return (times * self.means[name][span]).astype(self.cohort.sent.params.dtype)
+        raise UserError(
+            f"a rule of this method needs {name} of the clients, and a secure sum is of moves only"
+        )
 
     def _weights_in(self, span: slice) -> list[Segment]:
         """The parts of a span with the weights under which their mean is known."""

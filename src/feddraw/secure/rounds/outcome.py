@@ -88,9 +88,15 @@ class TrainingRules:
         return replace(party, size=size_as_int_if_whole(party.size))
 
     def misfits(self, announcement: Announcement) -> dict[str, str]:
-        """Those whose size, farthest from the median, would make every site's check fail."""
-        parties = list(announcement.parties)
+        """Those whose findings do not fit the method, and those whose size, farthest from the
+        median, would make every site's check fail.
+        """
         left_out: dict[str, str] = {}
+        if why := rules_of_method.why_all_labels_are_needed(self.method):
+            for party in announcement.parties:
+                if not all(party.labelled or ()):
+                    left_out[party.name] = why
+        parties = [party for party in announcement.parties if party.name not in left_out]
         while len(parties) >= FEWEST_SUMMED and not self._fit(announcement, parties):
             sizes = np.log([party.size for party in parties])
             farthest = int(np.abs(sizes - np.median(sizes)).argmax())
@@ -204,9 +210,9 @@ def result_of_outcome(
         received.append(Update(client, round.sent, size, 0, {"loss": math.nan}))
         verdicts[client] = Verdict(reason)
     received.sort(key=lambda update: update.client)
-    intake = Intake(received, verdicts, reported, limited)
+    intake = Intake(received, verdicts, reported, limited, outcome.terms.limits.min_sites)
     result = close_round(round, intake, step.aggregate if step else None)
-    if step is None:
+    if step is None or not result.weights:
         return result
     # How long each client's move is stays hidden, and with it how much each moved the model.
     ledger = tuple(
@@ -305,50 +311,42 @@ class _Reading:
                 moves[row] *= self._totals[0] / total if total else 0.0
         server = rules_of_method.server_of(self._rules.method)
         if isinstance(server, Factored):
-            scales = self._scales_by_terms(server)
-            coefficients = scales[0] * self._mean_factor() * weights.values
+            scale = self._scale_by_term(server)
+            coefficients = scale * self._mean_of_word("factor") * weights.values
             mean_move = None
         else:
-            scales = np.full(self._form.columns, server.scale)
-            coefficients = server.scale * weights.values
+            scale = server.scale
+            coefficients = scale * weights.values
             mean_move = moves
-        total = sent.params + scales[0] * moves
-        for (output, _), scale in zip(rows, scales[1:], strict=True):
-            for row in sent.layout.rows_of(output):
-                total[row] = sent.params[row] + scale * moves[row]
-        means = {
-            name: self._values[self._spans[f"extra.{name}"]] / self._totals[0]
-            for name in self._form.extras
-        }
+        total = sent.params + scale * moves
         return OpenedSums(
             cohort=self._cohort,
             weights=weights,
             coefficients=coefficients,
             total=total.astype(sent.params.dtype),
             mean_move=mean_move,
-            means=means,
         )
 
-    def _scales_by_terms(self, server: Factored) -> Column:
-        """By column, what the moves are multiplied with: from the mean term of those who have a
-        weight in it. Zero where nobody has.
+    def _scale_by_term(self, server: Factored) -> float:
+        """What the moves are multiplied with: from the mean term, which no honest client takes to
+        zero or below.
         """
-        terms = self._values[self._spans["terms"]]
-        scales = [
-            server.scale_by(float(term / total)) if total else 0.0
-            for term, total in zip(terms, self._totals, strict=True)
-        ]
-        if not np.isfinite(scales).all():
+        mean_term = self._mean_of_word("term")
+        if not (mean_term > 0 and math.isfinite(server.scale_by(mean_term))):
             raise UntrueSum("the clients' terms do not give a step")
-        return np.array(scales)
+        return server.scale_by(mean_term)
 
-    def _mean_factor(self) -> float:
-        return float(self._values[self._spans["factors"]][0] / self._totals[0])
+    def _mean_of_word(self, name: str) -> float:
+        """Of a number that each client adds times its weight."""
+        return float(self._values[self._spans[name]][0] / self._totals[0])
 
     def _counters(self) -> Vector:
-        """As after the steps that were said: the largest, as in every other engine."""
+        """As after the steps that were said: the largest, as in every other engine. As sent where
+        no client says any.
+        """
         sent = self._cohort.sent
-        steps = max(update.steps for update in self._cohort.updates)
+        said = [update.steps for update in self._cohort.updates if update.steps is not None]
+        steps = max(said, default=0)
         counters = sent.counters.copy()
         for entry in sent.layout.entries:
             if entry.kind == "counter" and entry.name.endswith(COUNTER):

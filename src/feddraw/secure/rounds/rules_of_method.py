@@ -12,7 +12,6 @@ import numpy as np
 
 from feddraw.core import (
     ClientView,
-    Extent,
     Factored,
     Facts,
     Joint,
@@ -67,14 +66,6 @@ def factored_server(method: Method) -> Factored | None:
     return server if isinstance(server, Factored) else None
 
 
-def summed_extras(method: Method) -> dict[str, Extent]:
-    """The vectors beside the model whose weighted sum the server rule takes."""
-    server = server_of(method)
-    if not isinstance(server, StandingMean):
-        return {}
-    return {name: extent for name, extent in method.sends.items() if name == server.averages}
-
-
 def outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
     """The outputs with a weight of their own: by the rule, or because not all who were asked label
     the finding.
@@ -121,14 +112,23 @@ def ranges_of_client(
     return ranges
 
 
+def why_all_labels_are_needed(method: Method) -> str:
+    """Why every client must label all findings under this method; empty where it need not."""
+    server = server_of(method)
+    if isinstance(server, Factored):
+        return (
+            "under secure sums this method needs clients that label all findings: summed for each"
+            " finding, the clients' factors would show that of one who does not label it"
+        )
+    if isinstance(server, StandingMean) and server.averages == "moves":
+        return "this method needs all clients' moves everywhere, and some do not label all findings"
+    return ""
+
+
 def check_labels(method: Method, facts: Facts) -> None:
     """Refuse labels that do not fit the server rule."""
-    server = server_of(method)
-    needs_every_row = isinstance(server, StandingMean) and server.averages == "moves"
-    if needs_every_row and facts.labelled is not None:
-        raise UserError(
-            "this method needs all clients' moves everywhere, and some do not label all findings"
-        )
+    if facts.labelled is not None and (why := why_all_labels_are_needed(method)):
+        raise UserError(why)
 
 
 def why_weights_do_not_fit(method: Method, facts: Facts) -> str:

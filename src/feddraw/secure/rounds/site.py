@@ -333,7 +333,8 @@ class SecureSite:
         """This site's word on who is in the sum; from now on there is no other attempt."""
         half = self._half(round, request.sum)
         if request.sum in round.announced:
-            round.announced[request.sum].check_summed(request.survivors)
+            announcement = round.announced[request.sum]
+            announcement.check_summed(request.survivors, asked=len(round.members))
         signature = half.sign(request.survivors)
         round.signed = True
         self._memory.save(round)
@@ -367,9 +368,10 @@ class SecureSite:
         if round.facts is None:
             raise UserError("this site has not been shown that enough others agree")
         announcement.check()
-        names = {party.name for party in announcement.parties}
-        if not names <= set(round.members):
+        names = [party.name for party in announcement.parties]
+        if not set(names) <= set(round.members):
             raise UserError("the server announces clients that were not asked")
+        announcement.check_summed(names, asked=len(round.members))
         party = announcement.parties[announcement.place(self.settings.name)]
         if party.size != round.facts.size:
             raise UserError("the size that the server announces for this site is not its own")

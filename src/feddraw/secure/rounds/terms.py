@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from feddraw.core import MOST_IMAGES, MOST_STEPS, Facts, Model, Vector
 from feddraw.errors import UserError
 from feddraw.secure.sums.message_fields import pack_fields
-from feddraw.secure.sums.session import FEWEST_SUMMED
+from feddraw.secure.sums.session import FEWEST_SUMMED, session_threshold
 from feddraw.server.policy import Policy
 
 
@@ -208,31 +208,51 @@ class Announcement:
             party.check(self.terms.kind)
         if len({len(party.labelled) for party in self.parties if party.labelled is not None}) > 1:
             raise UserError("the server's announcement has lists of findings of several lengths")
-        self.check_summed(names)
+        self.check_summed(names, asked=len(names))
 
-    def check_summed(self, names: Sequence[str]) -> None:
-        """Refuse a sum that would be that of one or two clients, who label a finding or have all
-        the weight.
+    def check_summed(self, names: Sequence[str], asked: int) -> None:
+        """Refuse a sum of a finding, or of all, that would be that of fewer than t of the clients
+        asked, who label the finding or have all the weight: colluding ones among them would take
+        their own parts off, and be left with one other's.
         """
+        needed = max(session_threshold(asked), FEWEST_SUMMED)
         present = set(names)
         if not present <= self.places.keys():
             raise UserError("the sum is said to hold clients that were not announced")
         places = [place for place, party in enumerate(self.parties) if party.name in present]
         if self.labelled is not None:
             for finding, count in enumerate(self.labelled[places].sum(axis=0).tolist()):
-                if 0 < count < FEWEST_SUMMED:
+                if 0 < count < needed:
                     raise TooFewSummed(
                         f"finding {finding} is labelled by {count} client(s) only: "
-                        f"a secure sum of its row needs {FEWEST_SUMMED}"
+                        f"a secure sum of its row needs {needed} of {asked}"
                     )
         rows = [self.weights[name] for name in names if name in self.weights]
         for column in map(np.array, zip(*rows, strict=True)):
             count = int((column > LEAST_SHARE_SUMMED * column.max()).sum())
-            if 0 < count < FEWEST_SUMMED:
+            if 0 < count < needed:
                 raise TooFewSummed(
                     f"under the policy {count} client(s) have all the weight: a secure sum needs"
-                    f" {FEWEST_SUMMED}"
+                    f" {needed} of {asked}"
                 )
+
+    def labelling_rare_findings(self, asked: int) -> dict[str, str]:
+        """By name, those who label a finding that too few of the clients asked label, and why they
+        cannot be in one sum with the others.
+        """
+        if self.labelled is None:
+            return {}
+        needed = max(session_threshold(asked), FEWEST_SUMMED)
+        reasons: dict[str, str] = {}
+        for finding, count in enumerate(self.labelled.sum(axis=0).tolist()):
+            if 0 < count < needed:
+                for place in np.flatnonzero(self.labelled[:, finding]).tolist():
+                    reasons.setdefault(
+                        self.parties[place].name,
+                        f"it labels finding {finding}, which {count} of {asked} clients label: a"
+                        f" secure sum of its row needs {needed}",
+                    )
+        return reasons
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -272,11 +292,11 @@ class Announcement:
 @dataclass(frozen=True)
 class Statement:
     """What a client says in clear beside its masked move: how it weighs itself, then each output
-    with its own weights; and its steps.
+    with its own weights; and its steps, where it knows them.
     """
 
     own: Numbers
-    steps: int
+    steps: int | None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -293,7 +313,8 @@ class Statement:
 
     def check(self) -> None:
         """Refuse what no honest client says."""
-        if not (type(self.steps) is int and 0 < self.steps <= MOST_STEPS):
+        trained = type(self.steps) is int and 0 < self.steps <= MOST_STEPS
+        if self.steps is not None and not trained:
             raise UserError(f"{self.steps!s:.20} steps: it has not trained")
         if not (self.own and all(weight >= 0 for weight in self.own)):
             raise UserError("a weight below zero")

@@ -45,7 +45,7 @@ class UpdatePart:
         rules_of_method.check_method(method)
         rules_of_method.check_weights_fit_sum(method, announcement.facts)
         max_size = (gate or Gate()).max_size
-        verdict = check_update(update, sent, method.extras, max_size)
+        verdict = check_update(update, sent, method, max_size)
         if verdict.reason:  # its words may hold a number of the update
             raise UserError(REFUSED_HERE)
         self._method = method
@@ -69,7 +69,8 @@ class UpdatePart:
         own = rules_of_method.weights_of_client(
             self._method, self._client, facts, self._place, outputs
         )
-        return Statement(tuple(map(exact_weight, own)), int(self._client.update.steps))
+        steps = self._client.update.steps
+        return Statement(tuple(map(exact_weight, own)), None if steps is None else int(steps))
 
     def words(self, announcement: Announcement) -> Words:
         """The vector that is masked: the weighted move and all that is summed with it (see
@@ -93,19 +94,16 @@ class UpdatePart:
         self._encode_difference(
             update.model.buffers, sent.buffers, weights[0], words[spans["buffers"]]
         )
-        for name in form.extras:
-            weighted = weights[0] * update.extra[name].astype(np.float64)
-            words[spans[f"extra.{name}"]] = self._encoded(weighted)
-        by_column = np.array(weights)
         if server is not None:
-            words[spans["factors"]] = self._encoded(by_column * factor)
-            words[spans["terms"]] = self._encoded(by_column * server.term(self._client))
+            term = server.term(self._client)
+            words[spans["factor"]] = self._encoded(np.array([weights[0] * factor]))
+            words[spans["term"]] = self._encoded(np.array([weights[0] * term]))
         words[spans["loss"]] = self._encoded(np.array([self._loss()]))
         words[spans["length"]] = self._encoded(np.array([max(weights) * factor * self._length]))
         # Noise for differential privacy would be added to `words` here: whole numbers, before the
         # mask, so that the sum holds the noise of all clients and no message without it ever leaves
         # a site. There is none today.
-        words[spans["weights"]] = self._encoded(by_column)
+        words[spans["weights"]] = self._encoded(np.array(weights))
         return words
 
     def _loss(self) -> float:

@@ -1,15 +1,14 @@
 """Which word of a secure sum means what, the same for clients and server.
 
-[weight · factor · move, weight · change of the buffers, weight · each vector beside the model,
-weight · factor and weight · term by column where a server rule has them, the loss, weight ·
-factor · length of the move, the weights by column]
+[weight · factor · move, weight · change of the buffers, weight · factor and weight · term where a
+server rule has them, the loss, weight · factor · length of the move, the weights by column]
 
-A column is the whole model, then each output of the classifier that has weights of its own.
+A column is the whole model, then each output of the classifier that has weights of its own. A
+client's own number is summed once: in two sums under different weights it could be computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,17 +24,14 @@ class WordLayout:
 
     params: int
     buffers: int
-    extras: Mapping[str, int]  # by name, its length
     factored: bool  # each move is also multiplied with a factor that only its client knows
     outputs: tuple[int, ...]  # of the classifier, that have a weight of their own
 
     @staticmethod
     def of(method: Method, layout: Layout, facts: Facts) -> WordLayout:
-        sends = rules_of_method.summed_extras(method)
         return WordLayout(
             params=layout.length("param"),
             buffers=layout.length("buffer"),
-            extras={name: layout.extent(extent) for name, extent in sends.items()},
             factored=rules_of_method.factored_server(method) is not None,
             outputs=rules_of_method.outputs_with_own_weight(method, layout, facts),
         )
@@ -46,11 +42,10 @@ class WordLayout:
         return 1 + len(self.outputs)
 
     def spans(self) -> dict[str, slice]:
-        """Where each part lies; an extra vector under its name behind "extra."."""
-        extras = {f"extra.{name}": length for name, length in self.extras.items()}
-        terms = self.columns if self.factored else 0
-        lengths = {"params": self.params, "buffers": self.buffers, **extras}
-        lengths |= {"factors": terms, "terms": terms, "loss": 1, "length": 1}
+        """Where each part lies."""
+        own_numbers = 1 if self.factored else 0
+        lengths = {"params": self.params, "buffers": self.buffers}
+        lengths |= {"factor": own_numbers, "term": own_numbers, "loss": 1, "length": 1}
         lengths |= {"weights": self.columns}
         ends = np.cumsum([0, *lengths.values()]).tolist()
         return {name: slice(*pair) for name, pair in zip(lengths, pairwise(ends), strict=True)}

@@ -8,7 +8,7 @@ is refused counts as not sent. To close a stage again gives the same answer agai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -191,9 +191,30 @@ class SecureSumServer:
         return masks
 
     def _joined(self) -> dict[str, bytes]:
-        """The seed of each client in the sum, the masking key of each that is not."""
+        """The seed of each client in the sum, the masking key of each that is not.
+
+        Where the shares of as many as are needed do not fit, one of those who revealed them may
+        have lied: each is left out in turn, if enough others are there.
+        """
+        helpers = sorted(self._revealed)
+        needed = self.session.threshold
+        choices = [helpers[:needed]]
+        if len(helpers) > needed:
+            choices += [
+                [helper for helper in helpers if helper != left_out][:needed]
+                for left_out in helpers[:needed]
+            ]
+        failures = []
+        for chosen in choices:
+            try:
+                return self._joined_by(chosen)
+            except SecureSumFailed as failure:
+                failures.append(failure)
+        raise failures[0]
+
+    def _joined_by(self, helpers: Sequence[str]) -> dict[str, bytes]:
+        """The same from the shares that these clients revealed."""
         points = self._context.points
-        helpers = sorted(self._revealed)[: self.session.threshold]
         factors = shamir.lagrange_factors([points[helper] for helper in helpers])
         found = {}
         for number, name in enumerate(sorted(self._shares)):
