@@ -20,6 +20,7 @@ from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained_model import load_trained
 from feddraw.results.recorded_run import read_run
+from feddraw.system import workers
 from feddraw.system.workers import Worker, WorkerDied, ask_in_process, in_workers, serve
 from small import small
 
@@ -114,7 +115,7 @@ def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(
 def test_several_processes_give_the_same_scores(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
+    monkeypatch.setattr(workers, "WORKERS_PAY", 0.0)
     images = 3 * prediction.find_images_to_predict([folder / "images"])
     alone, together = (
         prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2)
@@ -125,11 +126,11 @@ def test_several_processes_give_the_same_scores(
 def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def died(job, items, workers, **words):
-        return in_workers(killed, items, workers, **words)
+    def died(job, items, count, **words):
+        return in_workers(killed, items, count, **words)
 
-    monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
-    monkeypatch.setattr(prediction, "in_workers", died)
+    monkeypatch.setattr(workers, "WORKERS_PAY", 0.0)
+    monkeypatch.setattr(workers, "in_workers", died)
     images = 3 * prediction.find_images_to_predict([folder / "images"])
     with pytest.raises(
         RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"

@@ -21,9 +21,9 @@ from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.study.cost import time_in_turn
 from feddraw.study.plan import read_study
-from feddraw.study.preflight import preflight, survey_study
+from feddraw.study.preflight import features_to_compute, preflight, survey_study
 from feddraw.study.progress import StudyEvent
-from feddraw.study.run_study import RepeatedFailure, run_study
+from feddraw.study.run_study import RepeatedFailure, prepare_study_data, run_study
 from feddraw.system.machine import peak_memory
 
 SCALE = 0.002
@@ -282,6 +282,35 @@ def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
     assert survey_study(runs, tmp_path / "new").opened.popitem()[1][1] == PreparationEstimate()
     next(folder.glob("train/*/*/*.jpg")).touch()
     assert survey_study(runs, tmp_path / "new").opened.popitem()[1][1].images == 384 + 120
+
+
+def test_features_that_nobody_has_computed_are_counted_and_computed_before_the_first_run(
+    file, archives, own_cache, tmp_path
+):
+    text = (
+        MATRIX.replace("growth = 8", 'growth = 8\nfrozen = "body"') + "training.augment = false\n"
+    )
+    runs = [run for run in read_study(file(text), paths=places(archives)) if "CHM" in run.name]
+    survey = survey_study(runs, tmp_path / "new")
+    assert not survey.obstacles
+    (before,) = features_to_compute(survey)
+    assert before.images > 0
+    assert before.seconds > 0
+    assert before.bytes == before.images * 4 * 42
+    said: list[str] = []
+    assert prepare_study_data(runs, lambda what, *_: said.append(what)) == {}
+    assert "features" in said
+    (after,) = features_to_compute(survey_study(runs, tmp_path / "new"))
+    assert (after.images, after.bytes) == (0, 0)
+
+
+def test_the_twelve_scenarios_on_frozen_features_are_eleven_methods_and_no_replication(request):
+    file = request.config.rootpath / "studies" / "paper-frozen.toml"
+    runs = read_study(file, paths={"chexpert": "A", "chestmnist": "B"})
+    assert len(runs) == 11 * 12 * 5
+    assert all(run.experiment.trains_on_features for run in runs)
+    assert complete(runs[-1].experiment).training.lr > 1e-5
+    assert "not a replication" in file.read_text()
 
 
 # ---------------------------------------------------------------------------------------- giving up

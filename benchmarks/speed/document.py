@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.speed import growth, rivals, training_step
+from benchmarks.speed.frozen_part import measure_frozen_part
 from benchmarks.speed.image_preparation import measure_image_preparation
 from benchmarks.speed.printed_table import bench_markdown
 from benchmarks.speed.round_overhead import measure_round_overhead
@@ -43,12 +44,13 @@ PARTS: Mapping[str, MeasuredPart] = {
     "server": measure_server_step,
     "memory": measure_server_memory,
     "preparation": measure_image_preparation,
+    "frozen": measure_frozen_part,
     "growth": growth.measure_growth,
     "paper": training_step.measure_paper_step,
     "secure": _measure_secure_if_installed,
     **{name: partial(rivals.measure_rival, name=name) for name in rivals.RIVALS},
 }
-SLOW_PARTS = {"growth", "paper"}  # left out of a quick run
+SLOW_PARTS = {"frozen", "growth", "paper"}  # left out of a quick run
 BENCH_FILE = "bench.json"
 
 

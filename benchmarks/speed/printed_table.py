@@ -191,6 +191,27 @@ def _rival_rows(part: Mapping[str, Any]) -> list[Row]:
     return measured + left_out
 
 
+def _frozen_rows(part: Mapping[str, Any]) -> list[Row]:
+    title = part["title"]
+    return [
+        _row(
+            f"a round on images ÷ on features ({title})",
+            part["images_over_features"],
+            "at least 200",
+        ),
+        _row(
+            "the pass that computes features ÷ a bare loop",
+            part["feature_pass_over_bare"],
+            "at most 1.11",
+        ),
+        _row(
+            "an epoch on features ÷ a bare loop over the matrix",
+            part["training_over_bare"],
+            "at most 1.3",
+        ),
+    ]
+
+
 ROWS_OF_PART: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
     "rounds": _round_rows,
     "steps": _training_step_rows,
@@ -198,6 +219,7 @@ ROWS_OF_PART: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
     "server": _server_step_rows,
     "memory": _server_memory_rows,
     "preparation": _preparation_rows,
+    "frozen": _frozen_rows,
     "paper": _paper_step_rows,
     "secure": _secure_rows,
 }

@@ -21,6 +21,8 @@ PACKAGES = {
     "datasets": "feddraw.data.datasets",
     "scenarios": "feddraw.data.scenarios",
 }
+# packages with networks, which have the name that pip knows them by
+MODEL_PACKAGES = ("monai", "timm", "torchvision", "torchxrayvision", "transformers")
 # what stands in a package above the others of its kind, because it needs more than they do
 IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 
@@ -85,8 +87,10 @@ def own_function(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and not module.startswith(error.name):
             raise  # a missing import of theirs, not a wrong name
+        package = module.partition(".")[0]
+        get = f" (pip install {package})" if package in MODEL_PACKAGES else ""
         raise UserError(
-            f"cannot import '{module}' for {name}: is it installed, or in this folder?"
+            f"cannot import '{module}' for {name}: is it installed{get}, or in this folder?"
         ) from None
     except AttributeError:
         raise UserError(f"module '{module}' has no '{attribute}'") from None

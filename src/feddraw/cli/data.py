@@ -1,4 +1,4 @@
-"""`feddraw data`: prepare the images of a data set once, and show them."""
+"""`feddraw data`: prepare the images of a data set once, show them, and clean the cache."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typer import Argument, Option
 
 from feddraw.cli.progress_bars import open_dataset_with_bar
 from feddraw.cli.terminal import console, print_line, table
-from feddraw.errors import one_of
+from feddraw.errors import not_negative, one_of
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
 
 app = typer.Typer(
-    name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them."
+    name="data",
+    no_args_is_help=True,
+    help="Prepare the images of a data set once, show them, and clean the cache.",
 )
 
 DatasetName = Annotated[
@@ -82,6 +84,43 @@ def prepare_images(
     seconds = time.perf_counter() - begun
     ready = f"{dataset.name}: {len(dataset.images):,} images of {size} px ready in {seconds:.1f} s"
     out.print(f"{ready}; {where_images_lie(dataset)}")
+
+
+@app.command("clean")
+def clean_cache(
+    *,
+    images: Annotated[
+        bool, Option("--images", help="Delete prepared images too, not only features.")
+    ] = False,
+    unused: Annotated[
+        int, Option(help="Only what nobody has read for so many days; 0: everything.")
+    ] = 0,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be deleted.")] = False,
+) -> None:
+    """Delete features of frozen networks from the cache, with --images prepared images too.
+
+    What is deleted is computed again when a run needs it. Do not delete while runs are under way.
+    """
+    from feddraw.data.feature_cache import cached_folders, remove_cached_folder
+    from feddraw.data.image_cache import cache_folder
+
+    not_negative("--unused", unused)
+    before = time.time() - unused * 86400
+    chosen = [
+        folder
+        for folder in cached_folders()
+        if (images or folder.kind == "features") and (not unused or folder.used < before)
+    ]
+    out = console()
+    if chosen:
+        rows = [[f.path.name, f.kind, f"{f.bytes / 1e6:,.1f} MB"] for f in chosen]
+        out.print(table(["entry", "kind", "on disk"], rows))
+    if not dry_run:
+        for folder in chosen:
+            remove_cached_folder(folder)
+    freed = f"{sum(folder.bytes for folder in chosen) / 1e6:,.1f} MB"
+    what = f"{len(chosen)} entries of {cache_folder()}"
+    out.print(f"would delete {what}: {freed}" if dry_run else f"deleted {what}: {freed}")
 
 
 @app.command("show")

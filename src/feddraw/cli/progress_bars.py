@@ -142,7 +142,7 @@ def open_dataset_with_bar(
 
     in_file: dict[str, Any] = {}
     if name.endswith(".toml"):
-        name, in_file = complete(Experiment.read(Path(name))).section("data")
+        name, in_file = complete(Experiment.read(Path(name))).dataset_section()
         if images.get("skip_bad"):
             in_file["skip_bad"] = True
     options = {} if name == "phantom" or ":" in name else dict(images)

@@ -243,7 +243,7 @@ def show_study_preflight(heading: str, preflight: Preflight) -> None:
         out.print(_preflight_time(preflight))
         out.print(_preflight_memory(preflight))
     out.print(
-        f"disk: {preflight.cache_bytes / 1e9:.1f} GB of prepared images,"
+        f"disk: {preflight.cache_bytes / 1e9:.1f} GB of prepared images and features,"
         f" {preflight.folder_bytes / 1e9:.1f} GB of runs"
     )
     if not preflight.obstacles:
@@ -259,6 +259,9 @@ def _preflight_time(preflight: Preflight) -> str:
     )
     if preflight.preparing > 1:
         line += f", after about {duration_in_words(preflight.preparing)} of preparing images"
+    if preflight.features:
+        computing = duration_in_words(preflight.computing)
+        line += f", after about {computing} for the features of {preflight.features:,} images"
     return line
 
 

@@ -105,7 +105,9 @@ class Dataset:
     """Grey images with labels, and which are for training, validation and test."""
 
     name: str
-    images: NDArray[np.uint8]  # (n, height, width), memory-mapped where they come from a file
+    # (n, height, width) bytes, memory-mapped where they come from a file; or floating features of
+    # them, in any shape, where clients train behind a frozen part of the network
+    images: NDArray[Any]
     labels: Labels
     # which images are for training, validation, test
     rows: dict[Split, NDArray[np.intp]] = field(repr=False)

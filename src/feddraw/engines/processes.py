@@ -59,6 +59,7 @@ class WorkerPlan:
     asks: tuple[str, ...]
     mean: float
     std: float
+    copies: int
     shards: Shards
     arrays: Mapping[str, SharedHandle]
 
@@ -194,6 +195,7 @@ class Processes(EngineWithMemory):
             asks=trainer.asks,
             mean=trainer.examples.mean,
             std=trainer.examples.std,
+            copies=trainer.examples.copies,
             shards=Shards(self._shared.publish(rows), self._shared.publish(ends)),
             arrays=dict(self._handles),
         )
@@ -407,6 +409,7 @@ class _JobWorker:
             std=plan.std,
             groups=self._arrays.get("groups"),
             patients=self._arrays.get("patients"),
+            copies=plan.copies,
         )
         self.trainer = Trainer(
             build=plan.build,

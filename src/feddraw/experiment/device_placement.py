@@ -148,8 +148,10 @@ def most_worker_memory(experiments: Sequence[Experiment]) -> int:
 
 def worker_memory(experiment: Experiment) -> int | None:
     """Bytes that one worker takes of a device; None where the network's shapes alone do not
-    tell.
+    tell, or its frozen part needs to pass once only.
     """
+    if experiment.trains_on_features:
+        return None
     name, settings = experiment.section("model")
     pixels = experiment.section("data")[1]["size"]
     build = partial(build_network, name, ASSUMED_CLASSES, settings)

@@ -4,9 +4,7 @@ processes at once.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,11 +21,9 @@ from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.progress import Progress, no_progress
-from feddraw.system.workers import in_workers, limited_workers
+from feddraw.system.workers import in_workers_if_they_pay, limited_workers
 
 SCORED_CHUNK = 64  # images that a worker takes at a time
-# seconds of work for one process from which on it pays to start others, which takes seconds
-WORKERS_PAY = 8.0
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv")
 
 
@@ -166,21 +162,13 @@ class ImageScoring:
         """Each chunk's start with its scores, as they get ready; the time of the first says if
         other processes pay.
         """
-        begun = time.perf_counter()
-        yield starts[0], self(starts[0])
-        rest = starts[1:]
-        left = (time.perf_counter() - begun) * (len(starts) - 1)
-        may_start_others = workers > 1 and not multiprocessing.current_process().daemon
-        if may_start_others and len(rest) > 1 and left > WORKERS_PAY:
-            yield from in_workers(
-                self,
-                rest,
-                min(workers, len(rest)),
-                doing="scored images",
-                then="no scores were written: start again",
-            )
-        else:
-            yield from ((start, self(start)) for start in rest)
+        return in_workers_if_they_pay(
+            self,
+            starts,
+            workers,
+            doing="scored images",
+            then="no scores were written: start again",
+        )
 
     def __call__(self, start: int) -> ScoredChunk:
         """Decode, prepare and score a chunk; gives the scores and the rows that cannot be read."""

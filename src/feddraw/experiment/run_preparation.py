@@ -25,6 +25,7 @@ from feddraw.data.scenarios.scenario_by_name import make_partition
 from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
+from feddraw.experiment.frozen_features import backbone_of, dataset_of_features, rows_of_features
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.progress import Progress
 from feddraw.training.client import Trainer
@@ -32,6 +33,7 @@ from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
+from feddraw.training.network_cut import build_partly_frozen
 from feddraw.training.server_images import ServerImages, choose_server_images
 
 
@@ -84,6 +86,11 @@ class PreparedData:
     # The test images as sites with other images have them.
     views: Mapping[str, Rows] = field(default_factory=dict)
 
+    def evaluated_rows(self) -> list[Rows]:
+        """All images that a run may evaluate on."""
+        splits = [self.dataset.rows["validation"], self.dataset.rows["test"]]
+        return [*splits, *self.views.values(), *self.holdout_rows]
+
 
 def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
     """Split a data set between the clients as an experiment's settings say."""
@@ -130,9 +137,19 @@ def prepare(
     dataset = task.dataset
     method = task.method
     _warn_unlabelled(dataset, task.training_rows)
-    build = network_builder(experiment, len(dataset.findings))
+    build = trained_builder(experiment, len(dataset.findings))
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.check(initial.layout)
+    if experiment.trains_on_features:
+        dataset = with_features(
+            on_device(experiment, device),
+            dataset,
+            initial.layout.frozen,
+            trained_on=task.training_rows,
+            evaluated=data.evaluated_rows(),
+            progress=progress,
+        )
+        task = replace(task, dataset=dataset)
     trainer = make_trainer(
         on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen
     )
@@ -227,16 +244,86 @@ def make_trainer(
     """What trains some clients, by their rows in the data set; `frozen` are the initial model's
     frozen layers.
     """
-    targets = dataset.labels.targets()
-    groups = dataset.labels.two_groups() if "groups" in method.asks else None
-    patients = dataset.labels.patient_numbers() if "gradient spread" in method.asks else None
-    examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
-    build = with_frozen_layers(network_builder(experiment, len(dataset.findings)), frozen)
+    examples = examples_of(experiment, dataset, method)
+    build = with_frozen_layers(trained_builder(experiment, len(dataset.findings)), frozen)
     return Trainer(build, examples, rows, experiment.training, method.local, asks=method.asks)
 
 
+def examples_of(experiment: Experiment, dataset: Dataset, method: Method) -> Examples:
+    """A data set as the training loop reads it."""
+    copies = 0
+    if experiment.trains_on_features:
+        copies = int(experiment.section("data")[1]["copies"])
+    return Examples(
+        images=dataset.images,
+        targets=dataset.labels.targets(),
+        mean=dataset.mean,
+        std=dataset.std,
+        groups=dataset.labels.two_groups() if "groups" in method.asks else None,
+        patients=dataset.labels.patient_numbers() if "gradient spread" in method.asks else None,
+        copies=copies,
+    )
+
+
+def with_features(
+    experiment: Experiment,
+    dataset: Dataset,
+    frozen: Mapping[str, NDArray[Any]],
+    *,
+    trained_on: Sequence[Rows],
+    evaluated: Sequence[Rows],
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set with what comes out of the network's frozen part, of which `frozen` are the
+    tensors, in place of images.
+    """
+    build = network_builder(experiment, len(dataset.findings))
+    needed = rows_of_features(experiment, len(dataset.images), trained_on, evaluated)
+    backbone = backbone_of(experiment, build, frozen)
+    return dataset_of_features(experiment, dataset, backbone, needed, progress)
+
+
+def features_for_evaluation(
+    experiment: Experiment, dataset: Dataset, frozen: Mapping[str, NDArray[Any]]
+) -> Dataset:
+    """The same for a server that evaluates on images of its own and trains on none."""
+    rows = [dataset.rows["validation"], dataset.rows["test"]]
+    nothing = [np.zeros(0, np.intp)]
+    return with_features(experiment, dataset, frozen, trained_on=nothing, evaluated=rows)
+
+
+def examples_on_features(
+    experiment: Experiment,
+    dataset: Dataset,
+    trained_on: Sequence[Rows],
+    frozen: Mapping[str, NDArray[Any]],
+) -> Examples:
+    """What a site trains on, once it knows the frozen part's tensors."""
+    rows = [dataset.rows["validation"], dataset.rows["test"]]
+    features = with_features(experiment, dataset, frozen, trained_on=trained_on, evaluated=rows)
+    return examples_of(experiment, features, make_method(experiment))
+
+
+def trained_builder(experiment: Experiment, classes: int) -> Build:
+    """A function that makes the network as clients train it: without its frozen part, if it is cut,
+    and images do not pass that in every batch.
+    """
+    build = network_builder(experiment, classes)
+    if not experiment.frozen:
+        return build
+    _, settings = experiment.section("model")
+    return partial(
+        build_partly_frozen,
+        build,
+        experiment.frozen,
+        int(experiment.section("data")[1]["size"]),
+        projection=bool(settings.get("projection", 0)),
+        from_features=experiment.trains_on_features,
+    )
+
+
 def network_builder(experiment: Experiment, classes: int) -> Build:
-    """A function that makes the experiment's network and names its classifier."""
+    """A function that makes the experiment's whole network and names its classifier."""
     name, settings = experiment.section("model")
     return partial(
         build_network,
@@ -252,7 +339,7 @@ def open_experiment_data(
     progress: Progress | None = None,
     estimate: PreparationEstimate | None = None,
 ) -> Dataset:
-    name, settings = complete(experiment).section("data")
+    name, settings = complete(experiment).dataset_section()
     return open_dataset(
         name, size=settings.pop("size"), options=settings, progress=progress, estimate=estimate
     )

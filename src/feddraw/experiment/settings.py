@@ -16,7 +16,7 @@ from feddraw.data.corruption import Corruption
 from feddraw.data.dataset_by_name import dataset_defaults
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
-from feddraw.errors import UserError, at_least, not_negative, unknown
+from feddraw.errors import UserError, at_least, not_negative, one_of, unknown
 from feddraw.experiment.method_by_name import (
     Section,
     combined_method,
@@ -29,7 +29,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
-from feddraw.training.network_by_name import model_defaults
+from feddraw.training.network_by_name import find_model, model_defaults
 from feddraw.training.settings import Training
 
 # A name and its settings; the others have settings only.
@@ -47,6 +47,11 @@ MOST_ROUNDS = 100_000
 # As data.seed of phantoms: the experiment's seed, so that every seed has images of its own.
 SEED_OF_EXPERIMENT = -1
 DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of
+# Settings of the data section that belong to a frozen part of the network (model.frozen): how its
+# features are kept, and how many augmented copies of each training image pass it.
+FEATURE_SETTINGS = {"features": "float32", "copies": 0}
+FEATURE_KINDS = ("float32", "float16", "off")  # off: computed anew for every batch
+MOST_COPIES = 100
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,21 @@ class Experiment:
         """A section's name and its settings."""
         settings = dict(getattr(self, name))
         return settings.pop("name"), settings
+
+    def dataset_section(self) -> tuple[str, dict[str, Any]]:
+        """The data set's name and its own settings, without those of features."""
+        name, settings = self.section("data")
+        return name, {key: v for key, v in settings.items() if key not in FEATURE_SETTINGS}
+
+    @property
+    def frozen(self) -> str:
+        """Where the network is cut: everything before this layer is frozen; empty: nowhere."""
+        return str(self.section("model")[1].get("frozen", ""))
+
+    @property
+    def trains_on_features(self) -> bool:
+        """Whether clients get what comes out of the frozen part in place of images."""
+        return bool(self.frozen) and self.section("data")[1].get("features") != "off"
 
     def with_settings(self, changes: Mapping[str, Any]) -> Experiment:
         """The same with some settings changed, by their dotted path in `experiment.toml`:
@@ -240,7 +260,8 @@ def _without_setting(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _kept_settings(section: str, old: str, new: str) -> tuple[str, ...]:
     """Settings that stay when a section gets another name; the others belonged to the old one."""
     if section == "data":
-        return ("size",) if new == "phantom" else ("size", "clahe")
+        kept = ("size", *FEATURE_SETTINGS)
+        return kept if new == "phantom" else (*kept, "clahe")
     both_of_the_paper = section == "scenario" and paper_dataset_of(old) and paper_dataset_of(new)
     return ("scale",) if both_of_the_paper else ()
 
@@ -290,10 +311,10 @@ def complete(experiment: Experiment) -> Experiment:
     model, settings = experiment.section("model")
     found = replace(
         experiment,
-        data=_data_defaults(experiment),
+        data={**_data_defaults(experiment), **_feature_settings(experiment)},
         scenario=_scenario_defaults(experiment),
         method=method_with_defaults(*experiment.section("method")),
-        model={"name": model} | model_defaults(catalog.find("models", model)) | settings,
+        model={"name": model} | model_defaults(find_model(model)) | settings,
         partition_seed=(
             experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
         ),
@@ -344,7 +365,7 @@ def _data_defaults(experiment: Experiment) -> Section:
     `paper` does.
     """
     name = data_name(experiment)
-    settings = experiment.section("data")[1]
+    settings = experiment.dataset_section()[1]
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
@@ -353,6 +374,39 @@ def _data_defaults(experiment: Experiment) -> Section:
     if settings.get("seed") == SEED_OF_EXPERIMENT:
         settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings
+
+
+def _feature_settings(experiment: Experiment) -> dict[str, Any]:
+    """The settings of features, checked; none where nothing of the network is frozen."""
+    data = experiment.section("data")[1]
+    chosen = {key: data[key] for key in FEATURE_SETTINGS if key in data}
+    if not experiment.frozen:
+        if chosen:
+            raise UserError(
+                f"data.{next(iter(chosen))} is for a network with a frozen part: set model.frozen"
+                " (body, or the name of a layer), or leave it out"
+            )
+        return {}
+    catalog.check_setting_types(chosen, FEATURE_SETTINGS, "data")
+    settings = {**FEATURE_SETTINGS, **chosen}
+    one_of("data.features", settings["features"], FEATURE_KINDS)
+    copies = settings["copies"]
+    if not 0 <= copies <= MOST_COPIES:
+        raise UserError(f"data.copies must be from 0 to {MOST_COPIES}, not {copies}")
+    _check_augmentation(experiment.training.augment, copies, settings["features"] == "off")
+    return settings
+
+
+def _check_augmentation(augment: bool, copies: int, every_batch: bool) -> None:
+    """Features cannot be augmented: copies of the images are, before they pass the frozen part."""
+    if augment and not copies and not every_batch:
+        raise UserError(
+            "features of a frozen part cannot be augmented: set data.copies to a number of"
+            " augmented copies per image, data.features = off, or training.augment = false"
+        )
+    if copies and (every_batch or not augment):
+        why = "data.features = off augments every batch" if every_batch else "it is false"
+        raise UserError(f"data.copies goes with training.augment = true on features: {why}")
 
 
 def _scenario_defaults(experiment: Experiment) -> Section:

@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ from feddraw.data.dataset_by_name import open_dataset
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.run_preparation import PreparedRun, make_trainer, prepare
+from feddraw.experiment.run_preparation import (
+    PreparedRun,
+    examples_on_features,
+    make_trainer,
+    prepare,
+)
 from feddraw.experiment.settings import make_method
 from feddraw.federation import client_seed
 from feddraw.flower import frozen_layers, job_orders, settings
@@ -313,7 +318,7 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
         json.loads(run), trust=node.get("trust") is True, permit=settings.AT_A_SITE
     )
     findings = settings.findings_of_own_folders(experiment)
-    options = experiment.section("data")[1] | {"path": node["data"]}
+    options = experiment.dataset_section()[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
     if list(dataset.findings) != findings:
         raise UserError(
@@ -321,8 +326,11 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
             f" {', '.join(findings)}"
         )
     shards = [np.sort(dataset.rows["train"])]
+    trainer = make_trainer(experiment, dataset, shards, make_method(experiment))
+    if experiment.trains_on_features:
+        trainer.examples_behind = partial(examples_on_features, experiment, dataset, shards)
     return Site(
-        trainer=make_trainer(experiment, dataset, shards, make_method(experiment)),
+        trainer=trainer,
         name=str(node.get("client") or f"node {node_id}"),
         memory=memory_folder(node),
         holdout={"validation": dataset.rows["validation"], "test": dataset.rows["test"]},

@@ -4,8 +4,6 @@ their digest only.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from feddraw.data.feature_cache import tensors_digest
 from feddraw.errors import UserError
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
@@ -33,13 +32,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 def frozen_digest(arrays: Arrays) -> str:
     """A hash of the layers: each name with its type, shape and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        head = json.dumps([name, array.dtype.str, list(arrays[name].shape)]).encode()
-        digest.update(len(head).to_bytes(8, "little") + head)
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    return tensors_digest(arrays)
 
 
 class FrozenLayers:
@@ -114,4 +107,4 @@ def _layers_kept(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in arrays.items()}
+    return {name: np.atleast_1d(array).shape for name, array in arrays.items()}

@@ -27,10 +27,11 @@ from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
 from feddraw.experiment.run_preparation import (
+    features_for_evaluation,
     initial_model,
     make_trainer,
-    network_builder,
     prepare_server_images,
+    trained_builder,
 )
 from feddraw.experiment.running import Evaluated, evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method
@@ -70,11 +71,15 @@ class ServerEvaluation:
     def _prepare_for_own_folders(self, validation: str) -> None:
         """Sites have folders of their own; the server evaluates where it has one too."""
         self.findings = tuple(settings.findings_of_own_folders(self.experiment))
-        build = partial(network_builder(self.experiment, len(self.findings)), pretrained=True)
+        build = partial(trained_builder(self.experiment, len(self.findings)), pretrained=True)
         self.initial = initial_model(build, self.experiment.seed)
         if validation:
-            options = self.experiment.section("data")[1] | {"path": validation}
+            options = self.experiment.dataset_section()[1] | {"path": validation}
             dataset = open_dataset("folder", size=options.pop("size"), options=options)
+            if self.experiment.trains_on_features:
+                dataset = features_for_evaluation(
+                    self.experiment, dataset, self.initial.layout.frozen
+                )
             self._evaluate_on(dataset, Evaluator(dataset, (), ()))
 
     def _prepare_scenario(self) -> None:

@@ -4,7 +4,10 @@ prefixed names.
 
 from __future__ import annotations
 
+import pickle
 import re
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from feddraw.errors import UserError, first_line
 MAX_PARAMETER_FILE = 1 << 32  # bytes of a file; DenseNet121's has 31 million
 WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights")
 WRAPPER_PREFIX = re.compile(r"(?:(?:module|model|net|network|_orig_mod)\.)+")
+
+NAMED_TENSORS = 4  # of those that are not used, in a message
 
 SavedParameters = dict[str, Tensor]
 
@@ -44,6 +49,11 @@ def _load_parameter_file(path: Path) -> Any:
 
             return load_file(path)
         return torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path} holds more than tensors, such as a whole network, and reading it would run its"
+            " code: load it where you trust it, and torch.save(network.state_dict(), FILE)"
+        ) from None
     except Exception as error:
         raise UserError(f"{path} is not a file of weights: {first_line(error)[:200]}") from None
 
@@ -71,3 +81,15 @@ def without_wrapper_prefix(state: SavedParameters) -> SavedParameters:
         return state
     (prefix,) = prefixes
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def warn_of_unused(names: Sequence[str], total: int, source: str) -> None:
+    """Name the tensors of a file that a network did not take: of its old classifier, as a rule."""
+    # counts of batches, which say nothing about the network
+    others = [name for name in names if not name.endswith("num_batches_tracked")]
+    if others:
+        more = ", …" if len(others) > NAMED_TENSORS else ""
+        listed = ", ".join(others[:NAMED_TENSORS]) + more
+        warnings.warn(
+            f"{source}: {len(others)} of {total} tensors are not used ({listed})", stacklevel=3
+        )

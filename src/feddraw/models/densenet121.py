@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from feddraw.errors import UserError
-from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
+from feddraw.models._saved_parameters import (
+    SavedParameters,
+    read_saved_parameters,
+    warn_of_unused,
+)
 
 MAX_DENSENET121_FILE = 1 << 29  # bytes of a weights file; DenseNet121's has 31 million
 TORCHVISION_NAME = re.compile(r"(denselayer\d+)\.(norm|conv)\.?([12])\.")
@@ -22,12 +27,8 @@ def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
     `weights`: "imagenet" (downloaded once by torch), "none", or the path of torchvision's weights
     file.
     """
-    try:
-        from monai.networks.nets.densenet import DenseNet121
-    except ImportError:
-        raise UserError("densenet121 needs MONAI: pip install 'feddraw[densenet]'") from None
 
-    class GreyDenseNet121(DenseNet121):  # type: ignore[misc,unused-ignore]
+    class GreyDenseNet121(monai_densenet121()):  # type: ignore[misc,unused-ignore]
         classifier_name = "class_layers.out"
 
         def forward(self, x: Tensor) -> Tensor:
@@ -42,6 +43,15 @@ def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
             network, read_saved_parameters(Path(weights), MAX_DENSENET121_FILE)
         )
     return network
+
+
+def monai_densenet121() -> Any:
+    """MONAI's class."""
+    try:
+        from monai.networks.nets.densenet import DenseNet121
+    except ImportError:
+        raise UserError("DenseNet121 needs MONAI: pip install 'feddraw[densenet]'") from None
+    return DenseNet121
 
 
 def _download_imagenet_densenet121() -> SavedParameters:
@@ -75,4 +85,5 @@ def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> 
             f"these are not DenseNet121's weights: {len(different)} of {len(body)} tensors differ,"
             f" first {different[0]}"
         )
+    warn_of_unused(sorted(renamed.keys() - set(body)), len(renamed), "DenseNet121's weights")
     network.load_state_dict({name: renamed[name] for name in body}, strict=False)

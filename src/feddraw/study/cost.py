@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.data.scenarios.paper_scenarios import paper_scenario
@@ -37,12 +38,12 @@ from feddraw.experiment.run_preparation import (
     PreparedRun,
     PreparedTask,
     initial_model,
-    network_builder,
     open_experiment_data,
     prepare,
+    trained_builder,
 )
 from feddraw.experiment.run_progress import images_to_evaluate
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import FEATURE_SETTINGS, Experiment, complete, make_method
 from feddraw.system.machine import peak_memory
 from feddraw.system.workers import Worker, WorkerDied, serve, stop_workers
 from feddraw.training.client import Trainer
@@ -51,6 +52,7 @@ from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, predict, steps_in_round
 from feddraw.training.network import Build
 from feddraw.training.network_by_name import build_network
+from feddraw.training.network_cut import PartlyFrozen, takes_features
 from feddraw.training.reproducibility import one_thread
 from feddraw.training.settings import Training
 
@@ -202,11 +204,13 @@ class TimedClient:
     def with_made_up_images(
         method: Method, build: Build, training: Training, size: int, findings: int, images: int
     ) -> TimedClient:
-        """One client with random images of `size` pixels across."""
+        """One client with random images of `size` pixels across, or random features where the
+        network takes these.
+        """
         rng = np.random.default_rng(0)
         order = np.arange(images)
         examples = Examples(
-            images=rng.integers(0, 256, (images, size, size), np.uint8),
+            images=_made_up_inputs(build, size, images, rng),
             targets=rng.integers(0, 2, (images, findings)).astype(np.float32),
             groups=(order % 2).astype(np.int8),
             patients=order,
@@ -357,7 +361,8 @@ def network_profile(experiment: Experiment) -> str:
     for name in ("epochs", "steps", "device", "lr"):
         del training[name]
     size = experiment.section("data")[1]["size"]
-    return json.dumps([experiment.model, size, training], sort_keys=True)
+    inputs = ["features"] if experiment.trains_on_features else []
+    return json.dumps([experiment.model, size, training, *inputs], sort_keys=True)
 
 
 def method_profile(method: Method) -> str:
@@ -389,8 +394,9 @@ def time_experiments(
 
 def without_data(experiment: Experiment) -> Experiment:
     """The experiment on phantoms of the same size, for which a worker needs no files."""
-    size = experiment.section("data")[1]["size"]
-    return complete(replace(experiment, data={"name": "phantom", "size": size}, engine="serial"))
+    settings = experiment.section("data")[1]
+    kept = {key: settings[key] for key in ("size", *FEATURE_SETTINGS) if key in settings}
+    return complete(replace(experiment, data={"name": "phantom", **kept}, engine="serial"))
 
 
 def _time_experiments_here(
@@ -434,7 +440,7 @@ def time_experiment(experiment: Experiment, findings: int, seconds: float) -> St
     training = experiment.training
     client = TimedClient.with_made_up_images(
         make_method(experiment),
-        network_builder(experiment, findings),
+        trained_builder(experiment, findings),
         training,
         size=experiment.section("data")[1]["size"],
         findings=findings,
@@ -471,6 +477,17 @@ def time_experiment(experiment: Experiment, findings: int, seconds: float) -> St
         memory=timed_memory + round(_memory_per_image(memory) * untimed_images),
         timed_memory=timed_memory,
     )
+
+
+def _made_up_inputs(build: Build, size: int, images: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Random images, or random features of the shape that a network without its frozen part
+    takes.
+    """
+    if takes_features(build):
+        module, _ = build()
+        assert isinstance(module, PartlyFrozen)
+        return rng.standard_normal((images, *module.cut.shape), np.float32)
+    return rng.integers(0, 256, (images, size, size), np.uint8)
 
 
 def _memory_per_image(memory: Mapping[int, int]) -> float:

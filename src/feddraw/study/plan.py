@@ -75,7 +75,8 @@ def is_file_data(planned: PlannedRun) -> bool:
 
 def data_key(experiment: Experiment) -> str:
     """Equal for experiments on the same data set with the same settings of it."""
-    return json.dumps(experiment.data, sort_keys=True)
+    name, settings = experiment.dataset_section()
+    return json.dumps({"name": name, **settings}, sort_keys=True)
 
 
 def read_study(

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Model
@@ -24,8 +25,9 @@ from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import run_preparation
+from feddraw.experiment import frozen_features, run_preparation
 from feddraw.experiment.device_placement import places_for_runs
+from feddraw.experiment.frozen_features import FeatureEstimate
 from feddraw.experiment.settings import Experiment
 from feddraw.results.checkpoint import extract_arrays
 from feddraw.study.cost import RunWork, StepCost, cost_profile, time_experiments
@@ -56,6 +58,9 @@ class StudySurvey:
     opened: dict[str, tuple[Dataset, PreparationEstimate]] = field(default_factory=dict)
     work: dict[str, RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
+    initial: dict[str, Model] = field(default_factory=dict)  # by `model_key`
+    # by data and network of runs that train on features: the first run, and the rows of all
+    on_features: dict[str, tuple[PlannedRun, list[NDArray[np.intp]]]] = field(default_factory=dict)
     # sizes by scenario, of the first seed
     clients: dict[str, Sequence[int]] = field(default_factory=dict)
 
@@ -91,6 +96,13 @@ class StudySurvey:
         if initial is not None:
             task.method.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
+        if planned.complete.trains_on_features:
+            images = len(data.dataset.images)
+            rows = frozen_features.rows_of_features(
+                planned.complete, images, data.training_rows, data.evaluated_rows()
+            )
+            key = json.dumps([data_key(planned.complete), self.model_key(planned)])
+            self.on_features.setdefault(key, (planned, []))[1].append(rows)
         sizes = [len(rows) for rows in data.training_rows]
         self.clients.setdefault(planned.label["scenario"], sizes)
 
@@ -103,6 +115,26 @@ class StudySurvey:
     def obstacle_lines(self) -> list[str]:
         """Each obstacle in a line."""
         return [f"{what} ({_runs_in_words(names)})" for what, names in self.obstacles.items()]
+
+
+def features_to_compute(survey: StudySurvey) -> list[FeatureEstimate]:
+    """What the features take that runs need and nobody has computed, by data set and network."""
+    estimates = []
+    for planned, rows in survey.on_features.values():
+        experiment = planned.complete
+        dataset, preparation = survey.opened[data_key(experiment)]
+        model = survey.initial.get(survey.model_key(planned))
+        if model is None:
+            continue
+        build = run_preparation.network_builder(experiment, len(dataset.findings))
+        backbone = frozen_features.backbone_of(experiment, build, model.layout.frozen)
+        needed = np.unique(np.concatenate(rows))
+        estimates.append(
+            frozen_features.estimate_features(
+                experiment, dataset, backbone, needed, prepared=not preparation.images
+            )
+        )
+    return estimates
 
 
 def _runs_in_words(names: Sequence[str]) -> str:
@@ -129,16 +161,15 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
             survey.opened[key] = (dataset, preparation)
     with_data = [planned for planned in survey.left if data_key(planned.complete) in survey.opened]
 
-    initial: dict[str, Model] = {}
     by_network = grouped((survey.model_key(planned), planned) for planned in with_data)
     for key, members in by_network.items():
         first = members[0].complete
         say(f"building {first.section('model')[0]}")
         with survey.noting(members):
             first.training.available_device()
-            build = run_preparation.network_builder(first, len(survey.dataset(first).findings))
+            build = run_preparation.trained_builder(first, len(survey.dataset(first).findings))
             pretrained = partial(build, pretrained=True)
-            initial[key] = run_preparation.initial_model(pretrained, first.seed)
+            survey.initial[key] = run_preparation.initial_model(pretrained, first.seed)
 
     by_partition = grouped((_partition_key(planned.complete), planned) for planned in with_data)
     for members in by_partition.values():
@@ -148,7 +179,7 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
             data = run_preparation.prepare_client_data(first, survey.dataset(first))
             for planned in members:
                 with survey.noting([planned]):
-                    survey.note_work(planned, data, initial.get(survey.model_key(planned)))
+                    survey.note_work(planned, data, survey.initial.get(survey.model_key(planned)))
     return survey
 
 
@@ -198,6 +229,8 @@ class Preflight:
     timed: Mapping[str, StepCost]  # by method, the first of each kind
     seconds: float  # of all runs; 0 where nothing was timed
     preparing: float  # seconds
+    features: int  # images whose features are to be computed
+    computing: float  # seconds of that
     cache_bytes: int
     folder_bytes: int
     memory: int  # bytes of one worker
@@ -212,6 +245,8 @@ class Preflight:
             "devices": list(self.devices),
             "hours": round(self.seconds / 3600, 3),
             "preparation_hours": round(self.preparing / 3600, 3),
+            "features": self.features,
+            "features_hours": round(self.computing / 3600, 3),
             "cache_bytes": self.cache_bytes,
             "folder_bytes": self.folder_bytes,
             "memory_bytes_per_worker": self.memory,
@@ -261,10 +296,11 @@ def preflight(
         if not any(str(mistake) in line for line in obstacles):
             obstacles.append(str(mistake))
 
+    features = features_to_compute(survey)
     cached: dict[Path, int] = {}  # bytes by entry of the cache: data sets may share one
     for preparation in survey.preparations:
         cached |= preparation.bytes
-    cache_bytes = sum(cached.values())
+    cache_bytes = sum(cached.values()) + sum(estimate.bytes for estimate in features)
     folder_bytes = sum(survey.folder_bytes[planned.name] for planned in left)
     memory = max((cost.memory for cost in timed.values()), default=0)
     used = tuple(place.device for place in places)
@@ -276,6 +312,8 @@ def preflight(
         timed=timed,
         seconds=seconds_until_all_done([], run_seconds, len(places)),
         preparing=sum(preparation.seconds for preparation in survey.preparations) / cores(),
+        features=sum(estimate.images for estimate in features),
+        computing=sum(estimate.seconds for estimate in features) / cores(),
         cache_bytes=cache_bytes,
         folder_bytes=folder_bytes,
         memory=memory,

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.run_preparation import open_experiment_data
+from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import PlannedRun, data_key, is_file_data
 from feddraw.study.progress import StudyEvent
@@ -123,7 +124,25 @@ def prepare_study_data(
             mistakes[key] = _data_mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
+    _prepare_features([planned for planned in runs if planned not in unusable], progress)
     return unusable
+
+
+def _prepare_features(runs: Sequence[PlannedRun], progress: Progress | None) -> None:
+    """Compute the features of images in files that runs train on, by all cores, while there are no
+    workers yet: those of the first run of each data set, network and scenario.
+
+    A worker computes what other seeds need beside these, and meets any mistake again.
+    """
+    firsts: dict[str, PlannedRun] = {}
+    for planned in runs:
+        experiment = planned.complete
+        if experiment.trains_on_features and is_file_data(planned):
+            key = json.dumps([experiment.data, experiment.model, experiment.scenario])
+            firsts.setdefault(key, planned)
+    for planned in firsts.values():
+        with suppress(UserError, RunFailed):
+            prepare(planned.complete, progress=progress)
 
 
 def _data_mistake(experiment: Experiment, progress: Progress | None) -> str:

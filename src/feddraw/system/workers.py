@@ -12,10 +12,11 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -24,6 +25,8 @@ from feddraw.errors import RunFailed
 from feddraw.system.machine import cores
 
 MOST_PER_CORE = 4  # more only take memory from one another
+# seconds of work for one process from which on it pays to start others, which takes seconds
+WORKERS_PAY = 8.0
 ADVICE = {  # by the signal that killed a worker
     "SIGKILL": "; out of memory? try fewer workers",
     "SIGBUS": "; no shared memory left? enlarge /dev/shm, or try engine = serial",
@@ -148,6 +151,33 @@ def in_workers(
         raise RunFailed(f"a worker that {doing} {death.how}{death.advice}; {then}") from None
     finally:
         stop_workers(team)
+
+
+def in_workers_if_they_pay(
+    job: Callable[[int], Any],
+    items: Sequence[int],
+    workers: int,
+    *,
+    for_workers: Callable[[], Callable[[int], Any]] | None = None,
+    doing: str,
+    then: str,
+) -> Iterator[tuple[int, Any]]:
+    """As `in_workers`, where the rest takes longer than workers take to start: the time of the
+    first item, which this process does itself, tells.
+
+    `for_workers` makes the job as workers get it, if that is another. A worker process may not
+    start others: it works alone.
+    """
+    begun = time.perf_counter()
+    yield items[0], job(items[0])
+    rest = items[1:]
+    left = (time.perf_counter() - begun) * len(rest)
+    may_start_others = workers > 1 and not multiprocessing.current_process().daemon
+    if may_start_others and len(rest) > 1 and left > WORKERS_PAY:
+        shared_job = job if for_workers is None else for_workers()
+        yield from in_workers(shared_job, rest, min(workers, len(rest)), doing=doing, then=then)
+    else:
+        yield from ((item, job(item)) for item in rest)
 
 
 # -------------------------------------------------------------------------------------- the worker

@@ -49,6 +49,9 @@ class Trainer:
     local: Local
     loss: Loss = nn.functional.binary_cross_entropy_with_logits
     asks: tuple[str, ...] = ()  # what the weighting or the server wants to know of every client
+    # The examples that come out of a frozen part with these values, where clients train on features
+    # and its values come later.
+    examples_behind: Callable[[Mapping[str, Vector]], Examples] | None = None
 
     @property
     def sends(self) -> dict[str, Extent]:
@@ -80,6 +83,8 @@ class Trainer:
         if build is self.build:
             return
         self.build = build
+        if self.examples_behind is not None and frozen:
+            self.examples = self.examples_behind(frozen)
         self._references = []
         for built in ("network", "layout"):
             self.__dict__.pop(built, None)

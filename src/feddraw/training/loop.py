@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +30,16 @@ EVALUATION_BATCH = 256  # images evaluated together
 class Examples:
     """Images and targets as the training loop reads them."""
 
-    images: NDArray[np.uint8]  # (n, height, width)
+    # (n, height, width) grey levels; or features of a frozen part of the network, in any shape and
+    # as floating numbers, behind which lie those of each augmented copy
+    images: NDArray[Any]
     targets: NDArray[np.float32]  # (n, classes): 1, 0, and NaN where a label is not known
     mean: float = 0.5
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
     # (n,), a number for each image's patient, where a rule must keep a patient's images together
     patients: NDArray[np.int64] | None = None
+    copies: int = 0  # of every image, beside itself; training draws from these
     _feeds: dict[torch.device, ImageFeed] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
@@ -48,20 +52,41 @@ class Examples:
         """Images and targets of each batch, on their way to the device while the one before is
         computed on.
         """
+        if self.images.dtype != np.uint8:
+            yield from self._feature_batches(chosen, device)
+            return
         for pixels, targets in self._feed(device)(chosen):
             images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
             yield images.contiguous(memory_format=torch.channels_last), targets
+
+    def _feature_batches(
+        self, chosen: Iterable[Rows], device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features need no more than single precision, and the order of pixels that images have."""
+        for kept, targets in self._feed(device)(chosen):
+            features = kept.float()
+            if features.ndim == 4:
+                features = features.contiguous(memory_format=torch.channels_last)
+            yield features, targets
 
     def _feed(self, device: torch.device) -> ImageFeed:
         if device == CPU:
             return self._in_memory
         if device not in self._feeds:
-            self._feeds[device] = feed_to(device, (self.images, self.targets))
+            targets = np.tile(self.targets, (1 + self.copies, 1)) if self.copies else self.targets
+            self._feeds[device] = feed_to(device, (self.images, targets))
         return self._feeds[device]
 
     def _in_memory(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
         for rows in chosen:
-            yield [torch.from_numpy(self.images[rows]), torch.from_numpy(self.targets[rows])]
+            labelled = rows % len(self.targets) if self.copies else rows
+            yield [torch.from_numpy(self.images[rows]), torch.from_numpy(self.targets[labelled])]
+
+    def drawn_copies(self, chosen: Iterable[Rows], seed: int) -> Iterator[Rows]:
+        """The batches with one of its augmented copies in place of every image."""
+        rng = np.random.default_rng([seed, 1])
+        for rows in chosen:
+            yield rows + len(self.targets) * rng.integers(1, 1 + self.copies, len(rows))
 
     @cached_property
     def complete(self) -> bool:
@@ -152,13 +177,16 @@ def fit(
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")
     limit = steps_in_round(len(rows), training, how.effort)
     chosen = _training_batches(rows, examples, training, limit, rng)
+    if examples.copies:
+        chosen = examples.drawn_copies(chosen, how.seed)
     steps = 0
     batches = 0
     total_loss = torch.zeros((), device=network.device)
     network.module.train()
     for pixels, targets in examples.batches(chosen, network.device):
         # drawn on the processor, done on the device
-        images = augment(pixels, generator) if training.augment else pixels
+        augmented = training.augment and not examples.copies
+        images = augment(pixels, generator) if augmented else pixels
 
         total_loss += loss_and_gradient(
             network,

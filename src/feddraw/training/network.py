@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, in_layer
@@ -24,6 +25,15 @@ from feddraw.training.settings import Training
 CPU = torch.device("cpu")
 Build = Callable[..., tuple[nn.Module, Heads]]  # makes a fresh module and names its classifier
 HALF_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@runtime_checkable
+class PartlyFrozenModule(Protocol):
+    """A network with a frozen part, whose tensors need not be in it."""
+
+    def frozen_arrays(self) -> dict[str, NDArray[Any]]: ...
+
+    def load_frozen(self, name: str, values: NDArray[Any]) -> None: ...
 
 
 class Network:
@@ -182,6 +192,8 @@ def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
     frozen = {
         name: p.detach().cpu().numpy().copy() for name, p in params.items() if not p.requires_grad
     }
+    if isinstance(module, PartlyFrozenModule):
+        frozen |= module.frozen_arrays()
     tensors: list[tuple[str, Kind, tuple[int, ...], str]] = []
     for name, tensor in module.state_dict().items():
         if tensor.is_complex():

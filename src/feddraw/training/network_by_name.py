@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,21 @@ from feddraw import catalog
 from feddraw.core import Heads, in_layer
 from feddraw.core.model import head_names
 from feddraw.errors import UserError, in_one_line, unknown
-from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
+from feddraw.models._saved_parameters import (
+    SavedParameters,
+    read_saved_parameters,
+    warn_of_unused,
+)
 from feddraw.training.classifier_by_trial import classifier_of
-from feddraw.training.network import Build, evaluation_mode
+from feddraw.training.network import Build, PartlyFrozenModule, evaluation_mode
 
 # What factories call the findings, the channels and the pixels.
 CLASSES_ARGUMENTS = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")
 CHANNELS_ARGUMENTS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
 SIDE_ARGUMENTS = ("img_size", "image_size")
+CLOSE_NAME = 0.75  # how alike a mistyped name and one of ours are
 DIMENSIONS_ARGUMENT = "spatial_dims"  # MONAI's: images, not volumes
-OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze")  # settings of any model
+OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze", "frozen")  # settings of any model
 
 
 def build_network(
@@ -41,14 +47,14 @@ def build_network(
     """A module and its classifier; `pretrained` fetches the weights that the initial model starts
     from.
 
-    Three options go with any model: `classifier` names the layer, or several in the order of the
-    findings, `projection` puts two layers of that width before it, as MOON's authors do, and
-    `freeze` names layers that are not trained. `side` is that of an image in pixels, where it is
-    known.
+    Four options go with any model: `classifier` names the layer, or several in the order of the
+    findings, `projection` puts two layers of that width before it, as MOON's authors do, `freeze`
+    names layers that are not trained, and `frozen` says where the network is cut, which is done
+    elsewhere (`network_cut`). `side` is that of an image in pixels, where it is known.
     """
     _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
-    function = catalog.find("models", name)
+    function = find_model(name)
     module = _call_factory(function, settings, classes, side, pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
@@ -65,6 +71,20 @@ def build_network(
     return module, classifier
 
 
+def find_model(name: str) -> Callable[..., Any]:
+    """The factory behind a name; for one that is not ours the message says how to name it."""
+    ours = catalog.names("models")
+    if ":" in name or name in ours:
+        return catalog.find("models", name)
+    if get_close_matches(name.lower(), ours, n=1, cutoff=CLOSE_NAME):
+        raise unknown("models", name, ours)
+    raise UserError(
+        f"no '{name}' among the models {', '.join(ours)}: name the factory of another package as"
+        f" package.module:function, such as torchvision.models:{name} (pip install torchvision) or"
+        f" timm:create_model with model.model_name={name} (pip install timm)"
+    )
+
+
 def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
     for key in ("classifier", "freeze"):
         layers = options.get(key, "")
@@ -73,6 +93,11 @@ def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
             raise UserError(
                 f"model.{key} must be the name of a layer, or a list of names, not {layers!r}"
             )
+    cut = options.get("frozen", "")
+    if not isinstance(cut, str):
+        raise UserError(
+            f"model.frozen must be body or the name of a layer, in quotation marks, not {cut!r}"
+        )
     width = options.get("projection", 0)
     if type(width) is not int or width < 0:
         raise UserError(f"model.projection must be a width, or 0 for none, not {width!r}")
@@ -171,10 +196,15 @@ def load_network_weights(
         if tensor.is_floating_point() and not any(in_layer(name, head) for head in heads)
     ]
     if missing := [name for name in body if name not in fitting]:
+        name = missing[0]
+        shapes = f"{tuple(needed[name].shape)} here"
+        if name in state:
+            shapes += f", {tuple(state[name].shape)} in the file"
         raise UserError(
             f"{file} is of another network: {len(missing)} of {len(body)} tensors differ, first"
-            f" {missing[0]}"
+            f" {name} ({shapes})"
         )
+    warn_of_unused(sorted(state.keys() - fitting.keys()), len(state), file)
     module.load_state_dict(fitting, strict=False)
 
 
@@ -216,5 +246,8 @@ def _build_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tupl
     params = dict(module.named_parameters())
     with torch.no_grad():
         for name, values in frozen.items():
-            params[name].copy_(torch.from_numpy(values))
+            if isinstance(module, PartlyFrozenModule):
+                module.load_frozen(name, values)
+            else:
+                params[name].copy_(torch.from_numpy(values))
     return module, classifier

@@ -1,0 +1,141 @@
+"""Networks that others trained: their files, checked tensor by tensor, and what the messages say
+where something is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from feddraw.errors import UserError
+from feddraw.experiment.running import run
+from feddraw.models.densenet121 import TORCHVISION_NAME
+from feddraw.system.machine import installed
+from feddraw.training.network_by_name import build_network
+from feddraw.training.network_cut import build_partly_frozen
+from small import small
+
+
+def convolutions(classes: int, width: int = 4) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 5, stride=3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, classes),
+    )
+
+
+def loaded(weights: Path, **options: Any) -> nn.Module:
+    settings = {"weights": str(weights), **options}
+    return build_network("test_backbones:convolutions", 3, settings, pretrained=True, side=16)[0]
+
+
+def test_what_a_file_of_weights_has_beside_the_network_is_named(tmp_path: Path) -> None:
+    state = convolutions(1000).state_dict()
+    state["extra.weight"] = torch.zeros(2)
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.warns(UserWarning, match=r"3 of 5 tensors are not used \(4.bias, 4.weight, extra"):
+        module = loaded(tmp_path / "w.pth")
+    assert torch.equal(module.state_dict()["0.weight"], state["0.weight"])
+
+
+def test_weights_of_another_network_are_refused_with_the_first_tensor_that_differs(
+    tmp_path: Path,
+) -> None:
+    torch.save(convolutions(3, width=6).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(
+        UserError, match=re.escape("0.weight ((4, 1, 5, 5) here, (6, 1, 5, 5) in the file)")
+    ):
+        loaded(tmp_path / "w.pth")
+
+
+def test_a_pickled_network_is_not_run_and_the_message_says_what_to_save(tmp_path: Path) -> None:
+    torch.save(convolutions(3), tmp_path / "network.pt")
+    with pytest.raises(UserError, match=r"would run its code.*torch.save\(network.state_dict"):
+        loaded(tmp_path / "network.pt")
+
+
+def test_a_network_of_another_package_is_named_by_its_factory() -> None:
+    with pytest.raises(UserError, match=r"torchvision.models:resnet18 \(pip install torchvision\)"):
+        build_network("resnet18", 3, {})
+    with pytest.raises(UserError, match="did you mean compact"):
+        build_network("compct", 3, {})
+    if not installed("timm"):
+        with pytest.raises(UserError, match=r"is it installed \(pip install timm\)"):
+            build_network("timm:create_model", 3, {})
+
+
+@pytest.mark.skipif(not installed("monai"), reason="needs MONAI")
+def test_torchxrayvisions_densenet_is_loaded_from_its_state_dict(tmp_path: Path) -> None:
+    build = partial(build_network, "xrv_densenet121", 3, {"weights": str(tmp_path / "xrv.pt")})
+    network, classifier = build()
+    ours = network.state_dict()
+    theirs = {
+        re.sub(r"(denselayer\d+)\.layers\.(norm|conv)([12])\.", r"\1.\2\3.", name): tensor + 0.01
+        for name, tensor in ours.items()
+        if name.startswith("features.") and tensor.is_floating_point()
+    }
+    assert all(TORCHVISION_NAME.search(n) for n in theirs if "denselayer" in n)
+    theirs |= {"classifier.weight": torch.zeros(18, 1024), "op_threshs": torch.full((18,), 0.5)}
+    torch.save(theirs, tmp_path / "xrv.pt")
+    with pytest.warns(UserWarning, match=r"2 of \d+ tensors are not used \(classifier.weight, op"):
+        module, _ = build(pretrained=True)
+    name = "features.denseblock4.denselayer16.layers.conv2.weight"
+    assert torch.equal(
+        module.state_dict()[name],
+        ours[name] * 0 + theirs["features.denseblock4.denselayer16.conv2.weight"],
+    )
+    assert classifier == "class_layers.out"
+    part, _ = build_partly_frozen(build, "features.denseblock4", side=64)
+    assert part.cut.shape == (512, 2, 2)
+    del theirs["features.conv0.weight"]
+    torch.save(theirs, tmp_path / "xrv.pt")
+    with pytest.raises(UserError, match="not DenseNet121's weights: 1 of"):
+        build(pretrained=True)
+
+
+@pytest.mark.skipif(installed("transformers"), reason="transformers is installed")
+def test_without_transformers_the_message_says_what_to_install() -> None:
+    with pytest.raises(UserError, match="pip install transformers"):
+        build_network("huggingface", 3, {"folder": "somewhere"})
+
+
+@pytest.mark.skipif(not installed("transformers"), reason="needs transformers")
+def test_a_folder_of_hugging_faces_is_a_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
+
+    monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "cache"))
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size = {"image_size": 28, "patch_size": 14}
+    Dinov2Model(Dinov2Config(**shape, **size)).save_pretrained(tmp_path / "dino")
+    for cut in ("body", "backbone.encoder.layer.1"):
+        changes = {"model": "huggingface", "model.folder": str(tmp_path / "dino")}
+        experiment = small(**changes, **{"model.frozen": cut, "method": "fedavg", "rounds": 1})
+        on_features = run(experiment).last.model.params
+        on_images = run(experiment.with_settings({"data.features": "off"})).last.model.params
+        assert abs(on_features - on_images).max() < 1e-5
+    ViTForImageClassification(ViTConfig(**shape, **size, intermediate_size=32)).save_pretrained(
+        tmp_path / "vit"
+    )
+    build = partial(build_network, "huggingface", 3, pretrained=True, side=28)
+    with pytest.raises(UserError, match=r"set model\.pooling to token or mean"):
+        build({"folder": str(tmp_path / "vit")})
+    with pytest.warns(UserWarning, match="tensors are not used"):
+        build({"folder": str(tmp_path / "vit"), "pooling": "mean"})
+    (tmp_path / "vit" / "config.json").write_text((tmp_path / "dino" / "config.json").read_text())
+    with pytest.raises(UserError, match="weights of another network"):
+        build({"folder": str(tmp_path / "vit")})
+    (tmp_path / "dino" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no safetensors file"):
+        build({"folder": str(tmp_path / "dino")})
+    with pytest.raises(UserError, match=r"no config\.json"):
+        build({"folder": str(tmp_path / "nowhere")})
