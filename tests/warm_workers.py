@@ -40,5 +40,7 @@ def warm_multiprocessing() -> SimpleNamespace:
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = WarmContext()
     return SimpleNamespace(
-        get_context=lambda _: context, parent_process=multiprocessing.parent_process
+        get_context=lambda _: context,
+        current_process=multiprocessing.current_process,
+        parent_process=multiprocessing.parent_process,
     )
