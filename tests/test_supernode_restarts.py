@@ -401,6 +401,19 @@ def test_the_service_manager_hears_how_the_node_is_and_apps_do_not_inherit_it(
     manager.alive()  # nobody listens any more: no error
 
 
+def test_a_service_manager_that_does_not_read_its_messages_holds_nobody_up(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        manager = ServiceManager(address)
+        sender = threading.Thread(
+            target=lambda: [manager.alive() for _ in range(2000)], daemon=True
+        )
+        sender.start()
+        sender.join(timeout=20)
+        assert not sender.is_alive()
+
+
 def test_lines_of_several_threads_are_those_of_one_outage(time: FakeTime, lines: list[str]) -> None:
     outage = Outage(time.clock, lines.append, "the server")
     trouble = trouble_of(httpx.ConnectError("refused"), SERVER, START)

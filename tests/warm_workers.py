@@ -36,11 +36,7 @@ class WarmContext(ForkServerContext):
 
 
 def warm_multiprocessing() -> SimpleNamespace:
-    """What `feddraw.system.workers` uses of multiprocessing."""
+    """multiprocessing, but for the context in which `feddraw.system.workers` starts processes."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = WarmContext()
-    return SimpleNamespace(
-        get_context=lambda _: context,
-        parent_process=multiprocessing.parent_process,
-        current_process=multiprocessing.current_process,
-    )
+    return SimpleNamespace(**vars(multiprocessing) | {"get_context": lambda _: context})

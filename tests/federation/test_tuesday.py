@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Tuesday:
 
     def wait_until_connected(self, *names: str) -> None:
         for name in names:
-            self.wait(lambda name=name: self._is_connected(name), f"{name} does not connect")
+            self.wait(partial(self._is_connected, name), f"{name} does not connect")
 
     def _is_connected(self, name: str) -> bool:
         return "SuperNode ID" in self.made.log(name)

@@ -62,7 +62,14 @@ def control_in_words(comparison: Comparison) -> str:
     """What the comparison of one control with all others says."""
     level = f"at alpha {comparison.alpha:g} (z of average ranks, Holm)"
     if not comparison.rejected:
-        return f"{comparison.control} against each other method: no difference is shown {level}."
+        scenarios = len(comparison.table.scenarios)
+        reason = f"Friedman's test does not reject (p {p_equals(comparison.friedman.p)})"
+        if scenarios < FEWEST_SCENARIOS:
+            reason = f"ranks over {scenarios} scenarios can show none"
+        return (
+            f"{comparison.control} against each other method: no difference is shown, because"
+            f" {reason}; a small p of a single pair does not change that."
+        )
     parts = []
     groups = {
         "better than": [c.method for c in comparison.against_control if c.significant and c.z > 0],

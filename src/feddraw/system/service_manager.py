@@ -38,6 +38,7 @@ class ServiceManager:
     def _send(self, message: str) -> None:
         if not self._address:
             return
-        # A service manager that does not listen is no reason to end.
+        # A service manager that does not listen is no reason to end, and a busy one none to wait.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+            door.setblocking(False)
             door.sendto(message.encode(), self._address)
