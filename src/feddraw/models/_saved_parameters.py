@@ -4,7 +4,6 @@ prefixed names.
 
 from __future__ import annotations
 
-import pickle
 import re
 import warnings
 from collections.abc import Sequence
@@ -49,12 +48,12 @@ def _load_parameter_file(path: Path) -> Any:
 
             return load_file(path)
         return torch.load(path, weights_only=True, map_location="cpu")
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{path} holds more than tensors, such as a whole network, and reading it would run its"
-            " code: load it where you trust it, and torch.save(network.state_dict(), FILE)"
-        ) from None
     except Exception as error:
+        if type(error).__name__ == "UnpicklingError":  # torch refuses whatever is not a tensor
+            raise UserError(
+                f"{path} holds more than tensors, such as a whole network, and reading it would run"
+                " its code: load it where you trust it, and torch.save(network.state_dict(), FILE)"
+            ) from None
         raise UserError(f"{path} is not a file of weights: {first_line(error)[:200]}") from None
 
 
