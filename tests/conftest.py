@@ -29,6 +29,7 @@ SLOWEST = (
 # Half a minute and more each file: these have targets of their own, which set the variable.
 RARE = {
     "test_flower_deployment.py": "FEDDRAW_FEDERATION",
+    "test_bench_runs.py": "FEDDRAW_LONG",
     "test_kills.py": "FEDDRAW_LONG",
     "test_processes.py": "FEDDRAW_LONG",
 }

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,21 @@ def test_training_tells_the_allocator() -> None:
     assert keep_freed_memory.cache_info().misses == 1
 
 
-def test_limits_that_somebody_set_are_left_alone() -> None:
-    assert told(MALLOC_ARENA_MAX="4")[0] is False
-    assert told(GLIBC_TUNABLES="glibc.malloc.arena_max=4")[0] is False
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MALLOC_ARENA_MAX", "4"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=4")],
+)
+def test_limits_that_somebody_set_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    told: list[int] = []
+    mallopt = SimpleNamespace(mallopt=lambda option, _: told.append(option) or 1)
+    monkeypatch.setattr("feddraw.training.allocator.ctypes.CDLL", lambda _: mallopt)
+    for variable in [each for each in os.environ if each.startswith(("MALLOC_", "GLIBC_"))]:
+        monkeypatch.delenv(variable)
+    assert keep_freed_memory.__wrapped__()
+    assert told
+    told.clear()
+    monkeypatch.setenv(name, value)
+    assert not keep_freed_memory.__wrapped__()
+    assert not told

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from benchmarks.speed import (
     printed_table,
     rivals,
     round_overhead,
-    secure_costs,
     server_memory,
     server_step,
     short_runs,
@@ -125,24 +123,6 @@ def test_a_peer_that_cannot_be_imported_says_so():
         pass
 
 
-def test_a_part_is_measured_from_a_checkout_and_a_mistake_is_one_line(tmp_path):
-    def bench(*words):
-        command = [sys.executable, "-m", "benchmarks", *words]
-        return subprocess.run(
-            command, cwd=timing.CHECKOUT, capture_output=True, text=True, check=False
-        )
-
-    done = bench("--quick", "--blocks", "1", "--only", "server", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "FedDRAW with gate and ledger" in done.stdout
-    assert document.read_measured_parts(tmp_path).keys() == {"server"}
-    wrong = bench("--only", "severs")
-    assert (wrong.returncode, wrong.stderr) == (
-        2,
-        "benchmarks: no 'severs' among the parts of the bench: did you mean server?\n",
-    )
-
-
 def test_a_system_has_the_python_that_is_named_for_it(monkeypatch):
     monkeypatch.setenv("FEDDRAW_PYTHON_OF_PFL", "/pfl/bin/python")
     named = pythons_of_systems([f"flower={sys.executable}"])
@@ -198,25 +178,6 @@ def test_the_page_shows_the_figures_of_the_file_beside_it():
     assert printed_table.bench_markdown(measured) in (docs / "scale.md").read_text()
     for key in ("overhead_serial", "speedup_two_workers", "flower_over_ours"):
         assert measured[key].keys() == {"median", "low", "high"}
-
-
-def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
-    part = secure_costs.measure_secure_costs(
-        TimingSession(blocks=1, quick=True), parameters=40_000, counts=(3, 4)
-    )
-    found = document.bench_document({"secure": {"blocks": 1} | part})
-    table = {
-        what: (figure, bar) for what, figure, _, bar in printed_table.printed_rows(found["parts"])
-    }
-    bars = {bar for _, bar in table.values()} - {""}
-    assert bars == {"at most 1.5", "at least 200", "at most 1.1", "at most 2"}
-    assert float(table["bytes up and down of a secure round ÷ a plain one"][0]) > 1
-    assert (
-        part["in_process"]["megabytes"]["secure"]["up"]
-        > part["in_process"]["megabytes"]["plain"]["up"]
-    )
-    assert part["memory"].keys() == {"3", "4"}
-    assert document.write_bench_files(found, tmp_path)
 
 
 def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):

@@ -7,10 +7,9 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tomllib
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
@@ -31,6 +30,7 @@ from feddraw.results.run_folder import RunFolder, find_run_folders
 from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
 from small import small
+from typed import typed
 
 KEPT = (
     "experiment.toml",
@@ -215,43 +215,29 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     first.close()  # type: ignore[attr-defined]
 
 
-STOPPED_BEFORE_ITS_LOCK = """
-import os, signal, sys
-from contextlib import contextmanager
-from feddraw.cli import main
-from feddraw.results.run_folder import RunFolder, find_run_folders
-
-locked = RunFolder.locked
-
-def late(folder):
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return locked(folder)
-
-RunFolder.locked = late
-main()
-"""
-
-
 @pytest.mark.parametrize(
     ("how", "message"), [((), "is already used"), (("--resume",), "was run with method.name")]
 )
 def test_a_run_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
-    finished: Path, tmp_path: Path, how: tuple[str, ...], message: str
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: tuple[str, ...],
+    message: str,
 ) -> None:
     settings = Experiment.read(finished / "experiment.toml").with_settings({"method": "fedavg"})
     (tmp_path / "other.toml").write_text(tomli_w.dumps(toml_values(settings.table())))
     folder = tmp_path / "run"
-    words = ["run", tmp_path / "other.toml", "--out", folder, *how]
-    command = [sys.executable, "-c", STOPPED_BEFORE_ITS_LOCK, *words]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    locked = RunFolder.locked
+
+    def late(mine: RunFolder) -> AbstractContextManager[None]:
         shutil.copytree(finished, folder)  # another process begins and ends its run
-        process.send_signal(signal.SIGCONT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert message in said
+        return locked(mine)
+
+    monkeypatch.setattr(RunFolder, "locked", late)
+    done = typed("run", "other.toml", "--out", "run", *how, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
     assert contents(folder) == contents(finished)
 
 

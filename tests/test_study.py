@@ -19,6 +19,7 @@ from feddraw.report import write_report
 from feddraw.study.plan import read_study, shard_of
 from feddraw.study.results_table import ResultTable
 from feddraw.study.run_study import run_study
+from typed import typed
 
 TINY = """
 rounds = 2
@@ -296,17 +297,8 @@ def test_images_that_are_not_prepared_yet_are_prepared_once_before_the_runs(
 
 
 def test_the_command_names_the_images_that_it_prepares(archive, file, tmp_path):
-    words = [
-        "study",
-        str(file(on_archive(archive))),
-        "--out",
-        str(tmp_path / "out"),
-        "--workers",
-        "1",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "feddraw", *words], capture_output=True, text=True, check=False
-    )
+    path = str(file(on_archive(archive)))
+    done = typed("study", path, "--out", "out", "--workers", "1", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("data: clinic\n") == 1
 
