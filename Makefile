@@ -79,7 +79,7 @@ same-bits: .venv/installed-dev
 # Speed and memory beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see
 # `python -m benchmarks --help`). BENCH='--quick' for five minutes, BENCH='--only rounds' for a part.
 bench: .venv/installed-dev
-	.venv/bin/python -m pytest tests/test_bench_runs.py
+	FEDDRAW_LONG=1 .venv/bin/python -m pytest tests/test_bench_runs.py
 	.venv/bin/python -m benchmarks --out runs/bench $(BENCH)
 
 # Every framework, version and Python of tests/matrix/matrix.toml, each in an environment of its own; writes
