@@ -71,7 +71,12 @@ def test_limits_that_somebody_set_are_left_alone(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     told: list[int] = []
-    mallopt = SimpleNamespace(mallopt=lambda option, _: told.append(option) or 1)
+
+    def mallopt_that_tells(option: int, _: int) -> int:
+        told.append(option)
+        return 1
+
+    mallopt = SimpleNamespace(mallopt=mallopt_that_tells)
     monkeypatch.setattr("feddraw.training.allocator.ctypes.CDLL", lambda _: mallopt)
     for variable in [each for each in os.environ if each.startswith(("MALLOC_", "GLIBC_"))]:
         monkeypatch.delenv(variable)
