@@ -280,7 +280,7 @@ def test_the_papers_matrix_is_that_of_its_file() -> None:
 def test_a_runs_steps_and_images_are_counted_from_its_settings() -> None:
     run = small(rounds=3).with_settings({"training.epochs": 2, "training.batch_size": 32})
     assert RunWork.of_settings(run) == RunWork(240 * 2 * 3 / 32, 0, 80 * 3 + 80)
-    assert RunWork.of_settings(run.with_settings({"training.steps": 5})) is None
+    assert RunWork.of_settings(run.with_settings({"training.work": "steps"})) is None
     part = paper_runs()[0]  # CHX-1 has 35,000 of 191,027 images
     assert RunWork.of_settings(part) == RunWork(35_000 * 2 * 15 / 64, 0, 202 * 15 + 518)
     assert RunWork.of_settings(run.with_settings({"data": "some/table.csv"})) is None

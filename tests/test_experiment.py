@@ -20,6 +20,7 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ScaffoldServer
+from feddraw.study.cost import RunWork
 from feddraw.system.file_reading import read_json
 from feddraw.system.file_writing import json_values
 from small import small
@@ -164,6 +165,8 @@ MISTAKES = [
     ({"training.batch_size": 1}, "training.batch_size must be at least 2"),
     ({"training.momentum": 1.0}, "training.momentum must be from 0 to below 1"),
     ({"training.optimizer": "adamw"}, "training.optimizer must be one of adam, sgd"),
+    ({"training.steps": 7}, "set training.work = 'steps' too"),
+    ({"training.work": "images"}, "training.work must be one of epochs, steps"),
     ({"training.learning_rate": 0.1}, "training has no setting 'learning_rate'"),
     ({"round": 3}, "no 'round' among the settings: did you mean rounds?"),
     ({"rounds.x": 3}, "'rounds' is a single value"),
@@ -282,8 +285,25 @@ def test_a_patient_of_several_clients_is_kept_back_by_all_or_by_none(scenario: s
 
 
 def test_equal_steps_give_every_client_the_same_number_of_steps() -> None:
-    result = next(iter(run(small(**{"training.steps": 7}))))
+    result = next(iter(run(small(**{"training.work": "steps", "training.steps": 7}))))
     assert [entry.steps for entry in result.ledger] == [7, 7, 7]
+
+
+def test_equal_steps_are_by_default_as_many_as_epochs_give_on_average() -> None:
+    epochs = next(iter(run(small(**{"training.epochs": 2}))))
+    assert [entry.steps for entry in epochs.ledger] == [10, 4, 4]
+    steps = next(iter(run(small(**{"training.work": "steps", "training.epochs": 2}))))
+    assert [entry.steps for entry in steps.ledger] == [6, 6, 6]
+
+
+def test_equal_steps_are_the_same_in_worker_processes_and_counted_by_the_cost_model() -> None:
+    experiment = small(**{"training.work": "steps", "rounds": 1})
+    (serial,) = run(experiment)
+    (processes,) = run(replace(experiment, engine="processes", workers=1))
+    assert (serial.model.params == processes.model.params).all()
+    task = prepare(experiment)
+    steps = sum(entry.steps for entry in serial.ledger)
+    assert RunWork.of_task(task).steps == pytest.approx(steps)
 
 
 def test_a_class_with_one_label_only_is_undefined_and_warned_of() -> None:

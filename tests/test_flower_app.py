@@ -197,6 +197,14 @@ def test_settings_are_those_of_an_experiment() -> None:
         read_run_config({"nodes": "three"})
 
 
+def test_sites_with_their_own_folders_are_told_how_many_equal_steps_to_take() -> None:
+    equal_steps = {"data.name": "folder", "data.findings": "Edema", "training.work": "steps"}
+    with pytest.raises(UserError, match=r"needs training\.steps for sites with their own folders"):
+        read_run_config(equal_steps)
+    experiment, _ = read_run_config(equal_steps | {"training.steps": 9})
+    assert experiment.training.steps == 9
+
+
 @pytest.mark.parametrize(
     "given", [{"data": "phantom", "data.size": 28}, {"data.size": 28, "data": "phantom"}]
 )

@@ -514,6 +514,15 @@ def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_interv
     )
 
 
+def test_influence_stands_beside_the_weights_of_every_method(tmp_path: Path) -> None:
+    for method in ("feddraw", "fedavg"):
+        make_run(tmp_path / method, method=method)
+    _, text = told(tmp_path)
+    for method in ("feddraw", "fedavg"):
+        assert f"chm-2-{method}-influence.svg" in text
+    assert "equal weights do not give equal influence" in text
+
+
 def test_every_section_has_a_place_in_the_order() -> None:
     files = {path.stem for path in Path(sections.__file__).parent.glob("*.py")} - {"__init__"}
     assert [name for name in sorted(files) if not hasattr(section_order, name)] == []

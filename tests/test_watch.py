@@ -122,6 +122,8 @@ def test_a_run_is_followed_round_by_round(tmp_path):
     told = run.detail()
     assert told["clients"] == ["C1", "C2", "C3"]
     assert sum(row[-1] for row in told["weights"]) == pytest.approx(1)
+    assert sum(told["influence"]) == pytest.approx(1)
+    assert told["influence"][0] > told["weights"][0][-1]  # C1 takes more steps than the others
     assert all(row[0] > 0 for row in told["client_seconds"])
     assert set(told["seconds"][0]) == {"training", "aggregation", "evaluation"}
     assert told["summary"]["rounds"] == 3

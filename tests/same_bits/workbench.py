@@ -157,6 +157,8 @@ class Workbench:
         usual |= {"training.batch_size": 8, "training.epochs": 1, "method": "feddraw"}
         if "model" in changes:
             del usual["model.width"]
+        if "training.steps" in changes and hasattr(feddraw.Experiment().training, "work"):
+            usual["training.work"] = "steps"  # trees before this setting took it as said
         method = str(changes.get("method", "feddraw")).partition("+")[0]
         own = {f"method.{key}": value for key, value in METHOD_SETTINGS.get(method, {}).items()}
         return feddraw.Experiment().with_settings(usual | own | dict(changes))

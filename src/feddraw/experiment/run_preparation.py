@@ -30,11 +30,12 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.progress import Progress
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import Examples, Rows, steps_per_epoch
+from feddraw.training.loop import Examples, Rows, steps_per_epoch, with_number_of_steps
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.network_cut import build_partly_frozen
 from feddraw.training.server_images import ServerImages, choose_server_images
+from feddraw.training.settings import Training
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,12 @@ class PreparedTask:
     training_rows: tuple[Rows, ...]  # by client, into the data set
     holdout_rows: tuple[Rows, ...]
     method: Method
+
+    @property
+    def training(self) -> Training:
+        """How every client trains, with the number of steps where all take equally many."""
+        sizes = [len(rows) for rows in self.training_rows]
+        return with_number_of_steps(self.experiment.training, sizes)
 
     def efforts(self, round: int) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each takes."""
@@ -246,7 +253,9 @@ def make_trainer(
     """
     examples = examples_of(experiment, dataset, method)
     build = with_frozen_layers(trained_builder(experiment, len(dataset.findings)), frozen)
-    return Trainer(build, examples, rows, experiment.training, method.local, asks=method.asks)
+    sizes = [len(own) for own in rows]
+    training = with_number_of_steps(experiment.training, sizes)
+    return Trainer(build, examples, rows, training, method.local, asks=method.asks)
 
 
 def examples_of(experiment: Experiment, dataset: Dataset, method: Method) -> Examples:

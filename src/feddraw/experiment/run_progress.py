@@ -64,7 +64,7 @@ class RunProgress:
     def _training(self, round: int) -> dict[int, int]:
         """What each client's work costs."""
         rows = self._prepared.training_rows
-        training = self._prepared.experiment.training
+        training = self._prepared.training
         costs = {}
         for client, effort in self._prepared.efforts(round).items():
             steps = steps_in_round(len(rows[client]), training, effort)

@@ -90,6 +90,12 @@ def read_run_config(
             "corruption does not work for sites with their own folders: remove the corruption"
             " settings"
         )
+    training = experiment.training
+    if training.work == "steps" and not training.steps and own_folders(experiment):
+        raise UserError(
+            "training.work = 'steps' needs training.steps for sites with their own folders: nobody"
+            " knows all their sizes beforehand"
+        )
     # a least number of sites does not say how much each may count
     limits = [name for name in (*values, *more) if name != "policy.min_sites"]
     policy_is_set = any(name.startswith("policy.") for name in limits)

@@ -58,6 +58,31 @@ def weight_pictures(
     return pictures
 
 
+def influence_pictures(
+    runs: Mapping[str, Sequence[RecordedRun]], scenario: str, *, title: str = ""
+) -> list[Picture]:
+    """The influence of each method's clients over the rounds, where the ledger knows it: under
+    secure sums only a client knows how far it moved.
+    """
+    pictures = []
+    for method, members in runs.items():
+        if not all(run.ledger.has("influence") for run in members):
+            continue
+        influence, spread = ledger_column(members, "influence")
+        figure, axes = plots.panel_figure()
+        heading = plots.short_label(title or f"{method}: influence", 60)
+        plots.draw_weights(axes, influence, title=heading, spread=spread)
+        axes.set_ylabel("influence")
+        pictures.append(
+            Picture(
+                name=f"{slug(scenario)}-{slug(method)}-influence",
+                figure=figure,
+                words=f"Influence of each client in every round under {method}",
+            )
+        )
+    return pictures
+
+
 def ledger_column(
     runs: Sequence[RecordedRun], column: str
 ) -> tuple[dict[str, list[float]], plots.Spread]:

@@ -109,7 +109,7 @@ class RunWork:
     def of_task(task: PreparedTask, rounds: int = 0) -> RunWork:
         """Counted from who trains on what in which round; of so many rounds, or (0) of all."""
         rounds = rounds or task.experiment.rounds
-        training = task.experiment.training
+        training = task.training
         sizes = [len(rows) for rows in task.training_rows]
         steps = 0.0
         jobs = 0
@@ -142,7 +142,7 @@ class RunWork:
             evaluated = (data_settings["validation"], data_settings["test"])
         if from_paper is not None and from_paper.total:
             trained = from_paper.total
-        if trained is None or evaluated is None or experiment.training.steps:
+        if trained is None or evaluated is None or experiment.training.work == "steps":
             return None
         training = experiment.training
         rounds = experiment.rounds
@@ -358,7 +358,7 @@ def network_profile(experiment: Experiment) -> str:
     training.
     """
     training = asdict(experiment.training)
-    for name in ("epochs", "steps", "device", "lr"):
+    for name in ("epochs", "work", "steps", "device", "lr"):
         del training[name]
     size = experiment.section("data")[1]["size"]
     inputs = ["features"] if experiment.trains_on_features else []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -132,6 +132,19 @@ def steps_per_epoch(images: int, batch_size: int) -> int:
     """How many batches `epoch_batches` gives."""
     full, rest = divmod(images, batch_size)
     return full * (batch_size > 1) + (rest > 1)
+
+
+def with_number_of_steps(training: Training, sizes: Sequence[int]) -> Training:
+    """The same settings with `steps` filled in, where clients of these sizes take equally many.
+
+    The number is the mean of the steps that `epochs` would give each client, so that all clients
+    together do the same work either way.
+    """
+    if training.work == "epochs" or training.steps:
+        return training
+    in_epochs = [training.epochs * steps_per_epoch(size, training.batch_size) for size in sizes]
+    mean = sum(in_epochs) / len(in_epochs)
+    return replace(training, steps=max(1, math.floor(mean + 0.5)))
 
 
 @dataclass(frozen=True, eq=False)

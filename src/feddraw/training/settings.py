@@ -24,7 +24,10 @@ class Training:
     label_smoothing: float = 0.0
     clip: float = 0.0  # largest norm of a gradient; 0 = no clipping
     augment: bool = False  # rotation, translation, scaling of each batch
-    # Optimiser steps per round instead of epochs, so that all clients do the same work.
+    # What all clients do equally much of in a round: passes over their own images, or optimiser
+    # steps. With epochs a client with four times the images takes four times the steps.
+    work: Literal["epochs", "steps"] = "epochs"
+    # With `work = "steps"`: how many each client takes; 0 = as many as `epochs` gives on average.
     steps: int = 0
     persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
     device: str = "cpu"  # or cuda, cuda:1, mps
@@ -47,6 +50,12 @@ class Training:
             raise UserError(
                 "training.batch_size must be at least 2: batch normalisation cannot train on one"
                 " image"
+            )
+        one_of("training.work", self.work, ("epochs", "steps"))
+        if self.steps and self.work == "epochs":
+            raise UserError(
+                f"training.steps = {self.steps} has no effect while training.work is 'epochs': set"
+                " training.work = 'steps' too"
             )
         one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
         one_of("training.amp", self.amp, ("off", "bf16", "fp16"))

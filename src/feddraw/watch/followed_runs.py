@@ -60,6 +60,7 @@ class FollowedLedger:
 
     clients: dict[str, float] = field(default_factory=dict)  # the most images that each said it has
     weights: dict[int, dict[str, float]] = field(default_factory=dict)  # by round
+    influence: dict[str, float] = field(default_factory=dict)  # the last known of each client
     trouble: list[Trouble] = field(default_factory=list)
 
     def add(self, entry: LedgerEntry) -> None:
@@ -71,6 +72,8 @@ class FollowedLedger:
         if entry.weighted:
             weight = entry.weight if math.isfinite(entry.weight) else 0.0
             self.weights.setdefault(entry.round, {})[client] = weight
+            if math.isfinite(entry.influence):
+                self.influence[client] = entry.influence
         if entry.status not in ("weighted", "not sampled"):
             self.trouble.append(Trouble(entry.round, client, _shown(entry.status)))
 
@@ -262,6 +265,7 @@ class FollowedRun:
             "all_clients": len(ledger.clients),
             "sizes": [ledger.clients[name] for name in clients],
             "weights": [[ledger.weights.get(t, {}).get(name) for t in rounds] for name in clients],
+            "influence": [ledger.influence.get(name) for name in clients],
             "client_seconds": [[by_client.get(name) for by_client in times] for name in clients],
             "validation": [line and finite_or_none(line.validation.auc.macro) for line in lines],
             "loss": [line and finite_or_none(line.loss) for line in lines],

@@ -269,7 +269,7 @@
     const run = known.runs.get(detail.id);
     byId("detail").hidden = !run || !detail.data;
     if (!run || !detail.data) return;
-    const { at, clients, all_clients, sizes, weights, client_seconds, validation, loss } = detail.data;
+    const { at, clients, all_clients, sizes, weights, influence, client_seconds, validation, loss } = detail.data;
     write(byId("run-heading"), known.order.length > 1 ? run.name : titleOf(run));
     drawRunWords();
     drawProblems(run);
@@ -283,7 +283,7 @@
     write(byId("quality-heading"), judged ? "Validation AUC" : lossKnown ? "Training loss" : "Training loss: not in this folder");
     const quality = over(judged ? validation : loss);
     chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(lastOf(quality))}.`);
-    legend(byId("legend-clients"), clients.map((name, i) => [name, `${shown(lastWeight[i])}${sizes[i] ? `, ${sizes[i].toLocaleString("en")} images` : ""}`]));
+    legend(byId("legend-clients"), clients.map((name, i) => [name, legendWords(lastWeight[i], influence[i], sizes[i])]));
     const some = `${clients.length} of ${all_clients} clients are shown: those that count most`;
     if (all_clients > clients.length) byId("legend-clients").append(element("li", { textContent: some }));
     const timed = client_seconds.some((row) => row.some((value) => value !== null));
@@ -293,6 +293,14 @@
     if (timed) chart(byId("chart-seconds"), client_seconds.map(over), rounds, { zero: true, seconds: true, height: 170 }, `Seconds of training by round and client: ${clients.map((name, i) => `${name} ${shown(lastOf(client_seconds[i]), 1)}`).join(", ")}.`);
     write(byId("evaluated"), evaluationWords(detail.data.evaluations));
     drawNumbers();
+  }
+
+  /** A client's last weight, its influence where the ledger knows it, and its images. */
+  function legendWords(weight, influence, size) {
+    const parts = [`weight ${shown(weight)}`];
+    if (influence !== null) parts.push(`influence ${shown(influence)}`);
+    if (size) parts.push(`${size.toLocaleString("en")} images`);
+    return parts.join(", ");
   }
 
   /** Which sites of a federation have evaluated the model of the last round, and which have not. */

@@ -11,13 +11,23 @@ from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sen
 from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.site_heterogeneity import Heterogeneity, site_distances_in_ledger
 from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Paragraph, Picture
-from feddraw.report.pictures import ledger_column, panel_height, weight_pictures
+from feddraw.report.pictures import (
+    influence_pictures,
+    ledger_column,
+    panel_height,
+    weight_pictures,
+)
 from feddraw.report.runs import RecordedRun, ledger_client_sizes
 from feddraw.report.statistics import Report
 from feddraw.text import join_names, slug
 
 Runs = Sequence[RecordedRun]
 SMALLEST_DEVIATION = 0.01  # of the equal weight: below it, clients of one size are alike
+NOTE_ON_INFLUENCE = (
+    "Influence of each client in every round: its weight times the length of its update, as a share"
+    " of all clients'. A client that takes more steps moves farther, so equal weights do not give"
+    ' equal influence; training.work = "steps" gives all clients the same number of steps.'
+)
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
@@ -29,6 +39,9 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     if others:
         every_run = [run for runs in weighted.values() for run in runs]
         yield Gallery(weight_pictures(others, scenario), _note_on_weights(every_run))
+    influence = influence_pictures(weighted, scenario)
+    if influence:
+        yield Gallery(influence, NOTE_ON_INFLUENCE)
     limited = [
         method for method, runs in weighted.items() if any(run.ledger.limited for run in runs)
     ]

@@ -29,7 +29,7 @@ from feddraw.report.blocks import (
     Picture,
     ReportTable,
 )
-from feddraw.report.pictures import weight_pictures
+from feddraw.report.pictures import influence_pictures, weight_pictures
 from feddraw.report.runs import RecordedRun
 from feddraw.report.sections.aggregation_weights import part_pictures
 from feddraw.report.sections.what_was_run import shown_path
@@ -81,6 +81,7 @@ def _server(run: RecordedRun, name: str) -> Iterator[Block]:
         return
     explained = explain_run_weights(run)
     pictures = weight_pictures({RULE: [run]}, name, title=f"{name}: weight by round")
+    pictures += influence_pictures({RULE: [run]}, name, title=f"{name}: influence by round")
     pictures += part_pictures([run], RULE, slug(name))
     pictures += _loss_picture(run, name)
     yield Gallery(pictures, "Weight of each client in every round, and what the ledger says of it.")
