@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,13 @@ def test_what_is_on_the_page_at_first_is_what_the_command_computes(page: Any) ->
     assert "C1 holds 57 % of the images but counts 29 %" in page.inner_text(
         "#client-words"
     ).replace("\u00a0", " ")
+
+
+def test_influence_is_shown_beside_the_weight(page: Any) -> None:
+    """C1 of CHX-1 has 4/7 of the images, the others 1/7 each; equal weights leave that as it is."""
+    page.fill("#round", "14")
+    words = page.inner_text("#client-words")
+    assert re.search(r"weight\s+25\.0\s%\s+influence\s+57\.1\s%", words)
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,20 @@ function showRound(groups) {
   byId("client-words").replaceChildren(...groups.map((members) => clientCard(members, row)));
 }
 
+/** Each client's share of weight times images: its influence if updates grow in proportion to images. */
+function influences(row) {
+  const products = row.clients.map(({ weight, size }) => weight * size);
+  const total = products.reduce((sum, product) => sum + product, 0);
+  return products.map((product) => product / total);
+}
+
 function clientCard(members, row) {
   const { prior, weight } = row.clients[members[0]];
-  const top = Math.max(...row.clients.flatMap((client) => [client.prior, client.weight]));
+  const influence = influences(row);
+  const top = Math.max(...influence, ...row.clients.flatMap((client) => [client.prior, client.weight]));
   const words = make("p", {}, make("strong", {}, namesOf(members, row.clients)), clientWords(members, row));
   const bars = make("div", { class: "bars", "aria-hidden": "true" });
-  bars.append(...bar("images", prior, top, "share"), ...bar("weight", weight, top, colourClass(members[0])));
+  bars.append(...bar("images", prior, top, "share"), ...bar("weight", weight, top, colourClass(members[0])), ...bar("influence", influence[members[0]], top, "share"));
   return make("li", {}, swatch(members[0]), make("div", {}, words, bars));
 }
 
