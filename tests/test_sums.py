@@ -163,7 +163,7 @@ def test_a_sum_and_the_distances_come_from_one_pass_and_other_numbers_from_anoth
     rule = fedavg().aggregation
     weights, _ = rule.weighting.weigh(cohort, {})
     sums, distances = CohortSums.measured(rule, cohort, weights)
-    assert np.array_equal(sums.average(), cohort.averaged(weights.values))
+    assert np.array_equal(sums.total, cohort.averaged(weights.values))
     assert np.array_equal(distances, cohort.distances)
     others = np.array([0.5, 0.25, 0.25])
     for span in (slice(5, 90), slice(None)):

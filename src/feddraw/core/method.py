@@ -13,7 +13,7 @@ from feddraw.core.exchange import ASKED, HELD, Extra, State
 from feddraw.core.local import Local
 from feddraw.core.model import Extent, Layout, Model, Vector
 from feddraw.core.server import Joint, Server
-from feddraw.core.weighting import BySize, Equal, Needs, Weighting
+from feddraw.core.weighting import LAYERS, BySize, Equal, Needs, Weighting
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Method:
         server = self.aggregation.server.needs
         return Needs(
             sizes=weighting.sizes or server.sizes,
-            layers=server.layers if weighting.layers == "none" else weighting.layers,
+            layers=max(weighting.layers, server.layers, key=LAYERS.index),
             steps=weighting.steps or server.steps,
             asks=tuple(dict.fromkeys((*weighting.asks, *server.asks))),
             server_images=weighting.server_images or server.server_images,
@@ -71,7 +71,7 @@ class Method:
 
     @property
     def sends(self) -> dict[str, Extent]:
-        """The same as name to length."""
+        """By name, how long each vector is that a client sends beside its model."""
         return {name: extra.extent for name, extra in self.extras.items()}
 
     def check(self, layout: Layout) -> None:

@@ -29,12 +29,8 @@ class Sums(ABC):
     coefficients: Column  # what each client's move was multiplied with
     total: Vector  # the sent parameters plus the moves, each times its coefficient
 
-    def average(self) -> Vector:
-        """The sent parameters plus the clients' moves, each times its coefficient."""
-        return self.total
-
     def move(self) -> Vector:
-        """The same less the sent parameters."""
+        """The sum of the clients' moves, each times its coefficient."""
         return self.total - self.cohort.sent.params
 
     @abstractmethod
@@ -46,7 +42,9 @@ class Sums(ABC):
 
     @abstractmethod
     def extra_by(self, name: str, by: Column, span: slice) -> Vector:
-        """The same of a vector that clients sent beside the model."""
+        """Of a vector that clients sent beside the model: the sum over clients of some of its
+        numbers, times `by`. A closed sum refuses as `moved_by` does.
+        """
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Server:
 
     def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
         """The new parameters, and the state for the next round."""
-        return sums.average(), state
+        return sums.total, state
 
     def coefficients_in_ledger(self, sums: Sums) -> Column:
         """What each client's move counts in the new model, as the ledger shows it."""
@@ -84,7 +82,7 @@ class Server:
         return model
 
 
-class Factored(Server):
+class Factored(Server, ABC):
     """Each move is also multiplied with a factor that only its client knows (FedNova, q-FedAvg).
 
     The coefficients are scale_by(mean term) · weight · factor, where factor and term are numbers of

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ from feddraw.core.sums import Column
 
 # The logarithm of a weight, and the parts that explain it.
 Score = tuple[float, Mapping[str, float]]
+# How much of a client's model a rule looks at, from least to most.
+Layers = Literal["none", "classifier", "all"]
+LAYERS: tuple[Layers, ...] = get_args(Layers)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Needs:
     """What a rule looks at. It is a value, so it may depend on a rule's settings."""
 
     sizes: bool = False  # how many images each client has
-    layers: Literal["none", "classifier", "all"] = "none"  # of the clients' models
+    layers: Layers = "none"  # of the clients' models
     steps: bool = False  # how many optimiser steps each client took
     asks: tuple[Extra, ...] = ()  # what every client must answer
     server_images: bool = False  # labelled images at the server

@@ -76,7 +76,7 @@ class AgnosticMeanServer(Server):
         return {"mean": np.zeros_like(model.params), "rounds": 0}
 
     def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
-        params = sums.average()
+        params = sums.total
         rounds = state["rounds"] + 1
         mean = state["mean"] + (params - state["mean"]) / np.float32(rounds)
         return params, {"mean": mean, "rounds": rounds}

@@ -24,7 +24,7 @@ class MomentumServer(Server):
 
     def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
         sent = sums.cohort.sent.params
-        velocity = self.momentum * state["velocity"] + sums.average() - sent
+        velocity = self.momentum * state["velocity"] + sums.total - sent
         return sent + self.lr * velocity, {"velocity": velocity}
 
     def coefficients_in_ledger(self, sums: Sums) -> Column:

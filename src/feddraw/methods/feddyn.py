@@ -81,7 +81,7 @@ class FedDynServer(StandingMean):
             return -self.alpha * sums.moved_by(by, span)
 
         h, standing = standing_shares.update_standing_mean(state["h"], state, sums, change)
-        return sums.average() - h / self.alpha, {"h": h} | standing
+        return sums.total - h / self.alpha, {"h": h} | standing
 
     def coefficients_in_ledger(self, sums: Sums) -> Column:
         """With what a move adds to h, if those present stand for as much as the others do."""

@@ -126,7 +126,7 @@ class ScaffoldServer(StandingMean):
         control, standing = standing_shares.update_standing_mean(
             state["control"], state, sums, change
         )
-        return sums.average(), {"control": control} | standing
+        return sums.total, {"control": control} | standing
 
 
 def scaffold(

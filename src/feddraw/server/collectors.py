@@ -1,8 +1,8 @@
 """From updates to a new model: all together, or one by one as they arrive.
 
-A collector is called with a `Round` and the updates as they arrive, and tells the round in the
-order in which it happens: check, accept, weigh, sum, step, write down. `Together` waits for all
-updates. `Streaming` adds each to the sum at once and forgets it: memory for one model, whatever the
+A collector is called with a `Round` and the updates as they arrive: it checks each update, weighs
+and sums those that the gate accepts, makes the server's step, and writes down who counted how much.
+`Together` waits for all updates, so that the gate can compare them. `Streaming` adds each to the sum at once and forgets it: memory for one model, whatever the
 number of clients. The third collector is `secure.rounds`, where the server sees sums only.
 
 Where nobody is refused all three give the same weights. They differ in whose images the prior is
@@ -45,7 +45,7 @@ from feddraw.errors import UserError
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Gate, Verdict, accept, check_update, compare_with_median, inspect
 from feddraw.server.partial_labels import divided_among_labelling, with_unlabelled_rows_as_sent
-from feddraw.server.policy import Policy, with_limited_size
+from feddraw.server.policy import Policy, SizeLimit
 from feddraw.server.round import Intake, Round, RoundResult, close_round
 
 BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
@@ -61,35 +61,50 @@ class Together:
     in_turn: ClassVar[bool] = False
 
     def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
-        """Check the updates, weigh them, sum them, step, and write down who counted how much."""
+        """Check each update by itself; compare, weigh and sum the sound ones; step; write down who
+        counted how much.
+        """
         if round.method.needs.server_images and self.proxy is None:
             raise UserError("this weighting needs labelled images at the server")
         self.gate.check_method(round.method)
+
         updates = sorted(arriving, key=lambda update: update.client)  # never in order of arrival
         verdicts = inspect(updates, round.sent, round.method, len(round.clients), self.gate)
-        sizes = {u.client: u.size for u in updates if not verdicts[u.client].reason}
-        limited_sizes = self.policy.limited_sizes(sizes)
-        received = [with_limited_size(update, limited_sizes) for update in updates]
+
+        reported = {u.client: u.size for u in updates if not verdicts[u.client].reason}
+        size_limit = self.policy.size_limit(reported.values())
+        received = [_limited(update, size_limit, verdicts[update.client]) for update in updates]
         sound = [update for update in received if not verdicts[update.client].reason]
+
+        aggregate, verdicts = self._accept_and_aggregate(sound, verdicts, round)
+        intake = Intake(received, verdicts, reported, size_limit, self.policy.min_sites)
+        return close_round(round, intake, aggregate)
+
+    def _accept_and_aggregate(
+        self, sound: Sequence[Update], verdicts: Mapping[int, Verdict], round: Round
+    ) -> tuple[Aggregate | None, Mapping[int, Verdict]]:
+        """The gate compares how far the sound updates moved, and those that it accepts are
+        aggregated; None where it accepts none. Also gives the gate's last word on each client.
+
+        Lengths and sums need the same memory, so where the rule allows it one pass over all updates
+        computes both: a draft, which holds if the gate accepts all of them unchanged. Otherwise
+        those that are left are weighed and summed again.
+        """
         cohort = round.cohort(sound, self.proxy)
         draft = self._draft(cohort, round)
         distances = cohort.distances if draft is None else draft.distances
         accepted, verdicts = accept(cohort, distances, verdicts, self.gate)
+        if not accepted:
+            return None, verdicts
         if draft is not None and accepted == sound:
-            aggregate: Aggregate | None = draft.aggregate()
-        elif accepted:
-            aggregate = self._aggregate(replace(cohort, updates=accepted), round)
-        else:
-            aggregate = None
-        intake = Intake(received, verdicts, sizes, limited_sizes, self.policy.min_sites)
-        return close_round(round, intake, aggregate)
+            return draft.aggregate(), verdicts
+        return self._aggregate(replace(cohort, updates=accepted), round), verdicts
 
     def _draft(self, cohort: Cohort, round: Round) -> _Draft | None:
-        """The sum of all sound updates, which holds if the gate accepts them all.
+        """The sums over all sound updates, with how far each of them moved, from one pass.
 
-        The gate wants to know how far each client moved, and the sum reads the same memory: one
-        pass gives both. Only for rules that weigh each client by itself, where a broken update
-        spoils nothing but the sum.
+        Only for rules that weigh each client by itself, where a broken update spoils nothing but
+        the sum; None for others, and where a weight is no number.
         """
         rule = round.method.aggregation
         if not cohort.updates or isinstance(rule, Joint) or why_not_streaming(round.method):
@@ -120,6 +135,13 @@ class Together:
             return weights, state
         weights = self.policy.bounded(weights, cohort, round.clients)
         return divided_among_labelling(cohort, weights), state
+
+
+def _limited(update: Update, limit: SizeLimit, verdict: Verdict) -> Update:
+    """The update with the size that counts; a refused one as it came."""
+    if verdict.reason:
+        return update
+    return replace(update, size=limit.counted(update.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +247,8 @@ class Streaming:
     def __call__(self, round: Round, arriving: Iterable[Update]) -> RoundResult:
         """Check, weigh and add each update; then step, and write down who counted how much."""
         announced = {client: self.sizes[client] for client in round.sampled}
-        limited_sizes = self.policy.limited_sizes(announced)
-        stream = _Stream.begin(round, announced, limited_sizes)
+        size_limit = self.policy.size_limit(announced.values())
+        stream = _Stream.begin(round, announced, size_limit)
         verdicts: dict[int, Verdict] = {}
         received = []
         for update in arriving:
@@ -235,7 +257,7 @@ class Streaming:
                 verdicts[update.client] = replace(verdicts[update.client], note=again)
                 continue
             verdict = self._check(update, round, announced)
-            resized = with_limited_size(update, limited_sizes)
+            resized = _limited(update, size_limit, verdict)
             if not verdict.reason:
                 stream.add(resized)
             verdicts[update.client] = verdict
@@ -243,7 +265,7 @@ class Streaming:
         sound = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
         verdicts |= compare_with_median(sound, self.gate)
         aggregate = stream.aggregate() if stream.counts else None
-        intake = Intake(received, verdicts, announced, limited_sizes, self.policy.min_sites)
+        intake = Intake(received, verdicts, announced, size_limit, self.policy.min_sites)
         return close_round(round, intake, aggregate)
 
     def _check(self, update: Update, round: Round, announced: Mapping[int, int]) -> Verdict:
@@ -290,24 +312,20 @@ class _Stream:
     def begin(
         round: Round,
         announced: Mapping[int, float],
-        limited_sizes: Mapping[int, tuple[float, str]],
+        size_limit: SizeLimit,
     ) -> _Stream:
         rule = round.method.aggregation
         if reason := why_not_streaming(round.method):
             raise UserError(f"this method cannot stream: {reason}")
         assert isinstance(rule, Weighted)
         assert isinstance(rule.weighting, SelfScored)
-        sizes_by_client = {
-            client: limited_sizes[client][0] if client in limited_sizes else size
-            for client, size in announced.items()
-        }
-        sizes = np.array(list(sizes_by_client.values()), np.float64)
+        sizes = np.array([size_limit.counted(size) for size in announced.values()], np.float64)
         return _Stream(
             round=round,
             rule=rule,
             weighting=rule.weighting,
             facts=Facts(round.number, round.rounds, sizes),
-            places={client: place for place, client in enumerate(sizes_by_client)},
+            places={client: place for place, client in enumerate(announced)},
             sum=RunningSum(len(round.sent.params), len(round.sent.buffers)),
             counters=np.zeros_like(round.sent.counters),
         )

@@ -90,13 +90,11 @@ class Verdict:
     @property
     def status(self) -> str:
         """The ledger's text."""
-        return (
-            f"{self.word}: {self.reason}"
-            if self.reason
-            else f"weighted: {self.note}"
-            if self.note
-            else "weighted"
-        )
+        if self.reason:
+            return f"{self.word}: {self.reason}"
+        if self.note:
+            return f"weighted: {self.note}"
+        return "weighted"
 
 
 def check_update(update: Update, sent: Model, method: Method, max_size: int) -> Verdict:

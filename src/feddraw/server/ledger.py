@@ -13,7 +13,7 @@ from feddraw.core import Piece, Update, output_name
 from feddraw.errors import UserError
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
-from feddraw.server.policy import remark_on_limit
+from feddraw.server.policy import SizeLimit, remark_on_limit
 
 # What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
 HIDDEN = float("nan")
@@ -89,7 +89,7 @@ class PieceEntry:
 def remarks(
     verdicts: Mapping[int, Verdict],
     sizes: Mapping[int, float],
-    limited_sizes: Mapping[int, tuple[float, str]],
+    size_limit: SizeLimit,
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
 ) -> dict[int, Verdict]:
@@ -97,16 +97,13 @@ def remarks(
     and its weight.
     """
     limited = aggregate.weights.limited if aggregate is not None else None
-    found = dict(verdicts)
+    with_remarks = dict(verdicts)
     for index, client in enumerate(update.client for update in accepted):
-        notes = [verdicts[client].note]
-        if client in limited_sizes:
-            size, setting = limited_sizes[client]
-            notes.append(f"says {sizes[client]} images, {size} count (policy.{setting})")
+        notes = [verdicts[client].note, size_limit.remark(sizes[client])]
         if limited is not None:
             notes.append(remark_on_limit(limited, index))
-        found[client] = replace(verdicts[client], note="; ".join(filter(None, notes)))
-    return found
+        with_remarks[client] = replace(verdicts[client], note="; ".join(filter(None, notes)))
+    return with_remarks
 
 
 def ledger_of(

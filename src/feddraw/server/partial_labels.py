@@ -42,22 +42,26 @@ def _pieces_with_row(
     """The pieces, with the row cut out of the one that it lies in and its weights divided among
     those who label it.
     """
-    found = []
+    # A row lies in one piece, or in none: then it has the weights of the whole model.
     source = Piece(name, [], values)
+    remaining: list[Piece] = []
     for piece in pieces:
-        if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
-            source = piece
-            left = [part for span in piece.spans for part in _span_without_row(span, row)]
-            found += [replace(piece, spans=left)] if left else []
-        else:
-            found.append(piece)
-    own = _values_among_labelling(source.values, labelling)
-    for number, piece in enumerate(found):
-        # The weights and the bias of one row.
-        if piece.name == name and np.array_equal(piece.values, own):
-            found[number] = replace(piece, spans=[*piece.spans, row])
-            return found
-    return [*found, Piece(name, [row], own, source.parts, source.limited)]
+        if not any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
+            remaining.append(piece)
+            continue
+        source = piece
+        spans = [part for span in piece.spans for part in _span_without_row(span, row)]
+        if spans:
+            remaining.append(replace(piece, spans=spans))
+
+    row_values = _values_among_labelling(source.values, labelling)
+
+    # A finding has two rows, one of weights and one of biases: both are one piece if they agree.
+    for number, piece in enumerate(remaining):
+        if piece.name == name and np.array_equal(piece.values, row_values):
+            remaining[number] = replace(piece, spans=[*piece.spans, row])
+            return remaining
+    return [*remaining, Piece(name, [row], row_values, source.parts, source.limited)]
 
 
 def _span_without_row(span: slice, row: slice) -> list[slice]:

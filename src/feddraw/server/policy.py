@@ -11,7 +11,7 @@ method whose coefficients such limits would not bound refuses a policy. Where fe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Cohort, LimitedWeights, Method, Piece, Update, Weights, why_no_policy
+from feddraw.core import Cohort, LimitedWeights, Method, Piece, Weights, why_no_policy
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.system.file_reading import read_toml
 
@@ -81,7 +81,7 @@ class Policy:
         return replace(self, max_size=0, max_size_times=0.0, min_sites=0) != Policy()
 
     def of_federation(self) -> Policy:
-        """The same among sites that do not share their data: one of them alone is not taken for
+        """This policy among sites that do not share their data: one of them alone is not taken for
         all, unless the policy says so.
         """
         return self if self.min_sites else replace(self, min_sites=FEWEST_SITES)
@@ -89,20 +89,20 @@ class Policy:
     @cached_property
     def fixed_shares(self) -> dict[str, float]:
         """The fixed shares, by client."""
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         for item in filter(str.strip, self.fixed.split(",")):
             name, _, number = (part.strip() for part in item.rpartition("="))
             try:
                 share = float(number)
             except ValueError:
                 share = math.nan
-            if not (name and 0 <= share <= 1) or name in found:
+            if not (name and 0 <= share <= 1) or name in shares:
                 raise UserError(
                     "policy.fixed must read like 'North=0.3, South=0.2' (each client once), not"
                     f" '{self.fixed}'"
                 )
-            found[name] = share
-        return found
+            shares[name] = share
+        return shares
 
     def check(self) -> None:
         """Refuse limits that no federation can keep."""
@@ -166,51 +166,75 @@ class Policy:
                 "leave policy's floors, caps and fixed shares out, or choose another method"
             )
 
-    def limited_sizes(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
-        """Of the clients that report too many images: the number that counts, and the setting that
-        limits it.
+    def size_limit(self, sizes: Collection[float]) -> SizeLimit:
+        """The most images that a client of a round can count with; `sizes` are those that the
+        clients report.
         """
-        limits = {"max_size": float(self.max_size)} if self.max_size else {}
+        limit = SizeLimit()
+        if self.max_size:
+            limit = SizeLimit(self.max_size, "max_size")
         if self.max_size_times and len(sizes) >= FEWEST_FOR_MEDIAN:
-            limit = self.max_size_times * float(np.median(list(sizes.values())))
-            whole = all(size == int(size) for size in sizes.values())
-            limits["max_size_times"] = max(1.0, round(limit)) if whole else limit
-        if not limits:
-            return {}
-        name = min(limits, key=lambda limit: limits[limit])
-        most = limits[name]
-        return {
-            client: (size_as_int_if_whole(most), name)
-            for client, size in sizes.items()
-            if size > most
-        }
+            most = self.max_size_times * float(np.median(list(sizes)))
+            if all(size == int(size) for size in sizes):
+                most = max(1.0, round(most))
+            if most < limit.most:
+                limit = SizeLimit(size_as_int_if_whole(most), "max_size_times")
+        return limit
 
     def limits(self, clients: Sequence[str]) -> WeightLimits:
-        """The limits for the clients that count in a round."""
-        equal = 1 / len(clients)
-        floor, low = max((self.floor, "floor"), (self.floor_times * equal, "floor_times"))
-        cap, high = min((self.cap, "cap"), (self.cap_times * equal or math.inf, "cap_times"))
+        """The smallest and largest weight of each client, where these count in a round."""
+        equal_share = 1 / len(clients)
+        floor = self.floor
+        floor_setting = "floor"
+        if self.floor_times * equal_share >= floor:
+            floor = self.floor_times * equal_share
+            floor_setting = "floor_times"
+        cap = self.cap
+        cap_setting = "cap"
+        if self.cap_times and self.cap_times * equal_share < cap:
+            cap = self.cap_times * equal_share
+            cap_setting = "cap_times"
         fixed = np.array([name in self.fixed_shares for name in clients])
-        own = np.array([self.fixed_shares.get(name, 0.0) for name in clients])
+        fixed_shares = np.array([self.fixed_shares.get(name, 0.0) for name in clients])
         # so many times the share of one or two clients may be the whole
-        unmet = "cap_times" if cap >= 1 and self.cap_times else ""
+        cap_unmet = bool(self.cap_times) and cap >= 1
         return WeightLimits(
-            lower=np.where(fixed, own, floor),
-            upper=np.where(fixed, own, cap),
+            lower=np.where(fixed, fixed_shares, floor),
+            upper=np.where(fixed, fixed_shares, cap),
             fixed=fixed,
-            low=low,
-            high=high,
-            unmet=unmet,
+            floor_setting=floor_setting,
+            cap_setting=cap_setting,
+            unmet_setting="cap_times" if cap_unmet else "",
         )
 
     def bounded(self, weights: Weights, cohort: Cohort, clients: Sequence[str]) -> Weights:
-        """The nearest weights that keep the limits; the same ones where nothing is limited."""
+        """The nearest weights that keep the limits; those that keep them already stay as they
+        are.
+        """
         if not self.limits_weights:
             return weights
         limits = self.limits([clients[client] for client in cohort.clients])
         values, limited = limits.apply(weights.values)
         pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
         return replace(weights, values=values, pieces=pieces, limited=limited)
+
+
+@dataclass(frozen=True)
+class SizeLimit:
+    """The most images that a client of a round counts with, however many it reports."""
+
+    most: float = math.inf
+    setting: str = ""  # of the policy, which the limit comes from
+
+    def counted(self, reported: float) -> float:
+        """How many images count of those that a client reports."""
+        return self.most if reported > self.most else reported
+
+    def remark(self, reported: float) -> str:
+        """For the ledger's status; empty where all images count."""
+        if reported <= self.most:
+            return ""
+        return f"says {reported} images, {self.most} count (policy.{self.setting})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,9 +246,9 @@ class WeightLimits:
     lower: Floats
     upper: Floats
     fixed: NDArray[np.bool_]
-    low: str  # the setting behind the floor
-    high: str  # the setting behind the cap
-    unmet: str = ""  # a setting that limits nobody, because too few clients are there
+    floor_setting: str  # of the policy, which the smallest weight comes from
+    cap_setting: str  # and the largest
+    unmet_setting: str = ""  # one that limits nobody, because too few clients are there
 
     @property
     def impossible(self) -> str:
@@ -233,18 +257,17 @@ class WeightLimits:
         most = float(self.upper.sum())
         if least > 1 + SUM_ROUNDING:
             return (
-                f"their minimum weights add up to {least:.4g}, more than 1: lower policy.{self.low}"
+                f"their minimum weights add up to {least:.4g}, more than 1: lower"
+                f" policy.{self.floor_setting}"
             )
         if most < 1 - SUM_ROUNDING:
-            setting = "fixed" if self.fixed.all() else self.high
+            setting = "fixed" if self.fixed.all() else self.cap_setting
             return (
                 f"their maximum weights add up to {most:.4g}, less than 1: raise policy.{setting}"
             )
-        return (
-            ""
-            if (self.lower <= self.upper).all()
-            else f"policy.{self.low} is above policy.{self.high}"
-        )
+        if (self.lower > self.upper).any():
+            return f"policy.{self.floor_setting} is above policy.{self.cap_setting}"
+        return ""
 
     def apply(self, values: Floats) -> tuple[Floats, LimitedWeights]:
         """The nearest weights within the limits, and what became of the ones before.
@@ -257,7 +280,7 @@ class WeightLimits:
         if least > 1 or most < 1:
             nearest = self.lower / least if least > 1 else self.upper / most
             eased = least > 1 + SUM_ROUNDING or most < 1 - SUM_ROUNDING
-            setting = self.low if least > 1 else self.high
+            setting = self.floor_setting if least > 1 else self.cap_setting
             end = EASED if eased else ""
             clauses = [("fixed" if fixed else setting) + end for fixed in self.fixed]
         else:
@@ -266,13 +289,18 @@ class WeightLimits:
         return nearest, LimitedWeights(values, nearest, tuple(clauses))
 
     def _clause(self, index: int, before: float, after: float) -> str:
+        """What the ledger says of one client: the setting that decided its weight, or that could
+        not; empty where none did.
+        """
         if self.fixed[index]:
             return "fixed"
         if before == after:
-            return self.unmet and self.unmet + UNMET
+            return self.unmet_setting + UNMET if self.unmet_setting else ""
         if after == self.upper[index] < 1:
-            return self.high
-        return self.low if after == self.lower[index] > 0 else ""
+            return self.cap_setting
+        if after == self.lower[index] > 0:
+            return self.floor_setting
+        return ""
 
 
 def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats:
@@ -339,16 +367,11 @@ def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
     """
     if isinstance(given, Path | str) and str(given):
         return read_policy(Path(given))
-    policy = (
-        given
-        if isinstance(given, Policy)
-        else Policy.of(given)
-        if isinstance(given, Mapping)
-        else Policy()
-    )
+    if isinstance(given, Policy):
+        policy = given
+    elif isinstance(given, Mapping):
+        policy = Policy.of(given)
+    else:
+        policy = Policy()
     policy.check()
     return policy
-
-
-def with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) -> Update:
-    return replace(update, size=limited[update.client][0]) if update.client in limited else update

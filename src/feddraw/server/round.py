@@ -24,6 +24,7 @@ from feddraw.server.ledger import (
     piece_entries,
     remarks,
 )
+from feddraw.server.policy import SizeLimit
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +68,7 @@ class Intake:
     received: Sequence[Update]  # with sizes as they count
     verdicts: Mapping[int, Verdict]  # by client
     reported_sizes: Mapping[int, float]  # that clients say they have
-    # Of those that the policy limits: the size that counts, and the setting that limits it.
-    limited_sizes: Mapping[int, tuple[float, str]]
+    size_limit: SizeLimit
     min_sites: int = 0  # fewest clients that must count for the model to move
 
     def accepted(self) -> list[Update]:
@@ -140,7 +140,7 @@ def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> Ro
         aggregate = None
     accepted = intake.accepted()
     verdicts = remarks(
-        intake.verdicts, intake.reported_sizes, intake.limited_sizes, accepted, aggregate
+        intake.verdicts, intake.reported_sizes, intake.size_limit, accepted, aggregate
     )
     ledger = ledger_of(
         round.number, round.clients, round.sampled, intake.received, verdicts, aggregate

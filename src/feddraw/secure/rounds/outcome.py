@@ -201,16 +201,16 @@ def result_of_outcome(
         except UntrueSum as error:
             failure = str(error)
     reported = {numbers[party.name]: party.size for party in outcome.parties}
-    limited = outcome.terms.limits.limited_sizes(reported)
+    limit = outcome.terms.limits.size_limit(reported.values())
     received = _updates_in_clear(round, outcome.opened, numbers)
     verdicts = {update.client: Verdict("" if step else failure) for update in received}
     for name, reason in outcome.reasons().items():
         client = numbers[name]
-        size = limited[client][0] if client in limited else reported[client]
+        size = limit.counted(reported[client])
         received.append(Update(client, round.sent, size, 0, {"loss": math.nan}))
         verdicts[client] = Verdict(reason)
     received.sort(key=lambda update: update.client)
-    intake = Intake(received, verdicts, reported, limited, outcome.terms.limits.min_sites)
+    intake = Intake(received, verdicts, reported, limit, outcome.terms.limits.min_sites)
     result = close_round(round, intake, step.aggregate if step else None)
     if step is None or not result.weights:
         return result

@@ -273,10 +273,9 @@ class Announcement:
     @cached_property
     def sizes(self) -> NDArray[np.float64]:
         """As they count: within the policy's limits."""
-        stated = {place: party.size for place, party in enumerate(self.parties)}
-        limited = self.terms.limits.limited_sizes(stated)
-        sizes = [limited[place][0] if place in limited else stated[place] for place in stated]
-        return np.array(sizes, np.float64)
+        stated = [party.size for party in self.parties]
+        limit = self.terms.limits.size_limit(stated)
+        return np.array([limit.counted(size) for size in stated], np.float64)
 
     @cached_property
     def labelled(self) -> NDArray[np.bool_] | None:
