@@ -172,7 +172,11 @@ class ClaimsTooMuch(SelfScored):
     [
         (Doubled(), "weights are shares", "sum to 2"),
         (FirstCountsMost(), "the same arguments give the same bits", "sent model was changed"),
-        (ClaimsTooMuch(), "secure sums give the same weights", "its range is from"),
+        (
+            ClaimsTooMuch(),
+            "self-weighed clients get the same weights",
+            "outside of what score_range allows",
+        ),
     ],
 )
 def test_a_wrong_rule_is_told_what_is_wrong(rule, name, words):

@@ -7,8 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from feddraw.core import Local, Method, Needs, SelfScored, Server, Sums, Weighted
+from feddraw.core import (
+    Factored,
+    Local,
+    Method,
+    Needs,
+    SelfScored,
+    Server,
+    Sums,
+    Weighted,
+    why_not_streaming,
+)
+from feddraw.errors import UserError
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.methods.fedavg import fedavg
+from feddraw.methods.feddraw import feddraw
 from feddraw.server.collectors import Streaming
 from feddraw.server.method_check import SIZES, MadeUpFederation, check_method
 
@@ -39,6 +52,32 @@ class OwnPart(SelfScored):
     def score_range(self, facts, place):
         score = 0.5 * np.log(float(facts.sizes[place]))
         return score, score
+
+
+@dataclass(frozen=True)
+class FewSteps(SelfScored):
+    """Computes with steps, and does not ask for them."""
+
+    def score(self, client, facts, place):
+        return -client.update.known_steps / 1000, {}
+
+    def score_range(self, facts, place):
+        return -np.inf, 0.0
+
+
+@dataclass(frozen=True)
+class FewStepsAskedFor(FewSteps):
+    needs = Needs(steps=True)
+
+
+class WithoutRange(SelfScored):
+    def score(self, client, facts, place):
+        return 0.0, {}
+
+
+def without_range() -> Method:
+    """A weighting that cannot be checked by other sites."""
+    return Method(Weighted(WithoutRange()))
 
 
 def wrong(method):
@@ -78,3 +117,29 @@ def test_a_part_without_a_column_is_told_with_the_names_that_there_are():
     found = wrong(Method(Weighted(OwnPart()), Local()))
     assert "no column for 'power'" in found["the same arguments give the same bits"]
     assert "similarity" in found["the same arguments give the same bits"]
+
+
+def test_a_rule_that_computes_with_steps_must_ask_for_them():
+    found = wrong(Method(Weighted(FewSteps())))
+    assert "Needs(steps=True)" in found["steps are used only where asked for"]
+    assert wrong(Method(Weighted(FewStepsAskedFor()))) == {}
+
+
+def test_a_rule_that_lacks_a_function_is_told_which_in_one_line():
+    with pytest.raises(UserError, match=r"'without_range' is not complete: .*score_range"):
+        make_method(Experiment(method="test_method_check:without_range"))
+
+
+def test_a_factored_server_without_its_functions_cannot_be_made():
+    class Empty(Factored):
+        pass
+
+    with pytest.raises(TypeError, match="factor"):
+        Empty()
+
+
+def test_a_server_that_needs_all_layers_is_heard_beside_a_rule_that_needs_one():
+    compares_classifiers = feddraw().aggregation.weighting
+    method = Method(Weighted(compares_classifiers, MedianThatSaysSo()))
+    assert method.needs.layers == "all"
+    assert why_not_streaming(method)

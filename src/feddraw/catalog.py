@@ -118,7 +118,12 @@ def call_with_settings(
         raise UserError(
             f"{what} '{function.__name__}' cannot be called with {passed}: {error}"
         ) from None
-    return function(*bound.args, **bound.kwargs)
+    try:
+        return function(*bound.args, **bound.kwargs)
+    except TypeError as error:
+        if not str(error).startswith("Can't instantiate abstract class"):
+            raise
+        raise UserError(f"{what} '{function.__name__}' is not complete: {error}") from error
 
 
 def check_setting_types(

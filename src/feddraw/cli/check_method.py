@@ -27,7 +27,9 @@ def check_method(
     properties = method_check.check_method(rule)
     rows = [[row.name, row.wrong or "yes"] for row in properties]
     console().print(table(["property", "holds"], rows))
+    failed = [row.name for row in properties if row.wrong]
+    if failed:
+        print_line(f"{len(failed)} of {len(properties)} properties do not hold: mend these first")
+        raise typer.Exit(1)
     for line in method_check.properties_that_apply(rule):
         print_line(line)
-    if any(row.wrong for row in properties):
-        raise typer.Exit(1)

@@ -2,8 +2,9 @@
 
 A collector is called with a `Round` and the updates as they arrive: it checks each update, weighs
 and sums those that the gate accepts, makes the server's step, and writes down who counted how much.
-`Together` waits for all updates, so that the gate can compare them. `Streaming` adds each to the sum at once and forgets it: memory for one model, whatever the
-number of clients. The third collector is `secure.rounds`, where the server sees sums only.
+`Together` waits for all updates, so that the gate can compare them. `Streaming` adds each to the
+sum at once and forgets it: memory for one model, whatever the number of clients. The third
+collector is `secure.rounds`, where the server sees sums only.
 
 Where nobody is refused all three give the same weights. They differ in whose images the prior is
 over: here, those of the clients that are accepted; in a stream and under secure sums, which must

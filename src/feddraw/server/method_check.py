@@ -243,6 +243,18 @@ def findings_that_some_do_not_label(made: MadeUpFederation) -> str:
     return ""
 
 
+def steps_are_asked_for(made: MadeUpFederation) -> str:
+    """A rule that does not ask for steps works where clients do not tell them."""
+    if made.method.needs.steps:
+        return ""
+    updates = [replace(update, steps=None) for update in made.updates]
+    result = made.together()(made.round(), updates)
+    if not result.weights or not np.isfinite(result.model.params).all():
+        status = result.ledger[0].status
+        return f"it computes with steps ({status}): declare needs = Needs(steps=True)"
+    return ""
+
+
 def streaming_gives_the_same_weights(made: MadeUpFederation) -> str:
     """Where it streams, adding up one by one gives the weights of all together."""
     if why_not_streaming(made.method):
@@ -253,7 +265,9 @@ def streaming_gives_the_same_weights(made: MadeUpFederation) -> str:
 
 
 def secure_clients_give_the_same_weights(made: MadeUpFederation) -> str:
-    """Where it works under secure sums, what clients weigh themselves gives the same weights."""
+    """Where it works under secure sums, clients that weigh themselves, within the range that the
+    others can check, get the weights of all together.
+    """
     rule = made.method.aggregation
     if why_not_secure(made.method) or isinstance(rule, Joint):
         return ""
@@ -268,7 +282,10 @@ def secure_clients_give_the_same_weights(made: MadeUpFederation) -> str:
     for place, weight in enumerate(own):
         low, high = own_weight_range(weighting, facts, place)
         if not low - CLOSE <= weight <= high + CLOSE:
-            return f"a weight of {weight:.6g}, and its range is from {low:.6g} to {high:.6g}"
+            return (
+                f"{CLIENTS[place]} has exp(score) = {weight:.6g} times the reference, outside of"
+                f" what score_range allows: {low:.6g} to {high:.6g}"
+            )
     apart = np.abs(own / own.sum() - expected.values).max()
     return "" if apart <= CLOSE else f"weights that differ by {apart:.2g}"
 
@@ -340,8 +357,9 @@ PROPERTIES: Mapping[str, Callable[[MadeUpFederation], str]] = {
     "missing clients are no trouble": missing_clients_are_no_trouble,
     "broken updates are refused by name": broken_updates_are_refused,
     "unlabelled rows stay as they were": findings_that_some_do_not_label,
+    "steps are used only where asked for": steps_are_asked_for,
     "streaming gives the same weights": streaming_gives_the_same_weights,
-    "secure sums give the same weights": secure_clients_give_the_same_weights,
+    "self-weighed clients get the same weights": secure_clients_give_the_same_weights,
     "the server needs sums only": sums_are_all_that_the_server_sees,
     "a policy's cap holds": a_policy_holds,
 }
