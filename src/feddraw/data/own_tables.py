@@ -342,12 +342,15 @@ def _patients_or_names(patients: Sequence[str], names: Sequence[str]) -> list[st
 # ------------------------------------------------------------------------- what users should know
 
 
-def guesses_in_words(tables: Sequence[OwnTable]) -> Iterator[str]:
+def guesses_in_words(
+    tables: Sequence[OwnTable], file_names: Sequence[str] | None = None
+) -> Iterator[str]:
     """What was taken for a finding and what was not, and entries that are read though they are
-    unusual.
+    unusual; the tables are called as their files unless other names are given.
     """
-    for table in tables:
-        file = table.sheet.path.name
+    if file_names is None:
+        file_names = [table.sheet.path.name for table in tables]
+    for table, file in zip(tables, file_names, strict=True):
         layout = table.layout
         if layout.others:
             unused = "; ".join(f"{name} ({why})" for name, why in layout.others.items())
