@@ -222,11 +222,12 @@ def show_heterogeneity(measured: MeasuredSites) -> None:
     """
     from feddraw.analysis.forest_plot import after_rounds
     from feddraw.analysis.site_heterogeneity import site_distances_in_words
+    from feddraw.data.synthetic import is_synthetic
 
     out = console()
     source = measured.source
     models = measured.models
-    note = " (synthetic)" if source.get("data") == "phantom" else ""
+    note = " (synthetic)" if is_synthetic(str(source.get("data"))) else ""
     names = ", ".join(
         str(source[key]) for key in ("run", "scenario", "data") if source.get(key) is not None
     )

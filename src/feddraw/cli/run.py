@@ -165,11 +165,13 @@ def run_display(
     """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do
     with its rounds.
     """
+    from feddraw.data.synthetic import is_synthetic
+
     out = console()
     name, scenario, method = (
         experiment.section(part)[0] for part in ("data", "scenario", "method")
     )
-    note = " (synthetic)" if name == "phantom" else ""
+    note = " (synthetic)" if is_synthetic(name) else ""
     extent = (
         f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     )

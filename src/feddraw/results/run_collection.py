@@ -13,6 +13,7 @@ from datetime import UTC
 from functools import cached_property
 from pathlib import Path
 
+from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError
 from feddraw.results.outcome_settings import (
     ARCHIVES,
@@ -210,7 +211,8 @@ def _with_places_of_own_data(labels: Labels) -> Labels:
 
 
 def _is_own_data(run: RecordedRun) -> bool:
-    return run.flat.get("data.name") not in (*ARCHIVES, "phantom")
+    name = str(run.flat.get("data.name"))
+    return name not in ARCHIVES and not is_synthetic(name)
 
 
 def _place_of_data(run: RecordedRun) -> str:
