@@ -151,8 +151,8 @@ def describe_row_problems(name: str, problems: Sequence[RowProblem], total: int)
 
 def _first(problems: Sequence[RowProblem]) -> str:
     """The first three, and a sign that there are more."""
-    some = [
+    first_three = [
         f"{problem.where}: {problem.detail}" if problem.detail else problem.where
         for problem in problems[:3]
     ]
-    return ", ".join([*some, "…"] if len(problems) > 3 else some)
+    return ", ".join([*first_three, "…"] if len(problems) > 3 else first_three)

@@ -332,10 +332,10 @@ def _patients_or_names(patients: Sequence[str], names: Sequence[str]) -> list[st
         if patient:
             ids.append(patient)
             continue
-        made = f"unknown patient of {name}"
-        while made in taken:
-            made += "'"
-        ids.append(made)
+        unknown_id = f"unknown patient of {name}"
+        while unknown_id in taken:
+            unknown_id += "'"
+        ids.append(unknown_id)
     return ids
 
 

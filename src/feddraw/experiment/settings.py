@@ -310,7 +310,7 @@ def complete(experiment: Experiment) -> Experiment:
     elif experiment.stream:
         _check_stream_settings(experiment, method)
     model, settings = experiment.section("model")
-    found = replace(
+    completed = replace(
         experiment,
         data={**_data_defaults(experiment), **_feature_settings(experiment)},
         scenario=_scenario_defaults(experiment),
@@ -320,8 +320,8 @@ def complete(experiment: Experiment) -> Experiment:
             experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
         ),
     )
-    object.__setattr__(found, "is_complete", True)
-    return found
+    object.__setattr__(completed, "is_complete", True)
+    return completed
 
 
 def _check_stream_settings(experiment: Experiment, method: Method) -> None:
