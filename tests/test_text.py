@@ -30,7 +30,7 @@ from feddraw.server.ledger import LedgerEntry
 from feddraw.system import csv_cells
 from feddraw.system.file_reading import read_csv, read_json
 from feddraw.system.markdown import escape_markdown, markdown_table
-from feddraw.text import distinct_slugs, folder_name, parse_pairs, safe_line, slug
+from feddraw.text import distinct_ends, distinct_slugs, folder_name, parse_pairs, safe_line, slug
 from run_folders import make_run
 
 NASTY = [
@@ -172,6 +172,14 @@ def test_a_slug_is_a_plain_file_name(name: str) -> None:
     assert not found.startswith((".", "-"))
     assert "/" not in folder_name(name)
     assert len(folder_name(name)) <= 60
+
+
+def test_ends_of_paths_are_as_long_as_it_takes_to_tell_them_apart():
+    paths = {path: Path(path).parts for path in ("/a/x/t", "/b/x/t", "/b/y/t")}
+    assert list(distinct_ends(paths).values()) == ["a/x/t", "b/x/t", "b/y/t"]
+    assert distinct_ends({"/a/x/t": ("/", "a", "x", "t")}) == {"/a/x/t": "t"}
+    same_parts = {"x.csv": ("x",), "x.csv.gz": ("x",)}
+    assert distinct_ends(same_parts) == {"x.csv": "x.csv", "x.csv.gz": "x.csv.gz"}
 
 
 def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:

@@ -65,6 +65,16 @@ def functions_of_kind(kind: str) -> dict[str, Callable[..., Any]]:
     }
 
 
+def declared(kind: str, name: str, fact: str) -> bool:
+    """Whether the file of a name says so, as `SYNTHETIC = True` outside of its function.
+
+    False for a path and for anyone's own `package.module:function`: nothing of theirs is imported.
+    """
+    if name not in names(kind):
+        return False
+    return bool(getattr(importlib.import_module(_module_of(kind, name)), fact, False))
+
+
 def first_doc_line(kind: str, name: str) -> str:
     """The first line of what a file's function says about itself."""
     return (inspect.getdoc(find(kind, name)) or "").partition("\n")[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -75,6 +75,19 @@ def folder_name(name: str) -> str:
     shell reads.
     """
     return re.sub(r"[^\w.=,+-]+", "-", name)[:_LONGEST_NAME] or "x"
+
+
+def distinct_ends(paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The ends of paths, all as long as it takes to tell them apart: by path, given with its parts.
+
+    {"/a/x/t": ("/", "a", "x", "t"), "/a/y/t": ("/", "a", "y", "t")} gives "x/t" and "y/t". Where
+    two have the same parts, each path stays as it is.
+    """
+    for depth in range(1, max(map(len, paths.values())) + 1):
+        ends = {path: "/".join(parts[-depth:]) for path, parts in paths.items()}
+        if len(set(ends.values())) == len(ends):
+            return ends
+    return {path: path for path in paths}
 
 
 def join_names(names: Sequence[str], most: int = 8) -> str:

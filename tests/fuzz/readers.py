@@ -1010,8 +1010,7 @@ SHEET = (
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
-    "_labelled_runs _differing_settings _is_crossed _notes _without_copies _name_with_settings"
-    " _setting"
+    "_labelled_runs _differing_keys _is_crossed _notes _without_copies _name_with_settings _setting"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,26 @@ from feddraw.text import folder_name, safe_line
 
 if TYPE_CHECKING:
     from feddraw.analysis.site_heterogeneity import GroupHeterogeneity, Heterogeneity, SiteDistance
+    from feddraw.experiment.heterogeneity import HeterogeneityOptions
     from feddraw.experiment.settings import Experiment
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredSites:
+    """How much the sites differ at one or several models."""
+
+    source: dict[str, Any]  # what was measured and how: the first lines of the document
+    models: Sequence[Heterogeneity]  # by round, at least one
+
+    @property
+    def name(self) -> str:
+        """For the folder that it is written to."""
+        return f"heterogeneity-{self.source['scenario'].replace(':', '.')}-{self.source['seed']}"
+
+    def first_and_last(self) -> list[Heterogeneity]:
+        """The two models that are shown in full; one, where only one was measured."""
+        first, *later = self.models
+        return [first, *later[-1:]]
 
 
 def heterogeneity(
@@ -69,6 +88,8 @@ def heterogeneity(
 ) -> None:
     """Measure how much the sites differ, and which weights that speaks for."""
     from feddraw.analysis.site_heterogeneity import verdict_on
+    from feddraw.core import Measurement
+    from feddraw.experiment.heterogeneity import HeterogeneityOptions
     from feddraw.experiment.settings import complete, parse_settings
 
     typed = {
@@ -87,29 +108,37 @@ def heterogeneity(
             raise UserError(
                 f"{source} is a run that was carried out: its settings cannot be changed here"
             )
-        found, about = _measured_in_run(source)
+        measured = _measured_in_run(source)
         folder = out
     else:
         if source is None and data is not None and scenario is None and Path(data).exists():
             # A table of one's own: the sites are in it.
-            changes = {
-                "data": data,
-                "scenario": "by_site",
-            } | changes
+            changes = {"data": data, "scenario": "by_site"} | changes
         experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
-        how = (batches, batch_size, layer, mode)
-        found, about = _heterogeneity_of_experiment(
-            experiment, rounds, how, permutations, replicates
+        options = HeterogeneityOptions(
+            measurement=Measurement(
+                batches=batches,
+                batch_size=batch_size,
+                every=1,
+                evaluation=one_of("mode", mode, ("train", "eval")) == "eval",
+            ),
+            layer=layer,
+            rounds=rounds,
+            permutations=permutations,
+            replicates=replicates,
         )
-        name = f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
-        folder = out or (None if json else Path("runs") / folder_name(name))
-    verdict = verdict_on(found[-1], about.get("batch_size"))
-    document = about | {"measured": [asdict(one) for one in found], "verdict": asdict(verdict)}
-    written = _write_heterogeneity(folder, document, found) if folder is not None else []
+        measured = _measured_before_training(experiment, options)
+        folder = out or (None if json else Path("runs") / folder_name(measured.name))
+    verdict = verdict_on(measured.models[-1], measured.source.get("batch_size"))
+    document = measured.source | {
+        "measured": [asdict(model) for model in measured.models],
+        "verdict": asdict(verdict),
+    }
+    written = [] if folder is None else _write_heterogeneity(folder, document, measured)
     if json:
         print_json(document)
         return
-    show_heterogeneity(found, about)
+    show_heterogeneity(measured)
     print_line("")
     for sentence in verdict.in_sentences():
         print_line(sentence)
@@ -117,34 +146,31 @@ def heterogeneity(
         print_line(f"written to {', '.join(map(str, written))}")
 
 
-def _heterogeneity_of_experiment(
-    experiment: Experiment,
-    rounds: int,
-    how: tuple[int, int, str, str],
-    permutations: int,
-    replicates: int,
-) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.core import Measurement
-    from feddraw.experiment.heterogeneity import HeterogeneityOptions, measure_heterogeneity
+def _measured_before_training(
+    experiment: Experiment, options: HeterogeneityOptions
+) -> MeasuredSites:
+    """At the initial model, and after some rounds where the options say so."""
+    from feddraw.experiment.heterogeneity import measure_heterogeneity
 
-    batches, batch_size, layer, mode = how
-    measurement = Measurement(
-        batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval"
-    )
-    wanted = HeterogeneityOptions(measurement, layer, rounds, permutations, replicates)
     with counting_bar(console(stderr=True), prefix="", announced=False) as report_progress:
-        found = list(measure_heterogeneity(experiment, wanted, progress=report_progress))
-    names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
-    about = names | {
+        models = list(measure_heterogeneity(experiment, options, progress=report_progress))
+    measurement = options.measurement
+    source = {
+        "data": experiment.section("data")[0],
+        "scenario": experiment.section("scenario")[0],
+        "model": experiment.section("model")[0],
         "seed": experiment.seed,
         "rounds": experiment.rounds,
-        "layer": layer,
-        "mode": mode,
+        "layer": options.layer,
+        "mode": "eval" if measurement.evaluation else "train",
+        "batches": measurement.batches,
+        "batch_size": measurement.batch_size,
     }
-    return found, about | {"batches": batches, "batch_size": batch_size}
+    return MeasuredSites(source, models)
 
 
-def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
+def _measured_in_run(folder: Path) -> MeasuredSites:
+    """What a run of the method random_effects measured in its rounds."""
     from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
     from feddraw.results.recorded_run import read_run
 
@@ -154,22 +180,26 @@ def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]
             f"{folder} has no weights.csv: give an experiment file, or the folder of a run"
         )
     rounds = run.planned or run.ledger.rounds
-    found = site_distances_in_ledger(run.ledger, rounds)
-    if not found:
+    models = site_distances_in_ledger(run.ledger, rounds)
+    if not models:
         raise UserError(
             f"no round of {folder} has a measurement: run it with the method random_effects"
         )
-    about: dict[str, Any] = {"run": str(folder)}
+    source: dict[str, Any] = {"run": str(folder)}
     if not run.of_server:
-        names = run.names
-        about |= {"data": names.data, "scenario": names.scenario}
-        about |= {"model": names.model, "method": names.method}
-    return found, about | {"seed": run.names.seed, "rounds": rounds}
+        source["data"] = run.names.data
+        source["scenario"] = run.names.scenario
+        source["model"] = run.names.model
+        source["method"] = run.names.method
+    source["seed"] = run.names.seed
+    source["rounds"] = rounds
+    return MeasuredSites(source, models)
 
 
 def _write_heterogeneity(
-    folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]
+    folder: Path, document: dict[str, Any], measured: MeasuredSites
 ) -> list[Path]:
+    """The document, and the forest plot twice; gives the files."""
     from json import dumps
 
     from feddraw.analysis.forest_plot import forest_figure
@@ -180,43 +210,45 @@ def _write_heterogeneity(
         make_folder(folder)
     files = [folder / f"heterogeneity.{ending}" for ending in ("json", "png", "svg")]
     write_whole(files[0], (dumps(document, indent=2, allow_nan=False) + "\n").encode())
-    figure = forest_figure(found[-2:] if "run" not in document else [found[0], *found[1:][-1:]])
+    figure = forest_figure(measured.first_and_last())
     for file in files[1:]:
         save_figure(figure, file)
     return files
 
 
-def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
+def show_heterogeneity(measured: MeasuredSites) -> None:
     """Q in words, the sites, the groups of parameters; of a run only the first and the last round
     in full.
     """
     from feddraw.analysis.forest_plot import after_rounds
     from feddraw.analysis.site_heterogeneity import site_distances_in_words
+    from feddraw.data.synthetic import is_synthetic
 
     out = console()
-    note = " (synthetic)" if about.get("data") == "phantom" else ""
-    source = ", ".join(
-        str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None
+    source = measured.source
+    models = measured.models
+    note = " (synthetic)" if is_synthetic(str(source.get("data"))) else ""
+    names = ", ".join(
+        str(source[key]) for key in ("run", "scenario", "data") if source.get(key) is not None
     )
-    out.print(safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
-    if len(found) > 2:
-        rows = [[str(one.round), *_heterogeneity_numbers(one.overall)[:-1]] for one in found]
+    sites = len(models[-1].sites)
+    out.print(safe_line(f"{names}{note}, seed {source.get('seed')}: {sites} sites"))
+    if len(models) > 2:
+        rows = [[str(model.round), *_heterogeneity_numbers(model.overall)[:-1]] for model in models]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
-    for one in [found[0], *found[1:][-1:]]:
+    for model in measured.first_and_last():
         out.print(
             "",
-            safe_line(f"{after_rounds(one.round)}: {site_distances_in_words(one.overall)}"),
+            safe_line(f"{after_rounds(model.round)}: {site_distances_in_words(model.overall)}"),
             sep="\n",
         )
         columns = ["site", "images", "measured", "distance", "95 % interval"]
-        rows = [_site_distance_row(site) for site in one.sites]
+        rows = [_site_distance_row(site) for site in model.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
-        if one.layers or one.findings:
-            groups = [
-                [group.name, *_heterogeneity_numbers(group)]
-                for group in (*one.layers, *one.findings)
-            ]
-            out.print(table(["parameters", "Q", "expected", "I²", "rho", "p"], groups))
+        groups = [*model.layers, *model.findings]
+        if groups:
+            rows = [[group.name, *_heterogeneity_numbers(group)] for group in groups]
+            out.print(table(["parameters", "Q", "expected", "I²", "rho", "p"], rows))
     out.print(
         "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no"
         " farther than chance), in variances of one image's gradient. FedDRAW: mean over its rounds"

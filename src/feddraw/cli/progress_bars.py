@@ -130,14 +130,15 @@ def counting_bar(
 def open_dataset_with_bar(
     name: str, path: str | None, size: int, set_: list[str] | None, **images: object
 ) -> Dataset:
-    """The data set with a bar while its images are prepared; phantoms have no file, and nothing to
-    prepare.
+    """The data set with a bar while its images are prepared; synthetic ones have no file, and
+    nothing to prepare.
 
     Of an experiment file the data set is that of its [data]; its settings there hold in place of
     `size` and `images`, but for a typed --skip-bad. Settings may be called as in other commands
     (data.blank).
     """
     from feddraw.data.dataset_by_name import open_dataset
+    from feddraw.data.synthetic import is_synthetic
     from feddraw.experiment.settings import Experiment, complete, parse_settings
 
     in_file: dict[str, Any] = {}
@@ -145,7 +146,7 @@ def open_dataset_with_bar(
         name, in_file = complete(Experiment.read(Path(name))).dataset_section()
         if images.get("skip_bad"):
             in_file["skip_bad"] = True
-    options = {} if name == "phantom" or ":" in name else dict(images)
+    options = {} if is_synthetic(name) or ":" in name else dict(images)
     options |= ({} if path is None else {"path": path}) | in_file
     typed = parse_settings(set_ or [])
     options |= {key.removeprefix("data."): value for key, value in typed.items()}

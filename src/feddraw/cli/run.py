@@ -165,11 +165,13 @@ def run_display(
     """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do
     with its rounds.
     """
+    from feddraw.data.synthetic import is_synthetic
+
     out = console()
     name, scenario, method = (
         experiment.section(part)[0] for part in ("data", "scenario", "method")
     )
-    note = " (synthetic)" if name == "phantom" else ""
+    note = " (synthetic)" if is_synthetic(name) else ""
     extent = (
         f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     )
@@ -239,14 +241,14 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         too_few_for_auc,
     )
 
-    found = findings_per_split(setup.dataset)
+    splits = findings_per_split(setup.dataset)
     findings = setup.dataset.findings
-    marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
-    rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
+    marked = {name for place, name in enumerate(findings) if too_few_for_auc(splits["test"], place)}
+    rows = [["all images", *(f"{split['images']:,}" for split in splits.values())]]
     for place, name in enumerate(findings):
-        cells = [split_counts_in_words(split, place) for split in found.values()]
+        cells = [split_counts_in_words(split, place) for split in splits.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
-    out.print(table(["positive / negative", *found], rows))
+    out.print(table(["positive / negative", *splits], rows))
     if marked:
         out.print(f"† {few_in_words()}")
     counts = [
@@ -257,8 +259,8 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         out.print(f"note: {safe_line(sentence)}", markup=False)
     layout = setup.initial.layout
     frozen = f", {len(layout.frozen)} of its tensors frozen" if layout.frozen else ""
-    said = f"network: {layout.length('param'):,} parameters{frozen}; classifier: "
-    out.print(said + classifier_in_words(layout.classifier, layout.outputs), markup=False)
+    network = f"network: {layout.length('param'):,} parameters{frozen}; classifier: "
+    out.print(network + classifier_in_words(layout.classifier, layout.outputs), markup=False)
 
 
 def show_test_metrics(folder: Path) -> None:

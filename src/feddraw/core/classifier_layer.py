@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from feddraw.core import Entry, Heads, Method, in_layer
 from feddraw.core.model import head_names
 from feddraw.errors import UserError, unknown
+from feddraw.text import grouped
 
 MOST_LAYERS_NAMED = 6  # candidates in a message
 HOW_TO_NAME_IT = (
@@ -45,16 +46,16 @@ def choose_classifier(
         return _checked_classifier(
             params, (named,) if isinstance(named, str) else tuple(named), outputs
         )
-    found = candidate_classifiers(params, outputs)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        may_be = _listed_classifiers(found)
+    candidates = candidate_classifiers(params, outputs)
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        may_be = _listed_classifiers(candidates)
         raise UserError(
             f"cannot identify the classifier: it may be {may_be}. Name the layer {HOW_TO_NAME_IT}"
         )
     if outputs:
-        last = [f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]
+        last = [f"{layer.name} with {layer.rows}" for layer in scoring_layers(params)[-3:]]
         there = f"there is {_listed_classifiers(last) or 'no layer at all'}"
         raise UserError(
             f"no layer has {outputs} output(s), one for each finding ({there}): name the layer"
@@ -65,72 +66,82 @@ def choose_classifier(
 
 def likely_classifier(params: Sequence[Entry], outputs: int = 0) -> Heads:
     """For methods that never look at the classifier: what is most likely it, without asking."""
-    if found := candidate_classifiers(params, outputs):
-        return found[-1]
+    if candidates := candidate_classifiers(params, outputs):
+        return candidates[-1]
     layers = scoring_layers(params)
-    biased = [one for one in layers if one.biased]
-    return (biased or layers)[-1].name if layers else layer_of(params[-1])
+    if not layers:
+        return layer_of(params[-1])
+    return _biased_or_all(layers)[-1].name
 
 
 def candidate_classifiers(params: Sequence[Entry], outputs: int = 0) -> list[Heads]:
-    """The layers, or several layers together, that may be the classifier; one where it is clear."""
+    """The layers, or several layers together, that may be the classifier; one where it is clear,
+    none where no layers give that many outputs (0: not known how many).
+    """
     layers = scoring_layers(params)
-    if outputs:
-        fitting = _last_scoring_layers([one for one in layers if one.rows == outputs])
-        if fitting:
-            return [one.name for one in fitting]
-        parts = _last_scoring_layers(_classifier_tail(params, layers))
-        joint = (
-            [one for one in layers if one.rows == 1]
-            if sum(one.rows for one in parts) != outputs
-            else parts
-        )
-        return (
-            [tuple(one.name for one in joint)] if sum(one.rows for one in joint) == outputs else []
-        )
-    ends = _last_scoring_layers(_classifier_tail(params, layers) or layers)
-    return [one.name for one in [one for one in ends if one.biased] or ends]
+    tail = _classifier_tail(params, layers)
+    if not outputs:
+        ends = _last_scoring_layers(tail or layers)
+        return [layer.name for layer in _biased_or_all(ends)]
+    fitting = _last_scoring_layers([layer for layer in layers if layer.rows == outputs])
+    if fitting:
+        return [layer.name for layer in fitting]
+    heads_of_tail = _last_scoring_layers(tail)
+    if sum(layer.rows for layer in heads_of_tail) == outputs:
+        return [tuple(layer.name for layer in heads_of_tail)]
+    single_outputs = [layer for layer in layers if layer.rows == 1]
+    if len(single_outputs) == outputs:
+        return [tuple(layer.name for layer in single_outputs)]
+    return []
 
 
 def scoring_layers(params: Sequence[Entry]) -> list[ScoringLayer]:
     """All layers that map features to numbers, one by one, in the network's order."""
     shapes = {entry.name: entry.shape for entry in params}
-    found = []
+    entries_of_layer = grouped((layer_of(entry), entry) for entry in params)
+    layers = []
     for entry in params:
-        layer = layer_of(entry)
-        leaf = entry.name.rpartition(".")[2]
-        own = [other for other in params if layer_of(other) == layer and len(other.shape) > 1]
-        matrix = len(entry.shape) >= 2 and math.prod(entry.shape[2:]) == 1
-        if matrix and (leaf == "weight" or (len(own) == 1 and f"{layer}.weight" not in shapes)):
-            biased = shapes.get(f"{entry.name.removesuffix('weight')}bias") == entry.shape[:1]
-            found.append(ScoringLayer(layer, entry.shape[0], entry.shape[1], biased))
-    return found
+        if len(entry.shape) < 2 or math.prod(entry.shape[2:]) != 1:
+            continue  # neither a matrix nor a kernel of one pixel
+        name = layer_of(entry)
+        matrices = [other for other in entries_of_layer[name] if len(other.shape) > 1]
+        is_only_matrix = len(matrices) == 1 and f"{name}.weight" not in shapes
+        if entry.name.rpartition(".")[2] == "weight" or is_only_matrix:
+            outputs, inputs = entry.shape[:2]
+            biased = shapes.get(f"{entry.name.removesuffix('weight')}bias") == (outputs,)
+            layers.append(ScoringLayer(name, rows=outputs, columns=inputs, biased=biased))
+    return layers
+
+
+def _biased_or_all(layers: Sequence[ScoringLayer]) -> Sequence[ScoringLayer]:
+    """Those with a bias, as classifiers have one; where none has, all."""
+    return [layer for layer in layers if layer.biased] or layers
 
 
 def _classifier_tail(params: Sequence[Entry], layers: Sequence[ScoringLayer]) -> list[ScoringLayer]:
     """The scoring layers after the last that is none: kernels and norms are the body's."""
-    names = {one.name for one in layers}
+    names = {layer.name for layer in layers}
     body = [number for number, entry in enumerate(params) if layer_of(entry) not in names]
     after = {layer_of(entry) for entry in params[(body[-1] + 1 if body else 0) :]}
-    return [one for one in layers if one.name in after]
+    return [layer for layer in layers if layer.name in after]
 
 
 def _last_scoring_layers(layers: Sequence[ScoringLayer]) -> list[ScoringLayer]:
     """Without those whose outputs are as many as a later one's inputs: they come before it."""
     return [
-        one
-        for i, one in enumerate(layers)
-        if all(later.columns != one.rows for later in layers[i + 1 :])
+        layer
+        for number, layer in enumerate(layers)
+        if all(later.columns != layer.rows for later in layers[number + 1 :])
     ]
 
 
 def _checked_classifier(params: Sequence[Entry], names: tuple[str, ...], outputs: int) -> Heads:
     rows = 0
     for name in names:
-        own = [entry for entry in params if in_layer(entry.name, name)]
-        if not own:
+        entries = [entry for entry in params if in_layer(entry.name, name)]
+        if not entries:
             raise unknown("layers", name, {layer_of(entry) for entry in params})
-        rows += own[0].shape[0] if own[0].shape else 1
+        rows += entries[0].shape[0] if entries[0].shape else 1
     if outputs and rows != outputs:
         fitting = candidate_classifiers(params, outputs)
         hint = f": did you mean {_listed_classifiers(fitting)}?" if fitting else ""

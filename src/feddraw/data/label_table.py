@@ -58,30 +58,48 @@ class LabelTable:
         )
 
 
+@dataclass(frozen=True)
+class LabelColumns:
+    """Where the cell of each finding is in a table's rows, and how it is read."""
+
+    places: Mapping[str, int | None]  # by finding; None where the table lacks the column
+    # how each finding's cells are read; those without an entry hold numbers only
+    readers: Mapping[str, ColumnCells] = field(default_factory=dict)
+
+    def mark(self, finding: str, cells: Sequence[str]) -> int | None:
+        """What a row says of a finding; None where its cell is no label."""
+        place = self.places[finding]
+        if place is None:
+            return NO_COLUMN
+        if finding in self.readers:
+            return self.readers[finding].read(cells[place])
+        return label_in_numeric_cell(cells[place])
+
+
 @dataclass
 class TableIntake:
-    """The rows of a table as they are read, without those that cannot be used."""
+    """The rows of one or several tables as they are read, without those that cannot be used."""
 
-    # name -> place of its cell in a row; None where the table lacks the column
-    findings: Mapping[str, int | None]
-    # how each finding's cells are read; those without an entry hold numbers only
-    columns: Mapping[str, ColumnCells] = field(default_factory=dict)
+    findings: Sequence[str]
     marks: list[list[int]] = field(default_factory=list)
     # by name: path, split, patient, site, group
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     problems: list[RowProblem] = field(default_factory=list)
 
-    def add(self, name: str, cells: Sequence[str], where: str, **facts: Any) -> None:
-        """Take a row with what is known about it, or note why it cannot be used."""
+    def add(
+        self, name: str, cells: Sequence[str], columns: LabelColumns, where: str, **facts: Any
+    ) -> None:
+        """Take a row with what is known about it, or note why it cannot be used; `columns` are
+        those of the table that it comes from.
+        """
         if name in self.rows:
             self.problems.append(RowProblem("with a duplicate path", where, name))
             return
         marks = []
-        for finding, place in self.findings.items():
-            read = self.columns[finding].read if finding in self.columns else label_in_numeric_cell
-            mark = NO_COLUMN if place is None else read(cells[place])
+        for finding in self.findings:
+            mark = columns.mark(finding, cells)
             if mark is None:
-                detail = f"{finding} is '{cells[place or 0][:20]}'"
+                detail = f"{finding} is '{cells[columns.places[finding] or 0][:20]}'"
                 self.problems.append(RowProblem("with a value that is not a label", where, detail))
                 return
             marks.append(mark)
@@ -133,8 +151,8 @@ def describe_row_problems(name: str, problems: Sequence[RowProblem], total: int)
 
 def _first(problems: Sequence[RowProblem]) -> str:
     """The first three, and a sign that there are more."""
-    some = [
+    first_three = [
         f"{problem.where}: {problem.detail}" if problem.detail else problem.where
         for problem in problems[:3]
     ]
-    return ", ".join([*some, "…"] if len(problems) > 3 else some)
+    return ", ".join([*first_three, "…"] if len(problems) > 3 else first_three)

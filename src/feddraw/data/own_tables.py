@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy as np
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
 from feddraw.data.label_cells import CellPolicy, cell_meanings
-from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
+from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import split_own_rows
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
 from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import expanded_path
+from feddraw.text import distinct_ends
 
 NO_SITE = "(no site)"
 MISSING_COLUMNS = ("refuse", "unknown")
@@ -122,14 +124,29 @@ def _stem(table: Path) -> str:
 
 def _distinct_stems(tables: Sequence[Path]) -> list[str]:
     """The files' names, with as many of their folders' as tell them apart."""
-    for depth in range(max(len(table.parts) for table in tables)):
-        stems = ["/".join((*table.parts[-1 - depth : -1], _stem(table))) for table in tables]
-        if len(set(stems)) == len(stems):
-            return stems
-    return [str(table) for table in tables]
+    stems = distinct_ends({str(table): (*table.parts[:-1], _stem(table)) for table in tables})
+    return [stems[str(table)] for table in tables]
 
 
 # ---------------------------------------------------------------------------------- reading them
+
+
+class TableKind(Enum):
+    """What a table's name says of its rows."""
+
+    ALONE = "nothing: it is the only table"
+    PART = "nothing: it is one of several, whose columns tell splits and sites"
+    SPLIT = "the split of all its rows: train.csv beside test.csv"
+    SITE = "the site of all its rows: north.csv beside south.csv"
+
+    @classmethod
+    def of(cls, layout: TableColumns, *, several: bool, named_by_split: bool) -> TableKind:
+        """`named_by_split`: all tables have names of splits."""
+        if not several:
+            return cls.ALONE
+        if named_by_split and layout.split is None:
+            return cls.SPLIT
+        return cls.SITE if layout.site is None else cls.PART
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +155,25 @@ class OwnTable:
 
     sheet: CsvSheet
     layout: TableColumns
+    kind: TableKind
+    name: str  # of the file, with folders where that tells tables apart
     base: Path | None  # where its paths start
     prefix: str  # of its images' names, from the common root
-    site: str | None  # of all its rows, where it has no site column
-    split: int | None  # of all its rows, where it has no split column
+
+    @property
+    def site(self) -> str | None:
+        """Of all its rows, where its name tells it."""
+        return self.name if self.kind is TableKind.SITE else None
+
+    @property
+    def split(self) -> int | None:
+        """Of all its rows, where its name tells it."""
+        return SPLIT_NAMES[self.name.lower()] if self.kind is TableKind.SPLIT else None
+
+    def label_columns(self, findings: Sequence[str]) -> LabelColumns:
+        """Where these findings are in its rows, each of which it may lack."""
+        places = {name: self.layout.findings.get(name) for name in findings}
+        return LabelColumns(places, self.layout.columns)
 
 
 def read_own_tables(
@@ -156,12 +188,9 @@ def read_own_tables(
     names = _findings_of_all(tables, settings)
     blank = cell_meanings("blank", settings.blank, names, {})
     uncertain = cell_meanings("uncertain", settings.uncertain, names, {})
-    intake = TableIntake({})
+    intake = TableIntake(names)
     for table in tables:
-        intake.findings = {name: table.layout.findings.get(name) for name in names}
-        intake.columns = table.layout.columns
-        _take_rows(table, intake, several=len(tables) > 1)
-    intake.findings = dict.fromkeys(names)
+        _take_rows(table, table.label_columns(names), intake)
     labelled = intake.table(blank, uncertain)
     patients = intake.column("patient")
     if patients is not None:
@@ -186,26 +215,24 @@ def open_tables(
         guess_columns(sheet, settings.columns, settings.findings, may_lack) for sheet in sheets
     ]
     _require_alike(paths, layouts)
-    stems = _distinct_stems(paths)
-    named_by_split = all(stem.lower() in SPLIT_NAMES for stem in stems)
-    by_split = several and named_by_split and layouts[0].split is None
+    names = _distinct_stems(paths)
+    named_by_split = all(name.lower() in SPLIT_NAMES for name in names)
+    paths_start_beside_table = several and not settings.images
     tables = []
-    for path, sheet, layout, stem in zip(paths, sheets, layouts, stems, strict=True):
+    for path, sheet, layout, name in zip(paths, sheets, layouts, names, strict=True):
         base = root
-        if several and root is not None and not settings.images:
-            base = path.parent
         prefix = ""
-        if base is not None and root is not None and base != root:
+        if root is not None and paths_start_beside_table and path.parent != root:
+            base = path.parent
             prefix = base.relative_to(root).as_posix()
-        by_site = several and not by_split and layout.site is None
         tables.append(
             OwnTable(
-                sheet,
-                layout,
-                base,
-                prefix,
-                site=stem if by_site else None,
-                split=SPLIT_NAMES[stem.lower()] if by_split else None,
+                sheet=sheet,
+                layout=layout,
+                kind=TableKind.of(layout, several=several, named_by_split=named_by_split),
+                name=name,
+                base=base,
+                prefix=prefix,
             )
         )
     return tables
@@ -257,7 +284,7 @@ def _refuse_two_spellings(names: Sequence[str]) -> None:
             )
 
 
-def _take_rows(table: OwnTable, intake: TableIntake, several: bool) -> None:
+def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake) -> None:
     """Those that can be used; the others are noted."""
     layout = table.layout
     columns = len(table.sheet.header)
@@ -277,11 +304,12 @@ def _take_rows(table: OwnTable, intake: TableIntake, several: bool) -> None:
         else:
             site = _cell(cells, layout.site)
             patient = _cell(cells, layout.patient)
-            if patient and several and table.site is not None:
+            if patient and table.kind is TableKind.SITE:
                 patient = f"{table.site}: {patient}"  # sites number their patients for themselves
             intake.add(
                 f"{table.prefix}/{path}" if table.prefix else path,
                 cells,
+                label_columns,
                 where,
                 site=table.site if site is None else site or NO_SITE,
                 patient=patient,
@@ -304,22 +332,25 @@ def _patients_or_names(patients: Sequence[str], names: Sequence[str]) -> list[st
         if patient:
             ids.append(patient)
             continue
-        made = f"unknown patient of {name}"
-        while made in taken:
-            made += "'"
-        ids.append(made)
+        unknown_id = f"unknown patient of {name}"
+        while unknown_id in taken:
+            unknown_id += "'"
+        ids.append(unknown_id)
     return ids
 
 
 # ------------------------------------------------------------------------- what users should know
 
 
-def guesses_in_words(tables: Sequence[OwnTable]) -> Iterator[str]:
+def guesses_in_words(
+    tables: Sequence[OwnTable], file_names: Sequence[str] | None = None
+) -> Iterator[str]:
     """What was taken for a finding and what was not, and entries that are read though they are
-    unusual.
+    unusual; the tables are called as their files unless other names are given.
     """
-    for table in tables:
-        file = table.sheet.path.name
+    if file_names is None:
+        file_names = [table.sheet.path.name for table in tables]
+    for table, file in zip(tables, file_names, strict=True):
         layout = table.layout
         if layout.others:
             unused = "; ".join(f"{name} ({why})" for name, why in layout.others.items())

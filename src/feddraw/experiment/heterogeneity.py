@@ -101,11 +101,11 @@ def _heterogeneity_of_model(
         prepared, model, round, how.measurement, layers | findings, progress
     )
     overall = compare(batches, how.layer, how.permutations, seed)
-    found = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
+    intervals = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
     weights = site_heterogeneity.site_weights_by_rule(sizes, overall.rho, rounds)
     sites = []
-    distances = iter(found.tolist())
+    distances = iter(intervals.tolist())
     for number, (client, size, count) in enumerate(
         zip(prepared.clients, sizes, measured, strict=True)
     ):
@@ -147,9 +147,9 @@ def _gathered_gradients(
     counts = []
     for number, _ in enumerate(clients):
         seed = client_seed(experiment.seed, round, number)
-        own = list(prepared.trainer.batch_gradients(number, model, how, "all", seed))
-        rows += own
-        counts.append(len(own))
+        gradients = list(prepared.trainer.batch_gradients(number, model, how, "all", seed))
+        rows += gradients
+        counts.append(len(gradients))
         if progress is not None:
             progress(
                 f"measuring after {round} rounds" if round else "measuring",
@@ -190,9 +190,11 @@ def parameter_groups(layout: Layout, findings: tuple[str, ...]) -> tuple[Groups,
     for part, title in zip(
         np.array_split(np.arange(len(names)), 3), ("first", "middle", "last"), strict=True
     ):
-        own = {names[i] for i in part}
+        layers_of_part = {names[i] for i in part}
         places = [
-            np.arange(e.start, e.start + e.size) for e in body if e.name.rpartition(".")[0] in own
+            np.arange(e.start, e.start + e.size)
+            for e in body
+            if e.name.rpartition(".")[0] in layers_of_part
         ]
         if places:
             layers[f"{title} third"] = np.concatenate(places)

@@ -101,7 +101,9 @@ class InspectedData:
             (labels.truth(self.table.split_rows(split)) == label).sum(axis=0).tolist()
             for split in SPLITS
         ]
-        return {name: [one[c] for one in counts] for c, name in enumerate(labels.findings)}
+        return {
+            name: [of_split[c] for of_split in counts] for c, name in enumerate(labels.findings)
+        }
 
     def marks(self) -> dict[str, dict[int, int]]:
         """How many cells of each finding say present, absent, uncertain, or nothing."""
@@ -142,31 +144,36 @@ class InspectedData:
 
 def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> InspectedData:
     """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
-    listed = [paths] if isinstance(paths, Path) else list(paths)
-    for path in listed:
+    tables = [paths] if isinstance(paths, Path) else list(paths)
+    for path in tables:
         if not path.exists():
             raise UserError(f"no file or folder {path}")
         if path.suffix == ".npz":
             raise UserError(
                 f"{path} needs no experiment file: feddraw run --data {path} --scenario iid"
             )
-    if len(listed) == 1 and listed[0].is_dir():
-        if not own_tables.csv_tables_in(listed[0]):
-            made = inspected_class_table(inspect_class_folders(listed[0]))
-            return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
-        listed = own_tables.csv_tables_in(listed[0])
-    sheets = [own_tables.find_table(path) for path in listed]
+    if len(tables) == 1 and tables[0].is_dir():
+        folder = tables[0]
+        tables = own_tables.csv_tables_in(folder)
+        if not tables:
+            class_table = inspected_class_table(inspect_class_folders(folder))
+            return inspect_made_table(out.with_suffix(".csv"), str(folder), class_table)
+    sheets = [own_tables.find_table(path) for path in tables]
     for sheet in sheets:
         header = CsvSheet.of(sheet).header
         for known, (name, *beside) in KNOWN_ARCHIVES.items():
             if known in header and any((sheet.parent / file).is_file() for file in beside):
                 how = f"feddraw run --data {name} --set data.path={sheet.parent}"
                 raise UserError(f"{sheet} is a known archive: {how}")
-    made = with_class_columns(CsvSheet.of(sheets[0])) if len(sheets) == 1 else ""
-    if made:
-        own = images or str(sheets[0].parent)
-        return inspect_made_table(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
-    return inspect_tables(sheets, images, sheets[0])
+    class_table = with_class_columns(CsvSheet.of(sheets[0])) if len(sheets) == 1 else ""
+    if class_table:
+        return inspect_made_table(
+            out.with_name(f"{out.stem}-labels.csv"),
+            images or str(sheets[0].parent),
+            class_table,
+            original=sheets[0],
+        )
+    return inspect_tables(sheets, images, shown_as=sheets[0])
 
 
 def inspect_made_table(
@@ -176,16 +183,15 @@ def inspect_made_table(
     written yet.
     """
     with TemporaryDirectory() as folder:
-        passing = Path(folder) / sheet.name
-        passing.write_text(content, encoding="utf-8")
-        return replace(
-            inspect_tables([passing], images, original or sheet), sheets=(sheet,), written=content
-        )
+        temporary = Path(folder) / sheet.name
+        temporary.write_text(content, encoding="utf-8")
+        inspected = inspect_tables([temporary], images, shown_as=original or sheet)
+    return replace(inspected, sheets=(sheet,), written=content)
 
 
-def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> InspectedData:
+def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> InspectedData:
     """Read the tables, and find out what their columns are and which of their files are there;
-    `named` is for words.
+    messages call the first table `shown_as`.
     """
     images = images or image_folder(sheets)
     root = own_tables.image_root(sheets, images)
@@ -194,21 +200,29 @@ def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> Inspecte
     table = own_tables.read_own_tables(sheets, settings, root=root)
     columns = {}
     for kind in ("path", "split", "site", "patient"):
-        found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
+        places = [(source.sheet, getattr(source.layout, kind)) for source in sources]
         columns[kind] = next(
-            (sheet.header[place] for sheet, place in found if place is not None), ""
+            (sheet.header[place] for sheet, place in places if place is not None), ""
         )
     missing = tuple(
         missing_file_problem(root, path) for path in table.paths if not (root / path).is_file()
     )
     if len(missing) == len(table.paths):
-        raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(own_tables.guesses_in_words(sources))
-    table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
-    guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
-    pixels = first_image_side(root, (path for path in table.paths if (root / path).is_file()))
+        raise UserError(no_image_found(shown_as, root, table, images))
+    guesses_as_noted = set(own_tables.guesses_in_words(sources))
+    table = replace(
+        table, notes=tuple(note for note in table.notes if note not in guesses_as_noted)
+    )
+    file_names = [shown_as.name, *(sheet.name for sheet in sheets[1:])]
     return InspectedData(
-        tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels
+        sheets=tuple(sheets),
+        images=root if images else None,
+        written="",
+        columns=columns,
+        table=table,
+        guesses=tuple(own_tables.guesses_in_words(sources, file_names)),
+        missing=missing,
+        pixels=first_image_side(root, (path for path in table.paths if (root / path).is_file())),
     )
 
 
@@ -219,9 +233,10 @@ def image_folder(sheets: Sequence[Path]) -> str:
     if len(sheets) > 1:
         return ""
     source = own_tables.open_tables(sheets, own_tables.TableSettings(), sheets[0].parent)[0]
-    some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
-    for folder in image_folder_candidates(sheets[0].parent, some):
-        names = [own_tables.path_inside_folder(path, folder) for path in some]
+    first_rows = islice(source.sheet.rows(), 50)
+    first_paths = [fields[source.layout.path].strip() for _, fields in first_rows]
+    for folder in image_folder_candidates(sheets[0].parent, first_paths):
+        names = [own_tables.path_inside_folder(path, folder) for path in first_paths]
         if any(name is not None and (folder / name).is_file() for name in names):
             return "" if folder == sheets[0].parent else str(folder)
     return ""
@@ -245,29 +260,31 @@ def image_folder_candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
             yield common
 
 
-def no_image_found(named: Path, root: Path, table: LabelTable, images: str) -> str:
+def no_image_found(shown_as: Path, root: Path, table: LabelTable, images: str) -> str:
     """That no image is where it should be, with what was tried."""
     if not table.paths:
         bad = table.problems[0]
         detail = f" ({bad.detail})" if bad.detail else ""
-        return f"{named} has no row that can be used: {bad.where} {bad.what}{detail}"
+        return f"{shown_as} has no row that can be used: {bad.where} {bad.what}{detail}"
     first = table.paths[0]
     folders = [root] if images else list(image_folder_candidates(root, [first]))
     tried = ", ".join(str(folder / first) for folder in folders[:4])
     where = "give their folder with `feddraw init --images FOLDER`"
-    return f"{named}: none of its {len(table.paths):,} images was found; tried {tried}: {where}"
+    return f"{shown_as}: none of its {len(table.paths):,} images was found; tried {tried}: {where}"
 
 
 def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     """Of the first image that can be read."""
-    some = list(islice(paths, 20))
+    first_paths = list(islice(paths, 20))
     why = ""
-    for path in some:
+    for path in first_paths:
         try:
             return int(min(decode(folder / path).shape))
         except BadImage as error:
             why = why or f"{folder / path}: {error}"
-    raise UserError(f"none of the first {len(some)} images that the table names can be read; {why}")
+    raise UserError(
+        f"none of the first {len(first_paths)} images that the table names can be read; {why}"
+    )
 
 
 def inspect_class_folders(folder: Path) -> Iterator[dict[str, str]]:
@@ -310,8 +327,8 @@ def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     A row without a label is blank in all of them.
     """
     rows = list(rows)
-    named = [[one.strip() for one in re.split(r"[|;]", row["label"])] for row in rows]
-    every = {name for names in named for name in names}
+    names_of_rows = [[name.strip() for name in re.split(r"[|;]", row["label"])] for row in rows]
+    every = {name for names in names_of_rows for name in names}
     blank = {name for name in every if CELL_WORDS.get(name.lower()) == BLANK}
     classes = sorted(name for name in every - blank if name.lower() not in NORMAL_CLASSES)
     if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
@@ -322,7 +339,7 @@ def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
     lines = []
-    for row, names in zip(rows, named, strict=True):
+    for row, names in zip(rows, names_of_rows, strict=True):
         silent = blank.issuperset(names)
         lines.append(
             [
@@ -333,11 +350,11 @@ def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     return csv_text([[*others, *classes], *lines])
 
 
-def inspected_findings_without_auc(found: InspectedData) -> list[str]:
+def inspected_findings_without_auc(data: InspectedData) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
-    negatives = found.positives(label=0)
-    return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]
+    negatives = data.positives(label=0)
+    return [name for name, counts in data.positives().items() if 0 in [*counts, *negatives[name]]]
 
 
-def unusable_rows(found: InspectedData) -> tuple[RowProblem, ...]:
-    return (*found.table.problems, *found.missing)
+def unusable_rows(data: InspectedData) -> tuple[RowProblem, ...]:
+    return (*data.table.problems, *data.missing)

@@ -61,12 +61,13 @@ class MethodHalf:
     function: Callable[..., Any]
     defaults: Mapping[str, Any]
 
-    def own(self, key: str) -> str | None:
-        """What it calls a setting, which may have the method's name before it (`fedadp.alpha`);
-        None if not its own.
-        """
-        plain = key.removeprefix(f"{self.name}.")
-        return plain if plain in self.defaults else None
+    def has(self, key: str) -> bool:
+        """Whether a setting is its own; the method's name may stand before it (`fedadp.alpha`)."""
+        return self.plain(key) in self.defaults
+
+    def plain(self, key: str) -> str:
+        """A setting without the method's name before it."""
+        return key.removeprefix(f"{self.name}.")
 
     def make(self, settings: Section) -> Method:
         method = catalog.call_with_settings(self.function, settings, "method")
@@ -103,30 +104,27 @@ def _method_settings_by_half(
     """Each half's settings under its own names; a setting that none has, or that both could mean,
     is refused.
     """
-    shares: list[dict[str, Any]] = [{} for _ in halves]
+    settings_of: dict[str, dict[str, Any]] = {half.name: {} for half in halves}
     name = "+".join(half.name for half in halves)
     for key, value in settings.items():
-        owners = [
-            (half, share, own)
-            for half, share in zip(halves, shares, strict=True)
-            if (own := half.own(key))
-        ]
+        owners = [half for half in halves if half.has(key)]
         if not owners:
-            known = sorted({own for half in halves for own in half.defaults})
+            known = sorted({setting for half in halves for setting in half.defaults})
             raise UserError(
                 f"{name} has no setting '{key}'" + (f": it has {', '.join(known)}" if known else "")
             )
         if len(owners) > 1:
             ways = " or ".join(f"{half.name}.{key}" for half in halves)
             raise UserError(f"both halves of {name} have a setting '{key}': write {ways}")
-        half, share, own = owners[0]
-        if own in share:
+        owner = owners[0]
+        plain_key = owner.plain(key)
+        if plain_key in settings_of[owner.name]:
             raise UserError(
-                f"{half.name}'s setting '{own}' is given twice, with and without '{half.name}.'"
-                " before it"
+                f"{owner.name}'s setting '{plain_key}' is given twice, with and without"
+                f" '{owner.name}.' before it"
             )
-        share[own] = value
-    return shares
+        settings_of[owner.name][plain_key] = value
+    return list(settings_of.values())
 
 
 def _first_half(method: Method) -> object:
@@ -147,12 +145,12 @@ def _require_effect_in_mixture(
     """Refuse a setting of what the mixture does not take from a half: it would be recorded and do
     nothing.
     """
-    for own, value in share.items():
-        if value != half.defaults[own] and half.defaults[own] is not inspect.Parameter.empty:
-            usual = {**share, own: half.defaults[own]}
+    for key, value in share.items():
+        if value != half.defaults[key] and half.defaults[key] is not inspect.Parameter.empty:
+            usual = {**share, key: half.defaults[key]}
             if kept(half.make(usual)) == kept(half.make(share)):
                 raise UserError(
-                    f"{half.name}'s setting '{own}' changes nothing in {name}: leave it out"
+                    f"{half.name}'s setting '{key}' changes nothing in {name}: leave it out"
                 )
 
 
@@ -184,12 +182,12 @@ def method_with_defaults(name: str, settings: Section) -> Section:
     half's name.
     """
     halves = _method_halves(name)
-    count = Counter(own for half in halves for own in half.defaults)
+    count = Counter(key for half in halves for key in half.defaults)
     recorded = {"name": name}
     for half, share in zip(halves, _method_settings_by_half(halves, settings), strict=True):
         whole = without_required(half.defaults) | share
         recorded |= {
-            f"{half.name}.{own}" if count[own] > 1 else own: value for own, value in whole.items()
+            f"{half.name}.{key}" if count[key] > 1 else key: value for key, value in whole.items()
         }
     return recorded
 

@@ -105,21 +105,30 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
     if experiment.folds:
         dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
     scenario, options = experiment.section("scenario")
-    how = {
-        "seed": experiment.partition_seed,
-        "scale": options.pop("scale", 1.0),
-        "options": options,
-    }
-    partition = make_partition(scenario, dataset.training_labels(), **how)
+    scale = options.pop("scale", 1.0)
+    partition = make_partition(
+        scenario,
+        dataset.training_labels(),
+        seed=experiment.partition_seed,
+        scale=scale,
+        options=options,
+    )
     training, kept_back = _hold_out(experiment, dataset, partition)
     sites = [shard.client for shard in partition.shards]
-    rows = {
-        site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)
-    }
     trained_on = dict(zip(sites, training, strict=True))
+    all_rows = {
+        site: np.concatenate([train_rows, holdout_rows])
+        for site, train_rows, holdout_rows in zip(sites, training, kept_back, strict=True)
+    }
     alterations = experiment.corruption.alterations(sites)
-    altered = corrupt_dataset(dataset, alterations, rows, trained_on, experiment.partition_seed)
-    return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
+    altered = corrupt_dataset(dataset, alterations, all_rows, trained_on, experiment.partition_seed)
+    return PreparedData(
+        dataset=altered.dataset,
+        partition=partition,
+        training_rows=training,
+        holdout_rows=kept_back,
+        views=altered.views,
+    )
 
 
 def _require_evaluation_images(dataset: Dataset) -> None:
@@ -141,37 +150,39 @@ def prepare(
     data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
     _require_evaluation_images(data.dataset)
     task = prepare_task(experiment, data)
-    dataset = task.dataset
     method = task.method
-    _warn_unlabelled(dataset, task.training_rows)
-    build = trained_builder(experiment, len(dataset.findings))
+    _warn_unlabelled(data.dataset, task.training_rows)
+    build = trained_builder(experiment, len(data.dataset.findings))
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.check(initial.layout)
+    placed = on_device(experiment, device)
+    used_dataset = data.dataset  # what clients train on: images, or features of them
     if experiment.trains_on_features:
-        dataset = with_features(
-            on_device(experiment, device),
-            dataset,
+        used_dataset = with_features(
+            placed,
+            data.dataset,
             initial.layout.frozen,
             trained_on=task.training_rows,
             evaluated=data.evaluated_rows(),
             progress=progress,
         )
-        task = replace(task, dataset=dataset)
-    trainer = make_trainer(
-        on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen
-    )
-    evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
-    proxy = (
-        prepare_server_images(experiment, dataset, trainer) if method.needs.server_images else None
-    )
-    places = tuple(places_for_clients(experiment, len(task.clients)))
+    trainer = make_trainer(placed, used_dataset, task.training_rows, method, initial.layout.frozen)
+    proxy = None
+    if method.needs.server_images:
+        proxy = prepare_server_images(experiment, used_dataset, trainer)
     setup = PreparedRun(
-        **vars(task),
-        evaluator=evaluator,
+        experiment=task.experiment,
+        dataset=used_dataset,
+        partition=task.partition,
+        clients=task.clients,
+        training_rows=task.training_rows,
+        holdout_rows=task.holdout_rows,
+        method=method,
+        evaluator=Evaluator(used_dataset, task.clients, task.holdout_rows, data.views),
         trainer=trainer,
         initial=initial,
         proxy=proxy,
-        places=places,
+        places=tuple(places_for_clients(experiment, len(task.clients))),
     )
     if experiment.secure:
         _check_secure_rounds(setup)
@@ -191,7 +202,15 @@ def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    task = PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    task = PreparedTask(
+        experiment=experiment,
+        dataset=data.dataset,
+        partition=data.partition,
+        clients=clients,
+        training_rows=rows,
+        holdout_rows=holdout,
+        method=method,
+    )
     if experiment.policy.min_sites > 1 and not method.centralised:
         asked = [len(task.efforts(round)) for round in range(experiment.rounds)]
         experiment.policy.check_number(max(asked))
@@ -218,7 +237,7 @@ def _check_secure_rounds(setup: PreparedRun) -> None:
 
 def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
     """Name the findings that the model cannot learn, because no client labels them."""
-    counts = sum(dataset.labels.known_counts(own) for own in rows)
+    counts = sum(dataset.labels.known_counts(of_client) for of_client in rows)
     names = [
         name
         for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True)
@@ -253,7 +272,7 @@ def make_trainer(
     """
     examples = examples_of(experiment, dataset, method)
     build = with_frozen_layers(trained_builder(experiment, len(dataset.findings)), frozen)
-    sizes = [len(own) for own in rows]
+    sizes = [len(of_client) for of_client in rows]
     training = with_number_of_steps(experiment.training, sizes)
     return Trainer(build, examples, rows, training, method.local, asks=method.asks)
 

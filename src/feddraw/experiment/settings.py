@@ -16,6 +16,7 @@ from feddraw.data.corruption import Corruption
 from feddraw.data.dataset_by_name import dataset_defaults
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
+from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError, at_least, not_negative, one_of, unknown
 from feddraw.experiment.method_by_name import (
     Section,
@@ -44,7 +45,7 @@ SETTINGS_SECTIONS = {
     for kind in (Training, Participation, Corruption, Gate, Policy, Keep)
 }
 MOST_ROUNDS = 100_000
-# As data.seed of phantoms: the experiment's seed, so that every seed has images of its own.
+# As data.seed of synthetic images: the experiment's seed, so that every seed has images of its own.
 SEED_OF_EXPERIMENT = -1
 DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of
 # Settings of the data section that belong to a frozen part of the network (model.frozen): how its
@@ -261,7 +262,7 @@ def _kept_settings(section: str, old: str, new: str) -> tuple[str, ...]:
     """Settings that stay when a section gets another name; the others belonged to the old one."""
     if section == "data":
         kept = ("size", *FEATURE_SETTINGS)
-        return kept if new == "phantom" else (*kept, "clahe")
+        return kept if is_synthetic(new) else (*kept, "clahe")
     both_of_the_paper = section == "scenario" and paper_dataset_of(old) and paper_dataset_of(new)
     return ("scale",) if both_of_the_paper else ()
 
@@ -309,7 +310,7 @@ def complete(experiment: Experiment) -> Experiment:
     elif experiment.stream:
         _check_stream_settings(experiment, method)
     model, settings = experiment.section("model")
-    found = replace(
+    completed = replace(
         experiment,
         data={**_data_defaults(experiment), **_feature_settings(experiment)},
         scenario=_scenario_defaults(experiment),
@@ -319,8 +320,8 @@ def complete(experiment: Experiment) -> Experiment:
             experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
         ),
     )
-    object.__setattr__(found, "is_complete", True)
-    return found
+    object.__setattr__(completed, "is_complete", True)
+    return completed
 
 
 def _check_stream_settings(experiment: Experiment, method: Method) -> None:
@@ -361,19 +362,22 @@ def data_name(experiment: Experiment) -> str:
 
 
 def _data_defaults(experiment: Experiment) -> Section:
-    """Phantoms have no natural number or mix: they follow the scenario, as the preset
+    """Synthetic images have no natural number or mix: they follow the scenario, as the preset
     `paper` does.
     """
     name = data_name(experiment)
     settings = experiment.dataset_section()[1]
-    if name != "phantom":
-        return {"name": name} | dataset_defaults(name) | settings
-    scenario, options = experiment.section("scenario")
-    images = paper_scenario_images(scenario, options.get("scale", 1.0)) or 4000
-    numbers = {"train": images, "mix": paper_dataset_of(scenario) or "chestmnist"}
-    if settings.get("seed") == SEED_OF_EXPERIMENT:
-        settings["seed"] = experiment.seed
-    return {"name": name} | dataset_defaults(name) | numbers | settings
+    defaults = dataset_defaults(name)
+    if is_synthetic(name):
+        scenario, options = experiment.section("scenario")
+        of_scenario = {
+            "train": paper_scenario_images(scenario, options.get("scale", 1.0)),
+            "mix": paper_dataset_of(scenario),
+        }
+        defaults |= {key: value for key, value in of_scenario.items() if value and key in defaults}
+        if settings.get("seed") == SEED_OF_EXPERIMENT:
+            settings["seed"] = experiment.seed
+    return {"name": name} | defaults | settings
 
 
 def _feature_settings(experiment: Experiment) -> dict[str, Any]:

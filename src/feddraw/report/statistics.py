@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -123,10 +123,10 @@ class Report:
     margin: float = 0.0  # how far below another method still counts as no worse; 0: no such test
     folders: Sequence[Path] = ()  # where the runs were found
     replicates: int = 0  # of the bootstrap
-
-    @cached_property
-    def _pairings(self) -> dict[tuple[str, str, str], Pairing]:
-        return {}
+    # By scenario, metric and finding: those that were asked for, as every table asks again.
+    _pairings: dict[tuple[str, str, str], Pairing] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def scenarios(self) -> list[str]:

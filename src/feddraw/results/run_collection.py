@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
+from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError
 from feddraw.results.outcome_settings import (
     ARCHIVES,
@@ -27,10 +26,10 @@ from feddraw.results.outcome_settings import (
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import find_run_folders
 from feddraw.system.file_writing import json_values
-from feddraw.text import grouped
+from feddraw.text import distinct_ends, grouped
 
 Runs = Sequence[RecordedRun]
-Key = Callable[[RecordedRun], Any]
+Labels = Mapping[RecordedRun, str]
 
 
 @dataclass(frozen=True)
@@ -142,68 +141,82 @@ def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
 
 
 def _labelled_runs(runs: Runs) -> list[RecordedRun]:
-    """Names, and in brackets the settings that differ under one name.
+    """The runs with a scenario and a method as tables show them: a name, and in brackets the
+    settings that differ under one name.
+
+    Precision tells runs apart only where somebody compares it.
+    """
+    ignored_keys = {*REPEATS, *NOT_COMPARED, *_uncompared_precision(runs)}
+    scenarios = _scenario_labels(runs, ignored_keys)
+    methods = _method_labels(runs, scenarios, ignored_keys)
+    return [replace(run, scenario=scenarios[run], method=methods[run]) for run in runs]
+
+
+def _scenario_labels(runs: Runs, ignored_keys: Collection[str]) -> Labels:
+    """Each run's scenario, with the settings that differ between the runs of that name.
 
     Settings of the data and the scenario describe a scenario. The others describe a method, but
     where all methods of a scenario were run with the same several values they are conditions, too.
-    Precision tells runs apart only where somebody compares it.
+
+    Two runs of `iid` with data.size 64 and 128 become "iid (size=64)" and "iid (size=128)".
     """
-    same = _uncompared_precision(runs)
-    by_scenario = attrgetter("scenario")
-    named = [replace(run, scenario=run.names.scenario, method=run.name) for run in runs]
-    conditions = _differing_settings(named, by_scenario, _describes_scenario, same)
-    for scenario, keys in _differing_settings(named, by_scenario, _describes_method, same).items():
-        here = [run for run in named if run.scenario == scenario]
-        conditions[scenario] |= {key for key in keys if _is_crossed(key, here)}
-    named = [
-        replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run))
-        for run in named
-    ]
-    named = _with_data_told_apart(named)
-    by_method = attrgetter("scenario", "method")
-    differing = _differing_settings(named, by_method, _describes_method, same)
-    settings = grouped((method, key) for (_, method), keys in differing.items() for key in keys)
-    return [
-        replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run))
-        for run in named
-    ]
+    labels: dict[RecordedRun, str] = {}
+    for name, members in grouped((run.names.scenario, run) for run in runs).items():
+        conditions = {
+            key
+            for key in _differing_keys(members, ignored_keys)
+            if _describes_scenario(key) or _is_crossed(key, members)
+        }
+        for run in members:
+            labels[run] = _name_with_settings(name, conditions, run)
+    return _with_places_of_own_data(labels)
 
 
-def _with_data_told_apart(runs: Runs) -> list[RecordedRun]:
-    """Own data of one name in several folders are several scenarios, unless the numbers of their
-    images are equal.
+def _method_labels(runs: Runs, scenarios: Labels, ignored_keys: Collection[str]) -> Labels:
+    """Each run's method, with the settings that differ between its runs in some scenario.
+
+    Two runs of `fedprox` in one scenario with mu 0.1 and 1 become "fedprox (mu=0.1)" and
+    "fedprox (mu=1)", in all other scenarios, too.
     """
-    first: dict[tuple[str, str], str] = {}  # by scenario and content, where the data lay first
-    for run in runs:
+    members_by_place = grouped(((scenarios[run], run.name), run) for run in runs)
+    keys_of_method: dict[str, set[str]] = {run.name: set() for run in runs}
+    for (_, method), members in members_by_place.items():
+        keys_of_method[method].update(
+            key for key in _differing_keys(members, ignored_keys) if not _describes_scenario(key)
+        )
+    return {run: _name_with_settings(run.name, keys_of_method[run.name], run) for run in runs}
+
+
+def _with_places_of_own_data(labels: Labels) -> Labels:
+    """The labels of scenarios, with the place of the data where own data of one name lie in
+    several folders, unless the numbers of their images are equal.
+    """
+    first_places: dict[tuple[str, str], str] = {}  # by label and content of the data
+    for run, label in labels.items():
         if _is_own_data(run):
-            first.setdefault((run.scenario, _data_content(run)), _place_of_data(run))
-    places = grouped((scenario, place) for (scenario, _), place in first.items())
-    short = {scenario: _shortest_distinct(where) for scenario, where in places.items()}
+            first_places.setdefault((label, _data_content(run)), _place_of_data(run))
+    places_of_label = grouped((label, place) for (label, _), place in first_places.items())
+    short_places = {
+        label: distinct_ends({place: Path(place).parts for place in places})
+        for label, places in places_of_label.items()
+    }
 
-    def name(run: RecordedRun) -> str:
-        if not _is_own_data(run) or len(short[run.scenario]) == 1:
-            return run.scenario
-        return f"{run.scenario} ({short[run.scenario][first[run.scenario, _data_content(run)]]})"
+    def label_with_place(run: RecordedRun, label: str) -> str:
+        if not _is_own_data(run) or len(short_places[label]) == 1:
+            return label
+        first_place = first_places[label, _data_content(run)]
+        return f"{label} ({short_places[label][first_place]})"
 
-    return [replace(run, scenario=name(run)) for run in runs]
+    return {run: label_with_place(run, label) for run, label in labels.items()}
 
 
 def _is_own_data(run: RecordedRun) -> bool:
-    return run.flat.get("data.name") not in (*ARCHIVES, "phantom")
+    name = str(run.flat.get("data.name"))
+    return name not in ARCHIVES and not is_synthetic(name)
 
 
 def _place_of_data(run: RecordedRun) -> str:
     return str(run.flat.get("data.path") or run.flat.get("data.name"))
-
-
-def _shortest_distinct(places: Sequence[str]) -> dict[str, str]:
-    """The ends of paths, as long as it takes to tell them apart."""
-    parts = {place: Path(place).parts for place in places}
-    for depth in range(1, max(map(len, parts.values())) + 1):
-        ends = {place: "/".join(names[-depth:]) for place, names in parts.items()}
-        if len(set(ends.values())) == len(ends):
-            return ends
-    return {place: place for place in places}
 
 
 def _data_content(run: RecordedRun) -> str:
@@ -222,10 +235,6 @@ def _data_content(run: RecordedRun) -> str:
 
 def _describes_scenario(key: str) -> bool:
     return key.partition(".")[0] in CONDITIONS
-
-
-def _describes_method(key: str) -> bool:
-    return not _describes_scenario(key)
 
 
 def _uncompared_precision(runs: Runs) -> tuple[str, ...]:
@@ -248,35 +257,25 @@ def _uncompared_precision(runs: Runs) -> tuple[str, ...]:
     )
 
 
-def _differing_settings(
-    runs: Runs, by: Key, which: Callable[[str], bool], apart: Sequence[str]
-) -> dict[Any, set[str]]:
-    """By group, the settings with more than one value in it; a run of another version may lack a
+def _differing_keys(runs: Runs, ignored_keys: Collection[str]) -> set[str]:
+    """The settings with more than one value in these runs; a run of another version may lack a
     setting.
     """
-    differing = {}
-    unseen = {*REPEATS, *NOT_COMPARED, *apart}
-    for name, members in grouped((by(run), run) for run in runs).items():
-        keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
-        differing[name] = {
-            key
-            for key in keys
-            if len({_setting(run, key) for run in members if key in run.flat}) > 1
-        }
-    return differing
+    values = grouped((key, _setting(run, key)) for run in runs for key in run.flat)
+    return {key for key, seen in values.items() if key not in ignored_keys and len(set(seen)) > 1}
 
 
 def _is_crossed(key: str, runs: Runs) -> bool:
     """Whether all methods were run with the same several values of a setting."""
     values = grouped(
-        (run.method, _setting(run, key)) for run in runs if not run.reference and key in run.flat
+        (run.name, _setting(run, key)) for run in runs if not run.reference and key in run.flat
     )
-    sets = [set(by_method) for by_method in values.values()]
+    values_of_methods = [set(of_method) for of_method in values.values()]
     return (
         not key.startswith("method.")
-        and len(sets) > 1
-        and len(sets[0]) > 1
-        and all(some == sets[0] for some in sets)
+        and len(values_of_methods) > 1
+        and len(values_of_methods[0]) > 1
+        and all(of_method == values_of_methods[0] for of_method in values_of_methods)
     )
 
 
@@ -309,14 +308,11 @@ def _notes(runs: Runs) -> Iterator[str]:
 def _unequal_settings(runs: Runs) -> Iterator[str]:
     methods = [run for run in runs if not run.reference]
     scenarios: dict[str, list[str]] = {}  # by setting and its values
-
-    def compared(key: str) -> bool:
-        return key.startswith(("training.", "model.", "rounds"))
-
-    differing = _differing_settings(methods, attrgetter("scenario"), compared, PRECISION_SETTINGS)
-    for scenario, keys in differing.items():
-        here = [run for run in methods if run.scenario == scenario]
-        for key in keys:
+    ignored_keys = {*REPEATS, *NOT_COMPARED, *PRECISION_SETTINGS}
+    for scenario, here in grouped((run.scenario, run) for run in methods).items():
+        for key in _differing_keys(here, ignored_keys):
+            if not key.startswith(("training.", "model.", "rounds")):
+                continue
             if all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
                 continue  # the names tell them apart
             values = grouped((_setting(run, key), run.method) for run in here)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.data.scenarios.paper_scenarios import paper_scenario
+from feddraw.data.synthetic import is_synthetic
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.device_placement import on_device
@@ -137,7 +138,7 @@ class RunWork:
         from_paper = paper_scenario(scenario, scenario_settings.pop("scale", 1.0))
         trained: int | None = None
         evaluated = EVALUATED_IMAGES.get(data)
-        if data == "phantom":
+        if is_synthetic(data) and {"validation", "test"} <= data_settings.keys():
             trained = data_settings.get("train")
             evaluated = (data_settings["validation"], data_settings["test"])
         if from_paper is not None and from_paper.total:

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError, unknown
 from feddraw.experiment.settings import Experiment, complete, data_name
 from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_execution
@@ -70,7 +71,7 @@ class PlannedRun:
 def is_file_data(planned: PlannedRun) -> bool:
     """Whether its images lie in files, and are prepared before the first run."""
     name = planned.complete.section("data")[0]
-    return name != "phantom" and ":" not in name
+    return not is_synthetic(name) and ":" not in name
 
 
 def data_key(experiment: Experiment) -> str:

@@ -114,7 +114,8 @@ def prepare_study_data(
     """Prepare each data set's images once, while there are no workers yet; gives the runs whose
     data cannot be opened.
 
-    Phantoms, and what a user's own function makes, are not kept on disk: workers make their own.
+    Synthetic images, and what a user's own function makes, are not kept on disk: workers make
+    their own.
     """
     mistakes: dict[str, str] = {}
     unusable = {}

@@ -20,7 +20,7 @@ from feddraw.data.dataset_from_table import dataset_from_files
 from feddraw.data.finding_names import FindingChoice, canonical_finding, choose_findings
 from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_cells import CellPolicy, cell_meanings
-from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
+from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
@@ -167,17 +167,18 @@ def read_chexpert(
     doubts = cell_meanings(
         "uncertain", _with_known_names(uncertain), names, negative | PAPER_UNCERTAIN
     )
-    intake = TableIntake({})
+    intake = TableIntake(names)
     for number, path in sheets.items():
         sheet = CsvSheet.of(path)
-        columns = {canonical_finding(name): place for place, name in enumerate(sheet.header)}
+        places = {canonical_finding(name): place for place, name in enumerate(sheet.header)}
         sex = sheet.column_if_there("Sex")
         chosen = choose_findings(names, chexpert_findings(sheet), str(path))
-        intake.findings = {name: columns[name] for name in chosen}
+        columns = LabelColumns({name: places[name] for name in chosen})
         for image in frontal_images(sheet, release, intake.problems):
             intake.add(
                 image.name,
                 image.cells,
+                columns,
                 image.where,
                 path=image.path,
                 patient=image.patient,

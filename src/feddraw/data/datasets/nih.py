@@ -19,7 +19,7 @@ from feddraw.data.finding_names import (
     choose_findings,
 )
 from feddraw.data.image_settings import ImagePreparation
-from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
+from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path, read_text
@@ -88,7 +88,8 @@ def read_nih_table(
     labels_column = sheet.column("Finding Labels")
     sex_column = sheet.column_if_there(*SEX_COLUMNS)
     wanted = choose_findings(findings, CHESTXRAY14_FINDINGS, path.name)
-    intake = TableIntake({name: place for place, name in enumerate(wanted)})
+    columns = LabelColumns({name: place for place, name in enumerate(wanted)})
+    intake = TableIntake(tuple(wanted))
     names = set()
     for line, cells in sheet.rows():
         where = f"{path.name} line {line}"
@@ -104,6 +105,7 @@ def read_nih_table(
             intake.add(
                 name,
                 [str(int(finding in present)) for finding in wanted],
+                columns,
                 where,
                 path=paths.get(name) or Path(name).name,  # never out of the folder
                 patient=name[:8],

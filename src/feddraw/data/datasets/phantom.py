@@ -20,6 +20,7 @@ from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError, unknown
 from feddraw.system.progress import Progress
 
+SYNTHETIC = True
 SMALLEST_PHANTOM, LARGEST_PHANTOM = 28, 224  # pixels
 LABEL_NOISE = 0.05
 PHANTOM_BLOCK = 16  # images drawn together: few enough for the processor's cache
@@ -134,5 +135,5 @@ def phantom(
         rows,
         mean=PHANTOM_MEAN,
         std=PHANTOM_STD,
-        synthetic=True,
+        synthetic=SYNTHETIC,
     )

@@ -33,7 +33,8 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             pictures.append(_sizes_picture(ledger_client_sizes(federated), scenario))
     if with_partition is not None and (one_class := with_partition.one_class_clients()):
         yield Bullets([f"{sentence}." for sentence in one_class])
-    yield Gallery(pictures, "Client sizes and how common each finding is there.")
+    if pictures:
+        yield Gallery(pictures, "Client sizes and how common each finding is there.")
 
 
 def _sizes_picture(sizes: dict[str, int] | dict[str, float], scenario: str) -> Picture:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
+from feddraw.data.synthetic import is_synthetic
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
 from feddraw.report.cells import column_cells, interval_cell, note_on_means, number_cell
@@ -33,9 +34,11 @@ def section(report: Report) -> Iterator[Block]:
 
 
 def _disclaimers(collection: RunCollection) -> Iterator[str]:
-    if {data_name(run) for run in collection.runs} == {"phantom"}:
+    names = {data_name(run) for run in collection.runs}
+    if names and all(map(is_synthetic, names)):
+        images = "phantoms" if names == {"phantom"} else "images"
         yield (
-            "Synthetic phantoms, no patients: they show how the methods behave, not how well they"
+            f"Synthetic {images}, no patients: they show how the methods behave, not how well they"
             " diagnose."
         )
     yield "Research software, not a medical device."
