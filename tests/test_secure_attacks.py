@@ -27,7 +27,6 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import FedDRAW, job_orders, score_histograms, secure_messages, secure_mod
 from feddraw.flower.array_records import pack_array
-from feddraw.flower.frozen_layers import frozen_digest
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
@@ -68,6 +67,7 @@ from feddraw.secure.sums.session import SecureSumFailed, Session
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
+from feddraw.training.own_frozen_layers import frozen_digest
 from feddraw.training.settings import Training
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 from tiny import cohort_of
