@@ -37,6 +37,7 @@ def measure_frozen_travel(
     """Megabytes and seconds of a round by what travels."""
     if not (installed("flwr") and installed("cryptography")):
         return {"missing": "needs pip install 'feddraw[flower,secure]'"}
+    import feddraw.flower.strategy  # noqa: F401 - Flower's import sets the level of its log anew
     from benchmarks.speed.secure_costs import (
         byte_counting_grid,
         log_secure_errors_only,
