@@ -151,7 +151,6 @@ class Net(nn.Sequential):
 """
 FROZEN_CLIENT = """
 import json
-import os
 import numpy as np
 import nvflare.client as flare
 import torch
