@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchmarks.speed import document, printed_table, secure_costs, timing
+from benchmarks.speed import document, frozen_travel, printed_table, secure_costs, timing
 from benchmarks.speed.timing import TimingSession
 
 
@@ -46,3 +46,20 @@ def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
     )
     assert part["memory"].keys() == {"3", "4"}
     assert document.write_bench_files(found, tmp_path)
+
+
+def test_a_head_under_secure_sums_is_measured_beside_the_whole_network():
+    part = frozen_travel.measure_frozen_travel(
+        TimingSession(blocks=1, quick=True), parameters=400_000
+    )
+    megabytes = part["megabytes"]
+    # float32 down, words of eight bytes up; sites that lack the frozen tensors get all of them
+    numbers = 10 * 400_000 / 1e6
+    assert megabytes["whole"]["down"] > 4 * numbers
+    assert megabytes["whole"]["up"] > 8 * numbers
+    assert megabytes["sent"]["down"] > 4 * numbers
+    assert megabytes["sent"]["up"] < numbers
+    assert megabytes["head"]["down"] < numbers
+    assert part["head"] == 6_405
+    rows = printed_table.printed_rows({"travel": part})
+    assert len(rows) == 8

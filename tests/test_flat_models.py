@@ -375,7 +375,7 @@ def test_frozen_layers_go_beside_a_flat_model(tmp_path: Path) -> None:
     )
     strategy.start(grid, model_to_arrays(first), 2)
     assert [len(done.weights) for done in strategy.history] == [4, 4]
-    assert set(grid.down[1].values()) == {True}
+    assert set(grid.down[-1].values()) == {True}
     assert set(strategy.model.layout.frozen) == set(FROZEN_NAMES)
 
 

@@ -14,6 +14,7 @@ import tiny
 from feddraw import catalog
 from feddraw.core import Job, OnItsOwn
 from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import client_seed
 from feddraw.methods.feddraw import feddraw
 
@@ -30,6 +31,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from feddraw.nvflare import FedDRAW, MethodAggregator, Site
 from feddraw.nvflare.model_meta import pack_meta, unpack_meta
+from feddraw.training.own_frozen_layers import frozen_digest
+from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
 
 
 class Context:
@@ -583,3 +586,144 @@ def test_a_swarm_hands_the_state_on_and_every_site_has_the_whole_ledger(
     ledgers = {(tmp_path / name / "weights.csv").read_bytes() for name in names}
     assert len(ledgers) == 1
     assert len(ledgers.pop().splitlines()) == 1 + 3 * 4
+
+
+# ----------------------------------------------------------------------------------- frozen layers
+
+
+def frozen_sites(backbone: str = "") -> list[Site]:
+    """Sites whose networks draw their own frozen layers, so that only the job's make them equal."""
+    method = catalog.find("methods", "fedavg")()
+    return [
+        Site(method, site_trainer(), number, name=name, shard=number, backbone=backbone)
+        for number, name in enumerate(tiny.NAMES)
+    ]
+
+
+def frozen_round(
+    aggregator: MethodAggregator, sites: list[Site], round: int, model: Any, meta: Any
+) -> tuple[Any, Any, list[FLModel]]:
+    """The next model with its meta, and what the sites sent."""
+    aggregator.reset_stats()
+    answers = []
+    for site in sites:
+        answer = site.train(FLModel(params=model, current_round=round, total_rounds=3, meta=meta))
+        answer.meta["client_name"] = site.name
+        answers.append(answer)
+        aggregator.accept_model(answer)
+    aggregator.fl_ctx = Context(round, model, meta)
+    found = aggregator.aggregate_model()
+    return found.params, found.meta, answers
+
+
+def statuses(aggregator: MethodAggregator) -> list[str]:
+    return [entry.status for entry in aggregator.history[-1]]
+
+
+def test_frozen_layers_go_out_with_the_first_model_and_never_come_back() -> None:
+    first = initial_model(half_frozen, seed=7)
+    aggregator, sites = MethodAggregator("fedavg", rounds=3), frozen_sites()
+    model, meta = first.arrays(), dict[str, Any]()
+    trained = set(model) - set(FROZEN_NAMES)
+    for round in range(3):
+        model, meta, answers = frozen_round(aggregator, sites, round, model, meta)
+        assert all(set(answer.params) == trained for answer in answers)
+        assert set(model) == trained
+        assert statuses(aggregator) == ["weighted"] * 4
+    for site in sites:
+        used = site.trainer.network.layout.frozen
+        assert all(np.array_equal(used[name], first.layout.frozen[name]) for name in FROZEN_NAMES)
+    assert not np.array_equal(model["second.weight"], first.arrays()["second.weight"])
+
+
+def test_frozen_layers_from_a_file_give_the_bits_of_those_that_were_sent() -> None:
+    """A job whose model begins without them: nothing frozen travels."""
+    first = initial_model(half_frozen, seed=7)
+    results = {}
+    for way in ("sent", "from a file"):
+        aggregator, sites = MethodAggregator("fedavg", rounds=3), frozen_sites()
+        model, meta = first.arrays(), dict[str, Any]()
+        if way == "from a file":
+            model = {name: array for name, array in model.items() if name not in FROZEN_NAMES}
+            for site in sites:
+                site.trainer.freeze(first.layout.frozen)
+        for round in range(2):
+            model, meta, _ = frozen_round(aggregator, sites, round, model, meta)
+        results[way] = model
+    assert results["sent"].keys() == results["from a file"].keys()
+    for name, array in results["sent"].items():
+        assert np.array_equal(array, results["from a file"][name]), name
+
+
+def test_a_site_whose_file_has_other_frozen_layers_does_not_train_on_the_jobs() -> None:
+    first = initial_model(half_frozen, seed=7)
+    site = frozen_sites("/srv/backbones/other.pt")[0]
+    own = frozen_digest(site.trainer.network.layout.frozen)
+    agreed = frozen_digest(first.layout.frozen)
+    said = f"other.pt: its frozen tensors have SHA-256 {own}, the server's {agreed};"
+    with pytest.raises(UserError, match=said):
+        site.train(FLModel(params=first.arrays(), current_round=0, total_rounds=3, meta={}))
+    late = frozen_sites()[1]  # a process that began after the first round
+    trained = {name: a for name, a in first.arrays().items() if name not in FROZEN_NAMES}
+    with pytest.raises(UserError, match="went out with its first model"):
+        late.train(
+            FLModel(
+                params=trained, current_round=1, total_rounds=3, meta=pack_meta({"frozen": agreed})
+            )
+        )
+
+
+def test_one_site_with_other_frozen_layers_is_refused_and_without_a_majority_the_job_ends() -> None:
+    first = initial_model(half_frozen, seed=7)
+    trained = {name: a for name, a in first.arrays().items() if name not in FROZEN_NAMES}
+    sites = frozen_sites()
+    for site in sites[1:]:
+        site.trainer.freeze(first.layout.frozen)
+    aggregator = MethodAggregator("fedavg", rounds=3)
+    _, meta, _ = frozen_round(aggregator, sites, 0, trained, {})
+    agreed = frozen_digest(first.layout.frozen)
+    own = frozen_digest(sites[0].trainer.network.layout.frozen)
+    refused = f"refused: its frozen layers are of SHA-256 {own}, the job's are of {agreed}"
+    assert sorted(statuses(aggregator)) == [refused, *["weighted"] * 3]
+    assert unpack_meta(meta)["frozen"] == agreed
+    with pytest.raises(RunFailed, match="different frozen layers"):
+        frozen_round(MethodAggregator("fedavg", rounds=3), frozen_sites(), 0, trained, {})
+
+
+def test_one_site_cannot_cut_the_model_by_leaving_tensors_out() -> None:
+    sent = tiny.initial().arrays()
+    aggregator = MethodAggregator("fedavg", rounds=3)
+    for client in ("a", "b", "c"):
+        params = dict(sent)
+        meta: dict[str, Any] = {"client_name": client, "num_examples": 5}
+        if client == "a":
+            left_out = {"classifier.bias": params.pop("classifier.bias")}
+            meta |= pack_meta({"frozen": frozen_digest(left_out)})
+        aggregator.accept_model(FLModel(params=params, meta=meta))
+    aggregator.fl_ctx = Context(0, sent)
+    assert set(aggregator.aggregate_model().params) == set(sent)
+    assert statuses(aggregator)[1:] == ["weighted", "weighted"]
+    assert statuses(aggregator)[0].startswith("refused: its tensors have other names")
+
+
+def test_a_swarm_hands_the_digest_of_the_frozen_layers_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddraw.nvflare.aggregator.SWARM_PAUSE", 0.0)
+    first = initial_model(half_frozen, seed=7)
+    sites = frozen_sites()
+    swarm = [MethodAggregator("fedavg", rounds=2) for _ in range(2)]
+    model, meta = first.arrays(), dict[str, Any]()
+    for round, aggregator in enumerate(swarm):
+        context = Context(round, model, meta, site=f"gatherer {round}")
+        for site in sites:
+            answer = site.train(
+                FLModel(params=model, current_round=round, total_rounds=2, meta=meta)
+            )
+            if round and site is sites[0]:
+                answer.meta |= pack_meta({"frozen": "0" * 64})
+            aggregator.accept(sent_by(site.name, answer.params, round, **answer.meta), context)
+        found = FLModelUtils.from_shareable(aggregator.aggregate(context))
+        model, meta = found.params, found.meta
+    assert set(model) == set(first.arrays()) - set(FROZEN_NAMES)
+    lost = [entry for entry in swarm[1].history[-1] if not entry.weighted]
+    assert [entry.client for entry in lost] == [sites[0].name]
+    assert "the job's are of " + frozen_digest(first.layout.frozen) in lost[0].status

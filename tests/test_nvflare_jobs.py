@@ -7,6 +7,7 @@ workflows.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -136,6 +137,83 @@ if __name__ == "__main__":
     recipe.execute(SimEnv(num_clients=2, workspace_root="workspace")).get_result()
 """
 
+# A network with a frozen body. BODY is the site's own file of it, empty where the job's model has
+# it.
+FROZEN_MODEL = """
+from collections import OrderedDict
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        super().__init__(OrderedDict(body=body, classifier=nn.Linear(32, 2)))
+        body.requires_grad_(False)
+"""
+FROZEN_CLIENT = """
+import json
+import numpy as np
+import nvflare.client as flare
+import torch
+from model import Net
+from feddraw.methods.fedavg import fedavg
+from feddraw.nvflare import Site
+from feddraw.training.client import Trainer
+from feddraw.training.loop import Examples
+from feddraw.training.settings import Training
+
+BODY = ""
+
+def build():
+    net = Net()
+    if BODY:
+        net.body.load_state_dict(torch.load(BODY, weights_only=True))
+    return net, "classifier"
+
+rng = np.random.default_rng(0)
+images = rng.integers(0, 255, (24, 8, 8), dtype=np.uint8)
+targets = np.repeat(images.mean((1, 2))[:, None] > 127, 2, axis=1).astype(np.float32)
+examples = Examples(images, targets, 0.5, 0.25)
+settings = Training(epochs=1, batch_size=8, lr=0.1)
+trainer = Trainer(build, examples, [np.arange(24)], settings, fedavg().local)
+flare.init()
+name = flare.get_site_name()
+site = Site(fedavg(), trainer, int(name[-1]) - 1, name=name, backbone=BODY)
+while flare.is_running():
+    received = flare.receive()
+    answer = site.train(received)
+    travelled = [received.current_round, sorted(received.params), sorted(answer.params)]
+    print("TRAVELLED", json.dumps(travelled), flush=True)
+    flare.send(answer)
+"""
+FROZEN_JOB = """
+import pathlib
+import torch
+from model import Net
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+from feddraw.nvflare import MethodAggregator
+
+FOLDER = str(pathlib.Path("ledger").resolve())
+WHOLE = True
+if __name__ == "__main__":
+    torch.manual_seed(3)
+    net = Net()
+    torch.save(net.body.state_dict(), "body.pt")
+    state = net.state_dict()
+    kept = {name: state[name] for name in state if WHOLE or name.startswith("classifier")}
+    torch.save(kept, "initial.pt")
+    recipe = FedAvgRecipe(
+        name="frozen",
+        model=Net(),
+        initial_ckpt=str(pathlib.Path("initial.pt").resolve()),
+        min_clients=2,
+        num_rounds=2,
+        train_script="client.py",
+        aggregator=MethodAggregator("fedavg", rounds=2, folder=FOLDER),
+    )
+    recipe.execute(SimEnv(num_clients=2, workspace_root="workspace")).get_result()
+"""
+
 
 def carried_out(script: Path, *arguments: str | Path) -> str:
     """What a job's script and FLARE's processes said."""
@@ -247,6 +325,33 @@ def test_a_swarm_of_three_sites_weighs_as_the_loop_does_and_each_site_has_the_le
         assert weights(ledger(tmp_path / site)) == pytest.approx(loop, abs=1e-6)
         (saved,) = (tmp_path / "feddraw" / site).rglob("FL_global_model.pt")
         torch.load(saved, weights_only=True)
+
+
+# ----------------------------------------------------------------------------------- frozen layers
+
+
+def test_frozen_tensors_go_out_once_or_never_and_the_model_is_the_same(tmp_path: Path) -> None:
+    trained = ["classifier.bias", "classifier.weight"]
+    whole = ["body.0.bias", "body.0.weight", *trained]
+    models = {}
+    for way, first in {"sent": whole, "file": trained}.items():
+        folder = tmp_path / way
+        folder.mkdir()
+        client, script = FROZEN_CLIENT, FROZEN_JOB
+        if way == "file":
+            client = client.replace('BODY = ""', f'BODY = "{folder / "body.pt"}"')
+            script = script.replace("WHOLE = True", "WHOLE = False")
+        said = carried_out(job(folder, client=client, job=script, model=FROZEN_MODEL))
+        lines = [line.partition("TRAVELLED ")[2] for line in said.splitlines()]
+        travelled = sorted(json.loads(line) for line in lines if line)
+        expected = [[0, first, trained]] * 2 + [[1, trained, trained]] * 2
+        assert travelled == expected, said[-2000:]
+        assert [line["status"] for line in ledger(folder / "ledger")] == ["weighted"] * 4
+        (saved,) = folder.rglob("FL_global_model.pt")
+        models[way] = torch.load(saved, weights_only=True)["model"]
+        assert sorted(models[way]) == first  # FLARE keeps what its first model had
+    for name in trained:
+        assert torch.equal(models["sent"][name], models["file"][name])
 
 
 # -------------------------------------------------------------------------------------------- MONAI

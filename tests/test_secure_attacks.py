@@ -27,7 +27,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import FedDRAW, job_orders, score_histograms, secure_messages, secure_mod
 from feddraw.flower.array_records import pack_array
-from feddraw.flower.frozen_layers import frozen_digest
+from feddraw.flower.frozen_layers import ACTION, QUESTION
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
@@ -68,6 +68,7 @@ from feddraw.secure.sums.session import SecureSumFailed, Session
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
+from feddraw.training.own_frozen_layers import frozen_digest
 from feddraw.training.settings import Training
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 from tiny import cohort_of
@@ -782,6 +783,37 @@ def test_frozen_layers_of_another_type_are_refused(federation: Federation) -> No
         federation.offer("South", more={"frozen": record})
     same_digest = {frozen_digest(layers), frozen_digest({"first.weight": MODEL.view(np.int32)})}
     assert len(same_digest) == 2
+
+
+@attack(
+    "asks which frozen layers a site has, with a model or settings beside the question",
+    "a SHA-256 at most leaves the site; its app gets the digest that is asked for and nothing else",
+)
+def test_a_question_about_frozen_layers_gives_a_digest_and_nothing_else(
+    federation: Federation,
+) -> None:
+    seen: list[RecordDict] = []
+    answers = iter(["patient 4711", "ab" * 32, 4711])
+
+    @federation.app.query(ACTION)
+    def careless(message: Message, context: Context) -> Message:
+        seen.append(message.content)
+        reply = RecordDict({"client": ConfigRecord({"frozen": next(answers), "name": "Alice"})})
+        reply["metrics"] = MetricRecord({"age": 50})
+        return Message(reply, reply_to=message)
+
+    asked = offered(orders={"frozen": "cd" * 32}, more={"frozen": ArrayRecord()})
+    asked["config"] = job_orders.add_orders(ConfigRecord({"mine": 1}), {"frozen": "cd" * 32})
+    for held in ("", "ab" * 32, "", ""):  # the last: the app fails, as there is no further answer
+        content = federation.send("South", asked, QUESTION)
+        assert set(content) == {"client"}
+        expected = {"name": "South", "number": 2} | ({"frozen": held} if held else {})
+        assert dict(content.config_records["client"]) == expected
+    for content in seen:
+        assert set(content) == {"config"}
+        assert set(content.config_records["config"]) == {job_orders.KEY}
+        assert job_orders.read_orders(content) == {"frozen": "cd" * 32}
+    assert federation.runs == []
 
 
 # ---- 2: agreement first, and once

@@ -469,7 +469,7 @@ def test_an_app_sees_nothing_of_a_message_that_was_not_agreed_on(tmp_path: Path)
     sites.app = type(sites.app)(mods=list(sites.app._mods))
     sites.app.train()(look)
     layers = {"a": MODEL, "b": OTHER_MODEL}
-    order = {"frozen": secure_messages.frozen_layers.frozen_digest(layers)}
+    order = {"frozen": secure_messages.frozen_digest(layers)}
     keys = {}
     for site in SITES:
         names = reversed(layers) if site == "South" else layers
@@ -507,7 +507,7 @@ def test_frozen_layers_reach_every_site_whoever_held_them_before(tmp_path: Path)
 
         sites.app.train()(look)
         layers = {"a": MODEL}
-        order = {"frozen": secure_messages.frozen_layers.frozen_digest(layers)}
+        order = {"frozen": secure_messages.frozen_digest(layers)}
         record = {"frozen": ArrayRecord({"a": pack_array(MODEL)})}
         keys = {
             site: sites.offer(site, orders=order, more={} if site == holder else record)

@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.speed import growth, rivals, training_step
 from benchmarks.speed.frozen_part import measure_frozen_part
+from benchmarks.speed.frozen_travel import measure_frozen_travel
 from benchmarks.speed.image_preparation import measure_image_preparation
 from benchmarks.speed.printed_table import bench_markdown
 from benchmarks.speed.round_overhead import measure_round_overhead
@@ -48,6 +49,7 @@ PARTS: Mapping[str, MeasuredPart] = {
     "growth": growth.measure_growth,
     "paper": training_step.measure_paper_step,
     "secure": _measure_secure_if_installed,
+    "travel": measure_frozen_travel,
     **{name: partial(rivals.measure_rival, name=name) for name in rivals.RIVALS},
 }
 SLOW_PARTS = {"frozen", "growth", "paper"}  # left out of a quick run

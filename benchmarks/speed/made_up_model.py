@@ -23,15 +23,17 @@ def client_names(clients: int) -> list[str]:
     return [f"C{number + 1}" for number in range(clients)]
 
 
-def made_up_model(parameters: int = WIDE_PARAMETERS, seed: int = 0) -> Model:
-    """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are
-    the classifier's.
+def made_up_model(
+    parameters: int = WIDE_PARAMETERS, seed: int = 0, *, features: int = FEATURES
+) -> Model:
+    """A model of so many numbers in as many tensors as DenseNet121 has, and two more of the
+    classifier's, which gets so many features.
     """
     length = parameters // LAYERS
     entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
     weight = LAYERS * length
-    bias = weight + CLASSES * FEATURES
-    entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), weight))
+    bias = weight + CLASSES * features
+    entries.append(Entry("classifier.weight", "param", (CLASSES, features), weight))
     entries.append(Entry("classifier.bias", "param", (CLASSES,), bias))
     return Model(
         params=np.random.default_rng(seed).standard_normal(bias + CLASSES, dtype=np.float32),

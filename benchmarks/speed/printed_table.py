@@ -212,6 +212,30 @@ def _frozen_rows(part: Mapping[str, Any]) -> list[Row]:
     ]
 
 
+def _travel_rows(part: Mapping[str, Any]) -> list[Row]:
+    if "missing" in part:
+        return [("a head under secure sums", "not here", part["missing"], "")]
+    ways = {
+        "whole": "the whole network",
+        "sent": "the head, frozen tensors sent",
+        "head": "the head, frozen tensors at the sites",
+    }
+    rows = []
+    for way, words in ways.items():
+        traffic = part["megabytes"][way]
+        figure = f"{traffic['up']:.3g} up, {traffic['down']:.3g} down"
+        rows += [
+            (f"a secure round of {words}, MB ({part['title']})", figure, "", ""),
+            _row(f"a secure round of {words}, in-process grid, s", part["seconds"][way]),
+        ]
+    ratio = f"{part['bytes_whole_over_head']:.0f}"
+    return [
+        *rows,
+        ("bytes of a secure round, the whole network ÷ the head", ratio, "", ""),
+        _row("a secure round, the whole network ÷ the head", part["whole_over_head"]),
+    ]
+
+
 ROWS_OF_PART: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
     "rounds": _round_rows,
     "steps": _training_step_rows,
@@ -222,6 +246,7 @@ ROWS_OF_PART: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
     "frozen": _frozen_rows,
     "paper": _paper_step_rows,
     "secure": _secure_rows,
+    "travel": _travel_rows,
 }
 
 

@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.speed.made_up_model import CLIENTS, made_up_model
+from feddraw.flower import job_orders
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.flat_exchange import flat_mod
+from feddraw.flower.frozen_layers import ACTION, FROZEN
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
 from feddraw.system.file_writing import write_whole
@@ -37,7 +47,19 @@ def answer_untrained(message: Message, context: Context) -> Message:
     metrics = MetricRecord(
         {"num-examples": 100 + number, "num-steps": 10, "loss": 0.5, "partition-id": number}
     )
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
+    if frozen := job_orders.read_orders(message.content).get(FROZEN):
+        content["client"] = ConfigRecord({FROZEN: frozen})  # as a site that keeps what it was sent
+    return Message(content, reply_to=message)
+
+
+@app.query(ACTION)
+def answer_question(message: Message, context: Context) -> Message:
+    """A node whose settings say so has the frozen layers from a file."""
+    held = {}
+    if context.node_config.get("has-file"):
+        held = {FROZEN: job_orders.read_orders(message.content)[FROZEN]}
+    return Message(RecordDict({"client": ConfigRecord(held)}), reply_to=message)
 
 
 def seconds_of_secure_rounds(

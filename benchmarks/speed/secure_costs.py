@@ -200,7 +200,7 @@ def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
 
 
 @contextmanager
-def _log_secure_errors_only(log: logging.Logger) -> Iterator[None]:
+def log_secure_errors_only(log: logging.Logger) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -215,11 +215,11 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        _log_secure_errors_only(logging.getLogger("flwr")),
+        log_secure_errors_only(logging.getLogger("flwr")),
     ):
         grids = {
-            "plain": _byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)]),
-            "secure": _byte_counting_grid(nodes_with_keys(Path(folder))),
+            "plain": byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)]),
+            "secure": byte_counting_grid(nodes_with_keys(Path(folder))),
         }
         processor: dict[str, list[float]] = {name: [] for name in grids}
 
@@ -253,7 +253,8 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
     }
 
 
-def _byte_counting_grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
+def byte_counting_grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
+    """Nodes in this process, with `up` and `down`, the bytes of their messages so far."""
     from benchmarks.speed.secure_app import app, bytes_in_message
     from feddraw.flower.in_process_grid import InProcessGrid
 

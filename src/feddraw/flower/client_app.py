@@ -7,6 +7,9 @@ partition of the run's scenario, or on a folder of its own.
     feddraw site start … --node-config 'partition-id=0'
     feddraw site start … --node-config 'data="/srv/xrays" client="North" memory="/srv/feddraw"'
 
+backbone="/srv/xrv.pt" names the site's own copy of the weights that the run's model.weights or
+model.folder names at the server: frozen tensors are then not sent.
+
 With key="/srv/feddraw/north.key" sites="/srv/feddraw/sites.toml" it takes part in secure sums, and
 in nothing else.
 """
@@ -35,10 +38,12 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import (
     PreparedRun,
     examples_on_features,
+    initial_model,
     make_trainer,
     prepare,
+    trained_builder,
 )
-from feddraw.experiment.settings import make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import client_seed
 from feddraw.flower import frozen_layers, job_orders, settings
 from feddraw.flower.array_records import (
@@ -62,6 +67,7 @@ from feddraw.flower.site_errors import failure_in_one_line
 from feddraw.server.policy import Policy, read_policy
 from feddraw.text import one_line
 from feddraw.training.client import Trainer
+from feddraw.training.own_frozen_layers import OwnLayers
 
 # records of tensors that are not the model
 BESIDE_THE_MODEL = ("broadcast", "memory", frozen_layers.FROZEN)
@@ -88,9 +94,17 @@ class Site:
         return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
 
 
-def client(open_site: Callable[[Context], Site]) -> ClientApp:
+def nothing_of_its_own(context: Context) -> None:
+    """For sites without a file of frozen layers."""
+
+
+def client(
+    open_site: Callable[[Context], Site],
+    own_layers: Callable[[Context], OwnLayers | None] = nothing_of_its_own,
+) -> ClientApp:
     """A ClientApp for the site that a function opens; a node's process may ask for it again in
-    every round.
+    every round. `own_layers` gives the frozen layers of a file that the site has, and opens no
+    images.
 
     At a node with a key it takes part in secure sums only (`secure_mod`). Models travel flat where
     the server is ours (`flat_mod`). What fails is in one line for the server, and whole in a file
@@ -101,18 +115,25 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with failure_in_one_line(context.node_config):
-            reply = train_at_site(open_site(context), message.content)
+            reply = train_at_site(open_site(context), message.content, own_layers(context))
         return Message(reply, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         with failure_in_one_line(context.node_config):
-            reply = evaluate_at_site(open_site(context), message.content)
+            reply = evaluate_at_site(open_site(context), message.content, own_layers(context))
         return Message(reply, reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         return Message(RecordDict({"client": client_record(open_site(context))}), reply_to=message)
+
+    @app.query(frozen_layers.ACTION)
+    def query_frozen_layers(message: Message, context: Context) -> Message:
+        with failure_in_one_line(context.node_config):
+            folder = memory_folder(context.node_config)
+            reply = frozen_layers.answer_question(message.content, folder, own_layers(context))
+        return Message(reply, reply_to=message)
 
     return app
 
@@ -131,9 +152,9 @@ def client_record(site: Site) -> ConfigRecord:
 # ----------------------------------------------------------------------------------------- training
 
 
-def train_at_site(site: Site, content: RecordDict) -> RecordDict:
+def train_at_site(site: Site, content: RecordDict, own: OwnLayers | None = None) -> RecordDict:
     """One client's part of a round: the server's message in, the reply out."""
-    frozen_digest = frozen_layers.take_frozen(site.trainer, content, site.memory)
+    frozen_digest = frozen_layers.take_frozen(site.trainer, content, site.memory, own)
     job = read_site_job(site, content)
     if "memory" in content:  # in a simulation, where the server's process keeps it
         memory = _vectors_sent(content, "memory")
@@ -240,12 +261,12 @@ def _model_sent(site: Site, content: RecordDict) -> Model:
 # --------------------------------------------------------------------------------------- evaluation
 
 
-def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
+def evaluate_at_site(site: Site, content: RecordDict, own: OwnLayers | None = None) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is
     the last time.
     """
     began = time.perf_counter()
-    frozen_layers.take_frozen(site.trainer, content, site.memory)
+    frozen_layers.take_frozen(site.trainer, content, site.memory, own)
     model = _model_sent(site, content)
     final = bool(job_orders.read_orders(content).get("final"))
     engine = Serial(site.trainer)
@@ -291,6 +312,11 @@ def _prepared_scenario(run: str, trust: bool) -> PreparedRun:
 
 def _site_of_partition(scenario: PreparedRun, number: int, node: Mapping[str, Any]) -> Site:
     """A site with one client's part of the scenario's images."""
+    if node.get("backbone"):
+        raise UserError(
+            "a node of a partition reads the weights that the run's settings name: leave backbone"
+            " out of its settings"
+        )
     if settings.own_folders(scenario.experiment):
         raise UserError(
             "the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'"
@@ -312,11 +338,9 @@ def _site_of_partition(scenario: PreparedRun, number: int, node: Mapping[str, An
 
 @lru_cache(maxsize=1)
 def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site:
-    """A site with a folder of its own; nothing but its path is the site's to set."""
+    """A site with a folder of its own; nothing but paths is the site's to set."""
     node = json.loads(settings_of_node)
-    experiment, _ = settings.read_run_config(
-        json.loads(run), trust=node.get("trust") is True, permit=settings.AT_A_SITE
-    )
+    experiment = _experiment_at_site(run, str(node.get("backbone", "")), node.get("trust") is True)
     findings = settings.findings_of_own_folders(experiment)
     options = experiment.dataset_section()[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
@@ -338,9 +362,43 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
     )
 
 
+def _experiment_at_site(run: str, backbone: str, trust: bool) -> Experiment:
+    """The run's experiment, with the weights where this site has them."""
+    experiment, _ = settings.read_run_config(
+        json.loads(run), trust=trust, permit=settings.AT_A_SITE
+    )
+    if not backbone:
+        return experiment
+    setting = "folder" if "folder" in experiment.section("model")[1] else "weights"
+    return experiment.with_settings({f"model.{setting}": backbone})
+
+
+def own_layers(context: Context) -> OwnLayers | None:
+    """The frozen layers of the file or folder that a node with data of its own names."""
+    node = context.node_config
+    if not node.get("backbone") or not node.get("data"):
+        return None
+    run = json.dumps(dict(context.run_config), sort_keys=True)
+    return _layers_of_backbone(run, str(node["backbone"]), node.get("trust") is True)
+
+
+@lru_cache(maxsize=1)
+def _layers_of_backbone(run: str, backbone: str, trust: bool) -> OwnLayers:
+    """Once per process: a process that trains several clients would read the file for each."""
+    return OwnLayers(backbone, partial(_read_layers, run, backbone, trust))
+
+
+def _read_layers(run: str, backbone: str, trust: bool) -> Mapping[str, Any]:
+    """The frozen layers of the run's network with this site's weights."""
+    experiment = _experiment_at_site(run, backbone, trust)
+    findings = settings.findings_of_own_folders(experiment)
+    build = partial(trained_builder(experiment, len(findings)), pretrained=True)
+    return initial_model(build, experiment.seed).layout.frozen
+
+
 def _policy_of_node(node: Mapping[str, Any]) -> Policy | None:
     """The policy that the site agreed to, where it has a file of it."""
     return read_policy(Path(str(node["policy"]))) if node.get("policy") else None
 
 
-app = client(open_site)
+app = client(open_site, own_layers)

@@ -44,6 +44,7 @@ from feddraw.secure.rounds.terms import Announcement, Statement, Terms
 from feddraw.secure.sums.client import Shares
 from feddraw.secure.sums.message_fields import pack_fields
 from feddraw.text import one_line
+from feddraw.training.own_frozen_layers import frozen_digest
 
 SECURE_ORDER = "secure"  # the key of our orders that asks for a secure round
 SECURE_RECORD = "secure"  # the record of an answer
@@ -180,7 +181,7 @@ def _frozen_layers(content: RecordDict, agreed: str) -> ArrayRecord:
     if frozen_layers.FROZEN not in content:
         return ArrayRecord()
     arrays = arrays_to_vectors(content.array_records[frozen_layers.FROZEN])
-    if not agreed or frozen_layers.frozen_digest(arrays) != agreed:
+    if not agreed or frozen_digest(arrays) != agreed:
         raise UserError("the frozen layers are not those whose digest all sites are told")
     return vectors_to_arrays({name: arrays[name] for name in sorted(arrays)})
 

@@ -8,6 +8,7 @@ leave, with the site's name, size, steps, labelled findings and own weight.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from feddraw.errors import UserError
 from feddraw.flower import job_orders, reply_intake, score_histograms, secure_messages
 from feddraw.flower.array_records import arrays_to_model
 from feddraw.flower.client_memory import memory_folder
-from feddraw.flower.frozen_layers import FROZEN
+from feddraw.flower.frozen_layers import FROZEN, QUESTION
 from feddraw.flower.method_as_text import method_from_text
 from feddraw.flower.reply_intake import ReplyFormat
 from feddraw.flower.secure_messages import (
@@ -51,6 +52,7 @@ from feddraw.server.gate import NO_STEPS
 from feddraw.server.policy import read_policy
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.text import one_line
+from feddraw.training.own_frozen_layers import OtherFrozenLayers
 
 log = logging.getLogger("flwr")
 
@@ -65,6 +67,7 @@ NOT_SECURE = (
     " secure=true"
 )
 APP_FAILED = "its app failed, and its own log says why"
+A_DIGEST = re.compile("[0-9a-f]{64}")
 SEED_LABEL = "seed of local training"
 LONGEST_TRAINING = 30 * 24 * 3600.0  # seconds for which a message to an app is said to hold
 
@@ -81,7 +84,10 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     kind = message.metadata.message_type.partition(".")[0]
     order = secure_messages.secure_order_in(message.content)
     if order is None:
-        return Message(_without_order(node, kind), reply_to=message)
+        content = _without_order(node, kind)
+        if message.metadata.message_type == QUESTION:
+            content["client"] = node.introduction(_frozen_layers_held(message, context, app))
+        return Message(content, reply_to=message)
     if kind not in (TRAIN, EVALUATE):
         raise UserError(f"there are no secure sums of '{one_line(kind)}'")
     memory = SecureSiteMemory(memory_folder(context.node_config), node.settings, kind)
@@ -135,6 +141,22 @@ def _without_order(node: SecureNode, kind: str) -> RecordDict:
     return RecordDict({"client": node.introduction()})
 
 
+def _frozen_layers_held(message: Message, context: Context, app: App) -> str:
+    """The digest of the frozen layers that the app says it holds; empty where it holds none, or
+    fails. Nothing but a digest leaves the site, and the app sees nothing but the one asked for.
+    """
+    asked = {FROZEN: str(job_orders.read_orders(message.content).get(FROZEN, ""))}
+    content = RecordDict({"config": job_orders.add_orders(ConfigRecord(), asked)})
+    question = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
+    try:
+        reply = app(question, context)
+        held = str(reply_intake.client_in_reply(reply.content).get(FROZEN, ""))
+    except Exception:
+        log.exception("this site cannot say whether it holds the server's frozen layers")
+        return ""
+    return held if A_DIGEST.fullmatch(held) else ""
+
+
 @dataclass(frozen=True)
 class SecureNode:
     """A node with its key and the keys of all sites, and what it insists on."""
@@ -176,11 +198,13 @@ class SecureNode:
             simulated=node.get("simulated") is True,
         )
 
-    def introduction(self) -> ConfigRecord:
-        """Who it is."""
+    def introduction(self, holds_frozen: str = "") -> ConfigRecord:
+        """Who it is, and the digest of the frozen layers that it holds, where the server asks."""
         record = ConfigRecord({"name": self.settings.name})
         if self.number is not None:
             record["number"] = self.number
+        if holds_frozen:
+            record[FROZEN] = holds_frozen
         return record
 
     def check(self, offered: OfferedWork) -> None:
@@ -315,9 +339,9 @@ class _FlowerWork:
         self.context.run_config = shown
         try:
             reply = self.app(self._message_for_app(content), self.context)
-        except Exception:  # its text may hold what no other may see
+        except Exception as error:  # its text may hold what no other may see
             log.exception("the app failed under secure sums")
-            raise UserError(APP_FAILED) from None
+            raise UserError(_said_to_others(error)) from None
         finally:
             self.context.run_config = run_config
         if reply.has_error():
@@ -390,6 +414,16 @@ class _FlowerWork:
         words: NDArray[np.uint64] = np.append(counts, np.uint64(images))
         self.memory.keep_part({}, {"counts": words})
         return SiteFacts(0.0, labelled)
+
+
+def _said_to_others(error: Exception) -> str:
+    """Which file of weights is another one may be said: it comes from no patient. An app's own
+    wrapper may stand around the error.
+    """
+    for one in (error, error.__cause__):
+        if isinstance(one, OtherFrozenLayers):
+            return str(one)
+    return APP_FAILED
 
 
 def _layout_of(arrays: Any, reading: Mapping[str, Any]) -> Layout:

@@ -521,7 +521,7 @@ class MethodStrategy(FedAvg):
         """A request to a share of the connected nodes that may take part, by chance; `draw` begins
         with the round, counted from 1.
 
-        Its clock begins here: waiting for nodes is not training.
+        Its clock begins at the end: waiting for nodes and asking what they hold is not training.
         """
         least_connected = max(self.min_available_nodes, least)
         nodes = wait_for_nodes(grid, self.roster, least_connected, self.options.wait)
@@ -530,6 +530,7 @@ class MethodStrategy(FedAvg):
         count = max(int(len(nodes) * share), least)
         log.info("server round %d: %d of %d nodes are asked", draw[0], count, len(nodes))
         sampled = sample_nodes(nodes, count, self.roster, [self.options.seed, *draw])
+        self._frozen.ask(grid, sampled, self._caller.timeout)
         return Request(grid, sampled, connected=nodes)
 
     def _messages(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from feddraw.core import Layout, Method
 from feddraw.core.classifier_layer import classifier_in_words, looks_at_classifier
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.errors import RunFailed, UserError, in_one_line
-from feddraw.nvflare.model_meta import pack_meta, unpack_meta
+from feddraw.nvflare.model_meta import FROZEN, pack_meta, unpack_meta
 from feddraw.nvflare.swarm_handover import LedgerHistory, SwarmHandover, read_history
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.gate import NO_STEPS, Gate
@@ -49,6 +50,7 @@ from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
 from feddraw.text import one_line, safe_line
+from feddraw.training.own_frozen_layers import frozen_digest
 
 log = logging.getLogger("feddraw.nvflare")
 
@@ -105,6 +107,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         # how far the job has come
         self.history: LedgerHistory = []
         self._state: AggregationState | None = None
+        self._frozen = ""  # the digest of what the sites do not train, once most of them agree
         self._layout: Layout | None = None
         self._clients: list[str] = []
         self._first_steps: dict[str, int] = {}  # by client, the first that were taken as its size
@@ -167,11 +170,12 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         sent = plain_arrays(learnable["weights"])
         swarm = _in_swarm(self.fl_ctx)
         if swarm:
+            self._frozen = str(unpack_meta(learnable.get("meta")).get(FROZEN, ""))
             self._take_over(SwarmHandover.of(learnable.get("meta")))
         self._stop_without_sizes()
         self._stop_without_steps()
         self._stop_without_extras()
-        result = self._aggregate(round, sent)
+        result = self._aggregate(round, self._trained_part(sent))
         self._state = result.state
         ledger = with_notes(with_refusals(result.ledger, self._refused), self._notes)
         self.history.append(ledger)
@@ -221,6 +225,58 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             NoUpdateUsed
         ) as error:  # one such round may be an accident: see _stop_without_clients
             return error.result
+
+    def _trained_part(self, sent: Arrays) -> Arrays:
+        """The tensors of the sent model that are trained.
+
+        `Site` sends these only, with a digest of its frozen layers. What more than half of the
+        sites say is the job's, so that one site cannot cut the model; those that say something
+        else are refused. The first round decides, with the names too where the sent model still
+        has the frozen layers; the next model goes out without them.
+        """
+        digests = {name: _frozen_in_meta(model) for name, model in self._models.items()}
+        if not self._frozen:
+            self._frozen = self._majority_digest(digests)
+        if not self._frozen:
+            return sent
+        for name, digest in digests.items():
+            if digest != self._frozen:
+                stated = f"of SHA-256 {digest}" if digest else "not named"
+                self._refused.setdefault(
+                    name, f"its frozen layers are {stated}, the job's are of {self._frozen}"
+                )
+        return self._without_frozen(sent)
+
+    def _majority_digest(self, digests: Mapping[str, str]) -> str:
+        """What more than half of the sites name; empty where they name none."""
+        if not digests:
+            return ""
+        digest, sites = Counter(digests.values()).most_common(1)[0]
+        if 2 * sites > len(digests):
+            if digest:
+                log.info("frozen layers: SHA-256 %s at %d of %d", digest, sites, len(digests))
+            return digest
+        naming = [name for name in sorted(digests) if digests[name]]
+        if 2 * len(naming) <= len(digests):
+            return ""
+        shown = ", ".join(f"{name} {digests[name]}" for name in naming[:3])
+        raise self._failure(
+            "the sites' networks have different frozen layers, so their models cannot be averaged"
+            f" ({safe_line(shown)}): build all from the same file, or begin with a model that has"
+            " the frozen tensors"
+        )
+
+    def _without_frozen(self, sent: Arrays) -> Arrays:
+        """The sent model without the tensors that some site leaves out and whose digest is the
+        job's; all of it where the frozen layers are not in it.
+        """
+        for name in sorted(self._models.keys() - self._refused.keys()):
+            params = self._models[name].params
+            trained = set(params) if isinstance(params, Mapping) else set(sent)
+            frozen = {key: array for key, array in sent.items() if key not in trained}
+            if frozen and frozen_digest(frozen) == self._frozen:
+                return {key: array for key, array in sent.items() if key in trained}
+        return sent
 
     def _current_round(self) -> int:
         return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
@@ -328,6 +384,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _carried_to_clients(self, result: AggregationResult) -> dict[str, Any]:
         """What the clients get beside the next model."""
         carried: dict[str, Any] = {}
+        if self._frozen:
+            carried[FROZEN] = self._frozen
         if result.broadcast:
             carried["broadcast"] = result.broadcast
         if self._method.local.keeps:
@@ -491,6 +549,14 @@ def _sender(shareable: Shareable, fl_ctx: FLContext) -> str:
 def _in_swarm(fl_ctx: FLContext) -> bool:
     """Whether a site aggregates, and not the server."""
     return bool(fl_ctx.get_prop(ReservedKey.PROCESS_TYPE) == ProcessType.CLIENT_JOB)
+
+
+def _frozen_in_meta(model: FLModel) -> str:
+    """The digest of the frozen layers that a site names; empty where it names none."""
+    try:
+        return one_line(unpack_meta(model.meta).get(FROZEN, ""), 64)
+    except UserError:
+        return ""
 
 
 def _extra_in_meta(model: FLModel) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from feddraw.errors import UserError
 from feddraw.results.checkpoint import extract_arrays, restore_arrays
 
 META_KEY = "feddraw"  # in a model's meta
+FROZEN = "frozen"  # in what is packed: the digest of a site's or the job's frozen layers
 
 
 def pack_meta(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,7 @@ from feddraw.text import one_line, safe_line
 log = logging.getLogger("feddraw")
 
 ATTEMPTS = 2  # at the sums of a round
+LONGEST_REASON = 300  # characters of why a site is left out
 OTHER_OFFER = "this site was sent other settings or another model than most"
 
 Kind = TypeVar("Kind")
@@ -193,7 +194,7 @@ class SecureRound:
 
     def leave_out(self, name: str, reason: str) -> None:
         """A site takes no part from here on, and the ledger will say why."""
-        self.left_out.setdefault(name, one_line(reason, 200))
+        self.left_out.setdefault(name, one_line(reason, LONGEST_REASON))
         log.warning("%s is left out of a secure sum: %s", safe_line(name), safe_line(reason))
 
     @contextmanager
