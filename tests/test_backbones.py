@@ -4,14 +4,18 @@ where something is missing.
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from feddraw.errors import UserError
 from feddraw.experiment.running import run
@@ -105,6 +109,121 @@ def test_torchxrayvisions_densenet_is_loaded_from_its_state_dict(tmp_path: Path)
 def test_without_transformers_the_message_says_what_to_install() -> None:
     with pytest.raises(UserError, match="pip install transformers"):
         build_network("huggingface", 3, {"folder": "somewhere"})
+
+
+class TokenNetwork(nn.Module):
+    """A network of tokens as transformers has them: patches and a class token, then a pooler."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, hidden_size, 14, stride=14)
+        self.layer = nn.Linear(hidden_size, hidden_size)
+        self.pooler = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        tokens = self.patches(pixel_values).flatten(2).transpose(1, 2)
+        tokens = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
+        hidden = tokens + torch.tanh(self.layer(tokens))
+        return SimpleNamespace(last_hidden_state=hidden, pooler_output=self.pooler(hidden[:, 0]))
+
+
+class StandInAutoModel:
+    """What is used of transformers' AutoModel, on the same files."""
+
+    @staticmethod
+    def from_config(config: SimpleNamespace, trust_remote_code: bool) -> nn.Module:
+        assert not trust_remote_code
+        return TokenNetwork(config.hidden_size)
+
+    @staticmethod
+    def from_pretrained(path: Path, **options: Any) -> tuple[nn.Module, dict[str, Any]]:
+        assert options["use_safetensors"]
+        assert options["local_files_only"]
+        network = StandInAutoModel.from_config(stand_in_config(path), options["trust_remote_code"])
+        state = load_file(path / "model.safetensors")
+        own = network.state_dict()
+        for name in own.keys() & state.keys():
+            own[name].copy_(state[name])
+        return network, {
+            "missing_keys": own.keys() - state.keys(),
+            "unexpected_keys": state.keys() - own.keys(),
+        }
+
+
+def stand_in_config(path: Path, **_: Any) -> SimpleNamespace:
+    return SimpleNamespace(**json.loads((path / "config.json").read_text()))
+
+
+def stand_in_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers and what it needs take longer to install than all tests here; with it installed,
+    the test below uses it.
+    """
+    package = ModuleType("transformers")
+    package.AutoModel = StandInAutoModel  # type: ignore[attr-defined]
+    package.AutoConfig = SimpleNamespace(from_pretrained=stand_in_config)  # type: ignore[attr-defined]
+    silent = SimpleNamespace(set_verbosity_error=lambda: None, disable_progress_bar=lambda: None)
+    utils = ModuleType("transformers.utils")
+    utils.logging = silent  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    monkeypatch.setitem(sys.modules, "transformers.utils", utils)
+
+
+def test_a_folder_in_hugging_faces_format_is_a_backbone_and_each_pooling_has_its_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_transformers(monkeypatch)
+    monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    state = TokenNetwork(8).state_dict()
+    save_file(state, folder / "model.safetensors")
+    build = partial(build_network, "huggingface", 3, pretrained=True, side=28)
+    images = torch.randn(2, 1, 28, 28)
+    whole = TokenNetwork(8)
+    whole.load_state_dict(state)
+    hidden = whole(images.expand(-1, 3, -1, -1)).last_hidden_state
+    expected = {
+        "auto": whole.pooler(hidden[:, 0]),
+        "token": hidden[:, 0],
+        "mean": hidden.mean(dim=1),
+    }
+    for pooling, features in expected.items():
+        module, classifier = build({"folder": str(folder), "pooling": pooling})
+        assert classifier == "classifier"
+        assert torch.allclose(module(images), module.classifier(features), atol=1e-6)
+    settings = {"model": "huggingface", "model.folder": str(folder), "data.size": 28}
+    for cut in ("body", "backbone.pooler"):
+        experiment = small(**settings, **{"model.frozen": cut, "method": "fedavg", "rounds": 1})
+        on_features = run(experiment).last.model.params
+        on_images = run(experiment.with_settings({"data.features": "off"})).last.model.params
+        assert abs(on_features - on_images).max() < 1e-5
+
+
+def test_what_a_folder_in_hugging_faces_format_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_transformers(monkeypatch)
+    build = partial(build_network, "huggingface", 3, pretrained=True, side=28)
+    settings = {"folder": str(tmp_path)}
+    with pytest.raises(UserError, match=r"no config\.json"):
+        build(settings)
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(UserError, match="no safetensors file"):
+        build(settings)
+    state = TokenNetwork(8).state_dict()
+    without_pooler = {name: state[name] for name in state if not name.startswith("pooler")}
+    save_file(without_pooler, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"set model\.pooling to token or mean"):
+        build(settings)
+    build({**settings, "pooling": "token"})
+    del without_pooler["layer.weight"]
+    save_file(without_pooler, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"another network: 1 of 6 tensors differ, first layer"):
+        build({**settings, "pooling": "token"})
+    save_file({**state, "head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match=r"1 of 7 tensors are not used \(head.weight"):
+        build(settings)
 
 
 @pytest.mark.skipif(not installed("transformers"), reason="needs transformers")

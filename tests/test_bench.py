@@ -16,6 +16,7 @@ import pytest
 from benchmarks.__main__ import main, pythons_of_systems
 from benchmarks.speed import (
     document,
+    frozen_part,
     growth,
     made_up_model,
     peer_task,
@@ -90,6 +91,30 @@ def test_figures_of_the_server_become_lines_and_files(tmp_path):
     written = document.write_bench_files(found, tmp_path)
     assert document.read_measured_parts(tmp_path) == json.loads(json.dumps(found["parts"]))
     assert "FedDRAW with gate and ledger" in written[1].read_text()
+
+
+def test_a_run_on_features_is_measured_with_its_memory_and_every_bar_has_a_line(
+    tmp_path, monkeypatch
+):
+    sizes = (300, 200)
+    file = tmp_path / "features.npy"
+    frozen_part._write_made_up_features(file, sum(sizes))
+    monkeypatch.setattr(frozen_part, "ROUNDS", 1)
+    ratio = frozen_part._runs_over_matrix(TimingSession(blocks=4), file, sizes)
+    assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"] < math.inf
+    memory = frozen_part.memory_of_run(file)
+    assert memory["touched"] == file.stat().st_size - 128  # without the header of the file
+    part = {
+        "title": "DenseNet121",
+        "features": sum(sizes),
+        "images_over_features": ratio,
+        "first_over_bare_and_warm": ratio,
+        "feature_pass_over_bare": ratio,
+        "training_over_bare": ratio,
+        "memory_over_touched": 1.0,
+    }
+    bars = [bar for _, _, _, bar in printed_table.printed_rows({"frozen": part})]
+    assert bars == ["at least 200", "at most 1.15", "at most 1.11", "at most 1.3", "at most 1.2"]
 
 
 def test_growth_is_drawn(tmp_path):

@@ -4,6 +4,7 @@ the whole network with that part frozen.
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,19 @@ def test_a_layer_that_is_not_there_is_refused_with_those_that_are_near() -> None
         cut_of("blok2")
     with pytest.raises(UserError, match=r"did you mean block1\.first, block2\.first"):
         cut_of("layer.first")
+
+
+def test_without_a_near_name_the_outer_layers_are_listed_once() -> None:
+    with pytest.raises(UserError) as refused:
+        cut_of("qqq")
+    listed = str(refused.value).rpartition("choose from ")[2].split(", ")
+    assert {"body", "block2", "block2.first"} <= set(listed)
+    module, classifier = build_network("compact", 3, {})  # has a layer that is called body
+    with pytest.raises(UserError) as refused:
+        find_cut(module, classifier, "qqq", side=28)
+    listed = str(refused.value).rpartition("choose from ")[2].split(", ")
+    assert listed.count("body") == 1
+    assert not any(name.count(".") > 1 for name in listed)
 
 
 def test_a_cut_within_a_block_is_refused_with_the_block_before_which_it_can_be_cut() -> None:
@@ -470,6 +484,17 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays_right(
             run(frozen_experiment())
     on_images = run(frozen_experiment(**{"data.features": "off"}))
     assert np.array_equal(run(frozen_experiment()).last.model.params, on_images.last.model.params)
+
+
+def test_a_disk_that_is_too_small_is_one_line_before_anything_is_written(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = shutil.disk_usage(own_cache.parent)._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
+    with pytest.raises(UserError, match="make room, or set FEDDRAW_CACHE"):
+        run(frozen_experiment())
+    assert not list(own_cache.glob("*/*.bin"))
+    assert not list(own_cache.glob("*/about.json"))
 
 
 def test_worker_processes_compute_the_same_features(

@@ -313,6 +313,20 @@ def test_the_twelve_scenarios_on_frozen_features_are_eleven_methods_and_no_repli
     assert "not a replication" in file.read_text()
 
 
+def test_the_learning_rate_on_frozen_features_is_chosen_on_the_same_network_and_scenarios(request):
+    studies = request.config.rootpath / "studies"
+    paths = {"chexpert": "A", "chestmnist": "B"}
+    runs = read_study(studies / "paper-frozen.toml", paths=paths)
+    candidates = read_study(studies / "paper-frozen-lr.toml", paths=paths)
+    rates = {run.complete.training.lr for run in candidates}
+    assert len(candidates) == 12 * len(rates)
+    assert {run.complete.training.lr for run in runs} < rates
+    assert {run.label["training.lr"] for run in candidates} == {f"{rate:g}" for rate in rates}
+    rate = runs[0].complete.training.lr
+    same_rate = {run.key for run in candidates if run.complete.training.lr == rate}
+    assert same_rate < {run.key for run in runs}
+
+
 # ---------------------------------------------------------------------------------------- giving up
 
 FAILING = """

@@ -231,9 +231,9 @@ def show_study_preflight(heading: str, preflight: Preflight) -> None:
     times = [
         [
             method,
-            f"{cost.step:.2f} s",
+            _short_time(cost.step),
             f"{cost.batch}" if cost.batch else "estimate",
-            f"{1000 * cost.evaluated_image:.1f} ms",
+            _short_time(cost.evaluated_image),
         ]
         for method, cost in preflight.timed.items()
     ]
@@ -248,6 +248,11 @@ def show_study_preflight(heading: str, preflight: Preflight) -> None:
     )
     if not preflight.obstacles:
         out.print("no problems found")
+
+
+def _short_time(seconds: float) -> str:
+    """Of a step or an image, in a unit in which it is not zero."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _preflight_time(preflight: Preflight) -> str:

@@ -277,9 +277,10 @@ def open_features(
 def _fill_in(
     entry: FeatureEntry, needed: Rows, compute: Callable[[Rows], Blocks], say: Progress
 ) -> None:
+    # before anything is written; rows that turn out to be damaged have their place already
+    require_cache_space(entry.folder, len(entry.missing(needed)) * entry.row_bytes)
     entry.make_room()
     missing = entry.missing(needed)
-    require_cache_space(entry.folder, len(missing) * entry.row_bytes)
     ready = len(needed) - len(missing)
     say("features", ready, len(needed))
     for rows, features in compute(missing) if len(missing) else ():

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -93,7 +94,10 @@ def _layers_at_cut(
         raise UserError(
             f"no '{layer}' among the layers (model.frozen): did you mean {', '.join(same_end[:3])}?"
         )
-    raise unknown("layers (model.frozen)", layer, [BODY, *names])
+    near = get_close_matches(layer, names, n=1, cutoff=0.5)
+    # of hundreds of layers without a near one, the outer ones say how the network is made
+    shown = near or [name for name in names if name.count(".") <= 1]
+    raise unknown("layers (model.frozen)", layer, {BODY, *shown})
 
 
 def _parents(layer: str) -> Iterator[str]:
