@@ -390,3 +390,14 @@ def test_a_name_that_could_be_a_path_or_a_setting_is_refused(tmp_path: Path, nam
         assert not (tmp_path / "new").exists()
     done("site", "key", tmp_path / "Köln")
     assert read_site_file(tmp_path / "Köln" / "Köln.site.toml").name == "Köln"
+
+
+def test_a_name_with_characters_that_nobody_sees_is_refused_where_the_file_is_read(
+    federation: Path,
+) -> None:
+    """In a sum such a site would be left out for a wrong signature, and nobody could see why."""
+    key = (federation / "North" / "signing.key.pub").read_text().strip()
+    directory = federation / "sites.toml"
+    directory.write_text(f'"No\u200brth" = "{key}"\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"'No\\u200brth' is no name for a site"):
+        read_site_directory(directory)

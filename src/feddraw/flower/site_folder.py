@@ -23,12 +23,12 @@ from feddraw.flower.exchange_files import (
     SITE_SUFFIX,
     FederationFile,
     SiteFile,
-    check_site_name,
     read_federation_file,
     read_site_file,
     site_file_text,
 )
 from feddraw.secure.sums.signing_keys import (
+    check_site_name,
     new_signing_key,
     read_site_key,
     site_directory_line,
