@@ -415,11 +415,24 @@ def test_one_finding_is_named_like_several(hospitals: Any, tmp_path: Path) -> No
     assert list(found["test"]["auc"]["per_class"]) == ["Opacity"]
 
 
+def test_sites_may_spell_a_finding_in_different_ways(hospitals: Any, tmp_path: Path) -> None:
+    """`Effusion` has a longer name in the paper, which nobody here has typed."""
+    spellings = ("Effusion", "pleural_effusion", "Pleural Effusion")
+    for site, spelling in zip(hospitals, spellings, strict=True):
+        table = Path(site["data"]) / "images.csv"
+        table.write_text(table.read_text().replace("Opacity", spelling))
+    changes = {"data.findings": "Effusion,Enlarged", "training.epochs": 1}
+    strategy = carry_out(folders(tmp_path, rounds=1, **changes), hospitals)
+    assert [entry.status for entry in strategy.history[0].ledger] == ["weighted"] * 3
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert list(found["test"]["auc"]["per_class"]) == ["Effusion", "Enlarged"]
+
+
 @pytest.mark.parametrize(
     ("given", "means"),
     [
         ("Edema", ["Edema"]),
-        ("Edema, pleural effusion", ["Edema", "Pleural Effusion"]),
+        ("Edema, pleural effusion", ["Edema", "pleural effusion"]),
         (["Edema"], ["Edema"]),
     ],
 )
