@@ -519,6 +519,17 @@ def test_a_run_that_ends_for_lack_of_nodes_names_who_is_missing_in_its_folder_an
     assert not (tmp_path / "run" / "stopped.json").exists()
 
 
+def test_a_round_waits_for_all_listed_sites_unless_the_settings_name_a_number(
+    hospitals: Any, tmp_path: Path
+) -> None:
+    settings = folders(tmp_path, rounds=1, wait=0.1, nodes=0, **{"training.epochs": 1})
+    settings["sites"] = "North=1001,East=1002,South=1003,West=1004"
+    with pytest.raises(RunFailed, match=r"only 3 of 4 nodes .* Missing: West"):
+        carry_out(settings, hospitals)
+    strategy = carry_out(settings | {"nodes": 2, "resume": True}, hospitals)
+    assert set(strategy.history[0].weights) == {"North", "East", "South"}
+
+
 def test_what_to_do_names_settings_that_the_ready_app_and_a_strategy_have() -> None:
     named = set(re.findall(r"(\w+)=", WHAT_TO_DO))
     of_strategies = {"min_available_nodes", "min_train_nodes"}

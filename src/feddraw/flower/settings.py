@@ -34,7 +34,7 @@ class FlowerSettings:
 
     out: str = ""  # the run's folder on the server
     resume: bool = False
-    # fewest to begin a round with; 0: the scenario's clients, or 2 sites with folders of their own
+    # fewest to begin a round with; 0: the scenario's clients, or all that `sites` lists, at least 2
     nodes: int = 0
     fraction: float = 1.0  # share of the nodes that is asked in a round
     wait: float = 600.0  # seconds for so many to connect
