@@ -245,6 +245,7 @@ def test_a_site_starts_with_two_commands_and_one_file(
     federation: Path, started: list[list[str]]
 ) -> None:
     (federation / "xrays").mkdir()
+    (federation / "xrays" / "labels.csv").write_text("path,Edema\n1.png,1\n")
     file = federation / "federation" / "federation.toml"
     done(*start("North", "--data", "xrays", "--confirm", code_of(file)))
     (arguments,) = started
@@ -262,6 +263,16 @@ def test_a_site_starts_with_two_commands_and_one_file(
     operator = read_operator_public_key(federation / "North" / "operator.key.pub")
     signatures = Signatures(federation / "North" / "signatures", operator)
     assert signatures.check(bundle.content, bundle.app, bundle.version).sha256 == bundle.sha256
+
+
+def test_a_folder_without_a_table_is_refused_before_the_node_starts(
+    federation: Path, started: list[list[str]]
+) -> None:
+    (federation / "images only").mkdir()
+    code = code_of(federation / "federation" / "federation.toml")
+    words = refused(*start("North", "--data", "images only", "--confirm", code))
+    assert words == "images only: a CSV, or a folder with one CSV in it, is needed; there is none"
+    assert not started
 
 
 def test_the_code_is_asked_for_once_and_a_wrong_one_starts_nothing(
