@@ -104,6 +104,7 @@ class Reader:
         line = line.replace("--address federation.example.org", f"--address {self.address}")
         line = line.replace("https://federation.example.org", f"https://{self.address}")
         line = line.replace("/etc/feddraw", str(self.server))
+        line = line.replace("/var/lib/feddraw", str(self.folder / "database"))
         line = line.replace("--port 8000", f"--port {self.superlink_port}")
         line = re.sub(r"(\w+)\.site\.toml", r"\1/\1.site.toml", line)
         if line.startswith("feddraw operator init"):
