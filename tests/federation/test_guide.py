@@ -17,20 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import LONG, NGINX
 
 from feddraw.results.recorded_run import read_run
 from test_flower_deployment import script
 from website import miniatures
 from website.blocks import blocks, joined
 
-pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-    ),
-    pytest.mark.skipif(
-        shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="no nginx"
-    ),
-]
+pytestmark = [LONG, NGINX]
 
 ROOT = Path(__file__).parent.parent.parent
 SITES = ("North", "South", "West")
