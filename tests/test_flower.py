@@ -463,7 +463,7 @@ def test_when_nobody_counts_the_model_stays_and_a_second_round_of_it_ends_the_ru
         "(3 refused: 4 tensor(s) are not there, such as body.weight)"
     ]
     with pytest.raises(
-        RunFailed, match=r"no update counted in rounds 1 and 2 \(3 refused: 4 tensor"
+        RunFailed, match=r"no update counted in rounds 0 and 1 \(3 refused: 4 tensor"
     ):
         once(empty, rounds=5)
 

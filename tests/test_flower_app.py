@@ -423,11 +423,24 @@ def test_one_finding_is_named_like_several(hospitals: Any, tmp_path: Path) -> No
     assert list(found["test"]["auc"]["per_class"]) == ["Opacity"]
 
 
+def test_sites_may_spell_a_finding_in_different_ways(hospitals: Any, tmp_path: Path) -> None:
+    """`Effusion` has a longer name in the paper, which nobody here has typed."""
+    spellings = ("Effusion", "pleural_effusion", "Pleural Effusion")
+    for site, spelling in zip(hospitals, spellings, strict=True):
+        table = Path(site["data"]) / "images.csv"
+        table.write_text(table.read_text().replace("Opacity", spelling))
+    changes = {"data.findings": "Effusion,Enlarged", "training.epochs": 1}
+    strategy = carry_out(folders(tmp_path, rounds=1, **changes), hospitals)
+    assert [entry.status for entry in strategy.history[0].ledger] == ["weighted"] * 3
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert list(found["test"]["auc"]["per_class"]) == ["Effusion", "Enlarged"]
+
+
 @pytest.mark.parametrize(
     ("given", "means"),
     [
         ("Edema", ["Edema"]),
-        ("Edema, pleural effusion", ["Edema", "Pleural Effusion"]),
+        ("Edema, pleural effusion", ["Edema", "pleural effusion"]),
         (["Edema"], ["Edema"]),
     ],
 )
@@ -512,6 +525,17 @@ def test_a_run_that_ends_for_lack_of_nodes_names_who_is_missing_in_its_folder_an
     back = settings | {"resume": True}
     serve_flower_run(InProcessGrid(app, hospitals, back), back)
     assert not (tmp_path / "run" / "stopped.json").exists()
+
+
+def test_a_round_waits_for_all_listed_sites_unless_the_settings_name_a_number(
+    hospitals: Any, tmp_path: Path
+) -> None:
+    settings = folders(tmp_path, rounds=1, wait=0.1, nodes=0, **{"training.epochs": 1})
+    settings["sites"] = "North=1001,East=1002,South=1003,West=1004"
+    with pytest.raises(RunFailed, match=r"only 3 of 4 nodes .* Missing: West"):
+        carry_out(settings, hospitals)
+    strategy = carry_out(settings | {"nodes": 2, "resume": True}, hospitals)
+    assert set(strategy.history[0].weights) == {"North", "East", "South"}
 
 
 def test_what_to_do_names_settings_that_the_ready_app_and_a_strategy_have() -> None:

@@ -387,7 +387,7 @@ def test_a_round_with_too_few_clients_counts_nobody_and_a_second_one_ends_the_ru
 ) -> None:
     lost = losing([("add", "South"), ("add", "West")])
     with pytest.raises(
-        RunFailed, match=r"no update counted in rounds 1 and 2 .*values came from 2 of 4 clients"
+        RunFailed, match=r"no update counted in rounds 0 and 1 .*values came from 2 of 4 clients"
     ):
         run(Line(plain_app(secure_mod), nodes(keys, tmp_path), lost), rounds=3)
 

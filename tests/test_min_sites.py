@@ -118,7 +118,7 @@ def test_in_a_flower_federation_one_site_alone_does_not_become_the_model(tmp_pat
 
 
 def test_a_second_such_round_ends_the_run_with_the_reason() -> None:
-    with pytest.raises(RunFailed, match=r"in rounds 2 and 3 \(2 missing; 1 unused: only 1 client"):
+    with pytest.raises(RunFailed, match=r"in rounds 1 and 2 \(2 missing; 1 unused: only 1 client"):
         federation({2: (1,), 3: (1,)})
 
 

@@ -206,11 +206,14 @@ def test_an_invitation_writes_what_the_server_needs_and_keeps_the_operators_sett
 ) -> None:
     server = federation / "federation" / "server"
     run_file = server / "run.toml"
-    run_file.write_text(run_file.read_text().replace("rounds = 15", "rounds = 3"))
+    ours = (
+        run_file.read_text().replace("rounds = 15", "rounds = 3").replace("nodes = 0", "nodes = 2")
+    )
+    run_file.write_text(ours)
     done("site", "key", "West")
     done("operator", "invite", "federation", "West/West.site.toml")
     run = tomllib.loads(run_file.read_text())
-    assert (run["rounds"], run["nodes"], run["secure"]) == (3, 4, False)
+    assert (run["rounds"], run["nodes"], run["secure"]) == (3, 2, False)
     listed = dict(part.split("=") for part in run["sites"].split(","))
     assert list(listed) == [*SITES, "West"]
     assert {path.stem for path in (server / "keys").iterdir()} == {*SITES, "West"}
@@ -242,6 +245,7 @@ def test_a_site_starts_with_two_commands_and_one_file(
     federation: Path, started: list[list[str]]
 ) -> None:
     (federation / "xrays").mkdir()
+    (federation / "xrays" / "labels.csv").write_text("path,Edema\n1.png,1\n")
     file = federation / "federation" / "federation.toml"
     done(*start("North", "--data", "xrays", "--confirm", code_of(file)))
     (arguments,) = started
@@ -259,6 +263,16 @@ def test_a_site_starts_with_two_commands_and_one_file(
     operator = read_operator_public_key(federation / "North" / "operator.key.pub")
     signatures = Signatures(federation / "North" / "signatures", operator)
     assert signatures.check(bundle.content, bundle.app, bundle.version).sha256 == bundle.sha256
+
+
+def test_a_folder_without_a_table_is_refused_before_the_node_starts(
+    federation: Path, started: list[list[str]]
+) -> None:
+    (federation / "images only").mkdir()
+    code = code_of(federation / "federation" / "federation.toml")
+    words = refused(*start("North", "--data", "images only", "--confirm", code))
+    assert words == "images only: a CSV, or a folder with one CSV in it, is needed; there is none"
+    assert not started
 
 
 def test_the_code_is_asked_for_once_and_a_wrong_one_starts_nothing(
@@ -390,3 +404,14 @@ def test_a_name_that_could_be_a_path_or_a_setting_is_refused(tmp_path: Path, nam
         assert not (tmp_path / "new").exists()
     done("site", "key", tmp_path / "Köln")
     assert read_site_file(tmp_path / "Köln" / "Köln.site.toml").name == "Köln"
+
+
+def test_a_name_with_characters_that_nobody_sees_is_refused_where_the_file_is_read(
+    federation: Path,
+) -> None:
+    """In a sum such a site would be left out for a wrong signature, and nobody could see why."""
+    key = (federation / "North" / "signing.key.pub").read_text().strip()
+    directory = federation / "sites.toml"
+    directory.write_text(f'"No\u200brth" = "{key}"\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"'No\\u200brth' is no name for a site"):
+        read_site_directory(directory)

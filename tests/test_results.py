@@ -180,7 +180,7 @@ def test_resume_with_another_engine_is_fine(tmp_path: Path, finished: Path) -> N
 def test_a_used_folder_is_refused_and_left_as_it_was(finished: Path) -> None:
     before = contents(finished)
     with pytest.raises(
-        UserError, match="already used: choose another folder with --out, or continue with --resume"
+        UserError, match=r"already used: choose another folder \(out\), or continue this run"
     ):
         list(run(small(), finished))
     assert contents(finished) == before

@@ -262,11 +262,16 @@ ALIVE = (200, b"\x08\x01")  # of a heartbeat: success
 NOT_KNOWN = (200, b"")
 
 
-def test_activation_goes_on_until_the_server_lets_the_node_in(client: Any, tmp_path: Path) -> None:
+def test_activation_goes_on_until_the_server_lets_the_node_in_and_says_so(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(node_process, "log", lambda _, line, *words: logged.append(line % words))
     client.answers += [httpx.ConnectError("refused"), (502, b""), (412, STILL_CONNECTED.encode())]
     client.answers.append((200, b"\x08\x2a"))
     assert client.ActivateNode(ActivateNodeRequest()).node_id == 42
     assert (tmp_path / CONNECTED).exists()
+    assert f"Connected to {SERVER.superlink}: this node waits for runs" in logged[-1]
 
 
 @pytest.mark.parametrize("answers", [[(401, b"")] * 2, [NOT_KNOWN]])

@@ -122,6 +122,19 @@ def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(
         ]
 
 
+def test_a_client_that_did_not_count_in_a_round_has_no_marker_there(
+    new_page: Any, study: Path
+) -> None:
+    """Four rounds are done, and East was refused in one of them."""
+    with serving(study) as server:
+        page = opened(new_page, server, width=1280)
+        marks = [
+            page.locator(f"#chart-weights .marker.c{place}").count()
+            for place in range(len(CLIENTS))
+        ]
+        assert marks == [4, 4, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")]
 )

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+from needed import LONG
 from safetensors.numpy import load_file
 
 from feddraw.experiment.run_preparation import prepare
@@ -32,9 +33,7 @@ from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
 from test_lost_updates import Losing
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-)
+pytestmark = LONG
 
 
 def expect_bits(folder: Path, reference: Path, **changes: Any) -> None:

@@ -17,20 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import LONG, NGINX
 
 from feddraw.results.recorded_run import read_run
 from test_flower_deployment import script
 from website import miniatures
 from website.blocks import blocks, joined
 
-pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-    ),
-    pytest.mark.skipif(
-        shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="no nginx"
-    ),
-]
+pytestmark = [LONG, NGINX]
 
 ROOT = Path(__file__).parent.parent.parent
 SITES = ("North", "South", "West")
@@ -104,6 +98,7 @@ class Reader:
         line = line.replace("--address federation.example.org", f"--address {self.address}")
         line = line.replace("https://federation.example.org", f"https://{self.address}")
         line = line.replace("/etc/feddraw", str(self.server))
+        line = line.replace("/var/lib/feddraw", str(self.folder / "database"))
         line = line.replace("--port 8000", f"--port {self.superlink_port}")
         line = re.sub(r"(\w+)\.site\.toml", r"\1/\1.site.toml", line)
         if line.startswith("feddraw operator init"):

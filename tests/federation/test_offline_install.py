@@ -11,14 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from needed import LONG
 
 from feddraw.flower.operator_folder import constraints
 from test_packaging import built
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-)
+pytestmark = LONG
 
 
 def call(*command: str | Path, environment: dict[str, str], folder: Path) -> str:

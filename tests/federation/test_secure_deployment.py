@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needed import KEY_TOOLS, LONG
 from test_deployments import expect_bits
 from test_strangers import PROJECT
 
@@ -22,15 +23,7 @@ from feddraw.system.file_reading import read_csv
 from test_flower import QUICKSTART
 from test_flower_deployment import script, settings
 
-pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-    ),
-    pytest.mark.skipif(
-        not (shutil.which("openssl") and shutil.which("ssh-keygen")),
-        reason="no openssl or ssh-keygen",
-    ),
-]
+pytestmark = [LONG, KEY_TOOLS]
 
 SITES = ("C1", "C2", "C3", "C4")
 

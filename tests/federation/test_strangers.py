@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import LONG, NGINX
 
 from test_flower_deployment import EXAMPLE, FILES, script
 
 LOCAL = script()
-pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-    ),
-    pytest.mark.skipif(LOCAL.NGINX is None, reason="no nginx: apt install nginx"),
-]
+pytestmark = [LONG, NGINX]
 
 PROJECT = """
 [build-system]

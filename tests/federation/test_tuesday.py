@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import KEY_TOOLS, LONG
 
 from feddraw.results.ledger_table import read_ledger
 from feddraw.results.round_log import RoundLine, read_round_log
@@ -32,15 +32,7 @@ from test_flower_app import hospital
 from test_flower_deployment import script
 
 LOCAL = script()
-pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
-    ),
-    pytest.mark.skipif(
-        not (shutil.which("openssl") and shutil.which("ssh-keygen")),
-        reason="no openssl or ssh-keygen",
-    ),
-]
+pytestmark = [LONG, KEY_TOOLS]
 
 HOSPITALS = ("North", "East", "South", "West")
 LISTED = (*HOSPITALS, "Twin")  # a second node that calls itself North

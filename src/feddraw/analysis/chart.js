@@ -86,9 +86,10 @@ function pathOf(values, box) {
   }).join("");
 }
 
-function drawSeries({ index, values }, box, spec) {
+/** A line through the values, with a marker at each, or at the rounds of `marked` if it is given. */
+function drawSeries({ index, values, marked }, box, spec) {
   const every = Math.ceil(spec.rounds / Math.max(4, Math.floor((box.right - box.left) / 26))); // markers must not touch
-  const points = values.map((value, t) => ({ value, t })).filter(({ value, t }) => value !== null && t % every === 0);
+  const points = values.map((value, t) => ({ value, t })).filter(({ value, t }) => value !== null && t % every === 0 && (!marked || marked.has(t)));
   const fill = spec.filled ? [draw("path", { d: `${pathOf(values, box)}V${box.bottom}H${box.x(0)}Z`, class: `area ${colourClass(index)}` })] : [];
   return [...fill, line(index, pathOf(values, box)), ...points.map(({ value, t }) => marker(index, box.x(t), box.y(value), 3))];
 }

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from feddraw.errors import UserError
 from feddraw.flower.app_signatures import TIME_PATTERN
 from feddraw.flower.certificates import check_root_certificates
-from feddraw.secure.sums.signing_keys import public_key_of_line, read_key_file
+from feddraw.secure.sums.signing_keys import check_site_name, public_key_of_line, read_key_file
 from feddraw.text import safe_line
 
 SITE_PURPOSE = "feddraw site 1"
@@ -38,8 +38,6 @@ FEDERATION_PURPOSE = "feddraw federation 1"
 SITE_SUFFIX = ".site.toml"
 SIGNATURE_LINE = "# signature "
 LARGEST_EXCHANGE_FILE = 4 * 1024 * 1024
-# A name becomes a file's name, and a part of the settings NAME=FINGERPRINT,NAME=FINGERPRINT.
-SITE_NAME = re.compile(r"\w[\w .-]{0,62}\w|\w")
 ADDRESS = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 SITE_COMMENT = """\
 # The public keys of a site. Send this file to the federation's operator.
@@ -149,14 +147,6 @@ def read_federation_file(path: Path) -> FederationFile:
         check_site_name(name)
         public_key_of_line(line.encode(), f"{path}: {name}", "feddraw site key")
     return federation
-
-
-def check_site_name(name: str) -> None:
-    if not SITE_NAME.fullmatch(name):
-        raise UserError(
-            f"'{safe_line(name[:80])}' is no name for a site: use letters, digits, '_',"
-            " '-', '.' and blanks, at most 64"
-        )
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -102,7 +102,9 @@ class Link:
         """Ask until the server lets the node in."""
         answer = self.waiting.until_it_succeeds(attempt, self.judge)
         (self.folder / CONNECTED).touch()
-        self.manager.status(f"Connected to {self.server.superlink}")
+        line = f"Connected to {self.server.superlink}"
+        self.manager.status(line)
+        log(INFO, "%s: this node waits for runs; Ctrl-C ends it", line)
         return answer
 
     def judge(self, error: Exception) -> Trouble:

@@ -299,7 +299,7 @@ def _take_in(folder: OperatorFolder, site: SiteFile, file: Path) -> None:
 def _write_run_settings(path: Path, sites: Sequence[SiteFile], secure: bool) -> None:
     """The list of sites in a run's settings; all other lines stay as the operator wrote them."""
     listed = ",".join(f"{site.name}={key_fingerprint(site.node)}" for site in sites)
-    values = {"nodes": str(len(sites)), "secure": str(secure).lower(), "sites": f'"{listed}"'}
+    values = {"secure": str(secure).lower(), "sites": f'"{listed}"'}
     if not path.is_file():
         raise UserError(f"there is no {path}: put back the one of `feddraw operator init`")
     text = path.read_text(encoding="utf-8")

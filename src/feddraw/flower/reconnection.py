@@ -117,7 +117,7 @@ def _trouble_of_status(response: httpx.Response, server: ServerAddress, now: dat
         remedy = "set the clock of this machine"
         return Trouble("clock", refused, f"{refused}: {remedy}", PATIENCE_WITH_REFUSALS)
     if status >= 500 or status == httpx.codes.TOO_MANY_REQUESTS:
-        busy = f"{server.superlink} answers {status}: it is starting, or has no time"
+        busy = f"{server.superlink} answers {status}: it is down, starting, or busy"
         return Trouble("away", busy)
     return _not_a_server(server, f"it answers {status}")
 

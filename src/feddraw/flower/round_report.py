@@ -148,6 +148,6 @@ def stop_if_idle(history: Sequence[RoundRecord]) -> None:
     )
     if idle > MOST_IDLE_ROUNDS:
         raise RunFailed(
-            f"no update counted in rounds {last.round} and {last.round + 1} ({reasons}): fix this,"
+            f"no update counted in rounds {last.round - 1} and {last.round} ({reasons}): fix this,"
             " then resume"
         )

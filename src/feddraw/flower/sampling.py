@@ -77,6 +77,15 @@ def sample_nodes(
     return [ordered[index] for index in sorted(chosen)]
 
 
+def log_request(request: Request, server_round: int, task: str) -> None:
+    """Say how many nodes are at work now, and at what: `train` or `evaluate`."""
+    asked = len(request.nodes)
+    connected = len(request.connected)
+    log.info(
+        "server round %d: %d of %d nodes are asked to %s", server_round, asked, connected, task
+    )
+
+
 def warn_of_strangers(nodes: Sequence[int], roster: Roster) -> None:
     """Say so where none of the nodes took part before: names would be refused to all of them."""
     if not roster.knows_any(nodes):

@@ -245,8 +245,11 @@ class ServerRun:
 
 def _least_nodes(federation: FlowerSettings, evaluation: ServerEvaluation) -> int:
     """How many nodes a round waits for."""
+    if federation.nodes:
+        return federation.nodes
     fewest = FEWEST_SUMMED if evaluation.experiment.secure else 2
-    return federation.nodes or len(evaluation.partition.shards) or fewest
+    listed = len(read_roster(federation.sites))
+    return len(evaluation.partition.shards) or max(listed, fewest)
 
 
 def make_strategy(

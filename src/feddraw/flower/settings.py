@@ -16,7 +16,7 @@ from feddraw.catalog import check_setting_types
 from feddraw.core import why_no_policy
 from feddraw.core.participation import Participation
 from feddraw.data.corruption import Corruption
-from feddraw.data.finding_names import PAPER_FINDINGS, canonical_finding
+from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError
 from feddraw.experiment.settings import (
     NAMED_SECTIONS,
@@ -34,7 +34,7 @@ class FlowerSettings:
 
     out: str = ""  # the run's folder on the server
     resume: bool = False
-    # fewest to begin a round with; 0: the scenario's clients, or 2 sites with folders of their own
+    # fewest to begin a round with; 0: the scenario's clients, or all that `sites` lists, at least 2
     nodes: int = 0
     fraction: float = 1.0  # share of the nodes that is asked in a round
     wait: float = 600.0  # seconds for so many to connect
@@ -137,7 +137,10 @@ def own_folders(experiment: Experiment) -> bool:
 
 
 def findings_of_own_folders(experiment: Experiment) -> list[str]:
-    """The findings of sites with their own folders: named, so that all sites mean the same."""
+    """The findings of sites with their own folders: named, so that all sites mean the same.
+
+    They are called as the operator spells them; each site's table may spell them in another way.
+    """
     findings = experiment.section("data")[1].get("findings", "all")
     if isinstance(findings, str) and findings != "all":
         findings = findings.split(",")
@@ -151,4 +154,4 @@ def findings_of_own_folders(experiment: Experiment) -> list[str]:
         )
     if findings == ["paper"]:
         return list(PAPER_FINDINGS)
-    return [canonical_finding(name) for name in findings]
+    return [name.strip() for name in findings]

@@ -17,18 +17,19 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from feddraw.data.own_tables import find_table
 from feddraw.errors import UserError
 from feddraw.flower.app_signatures import SIGNATURE_SUFFIX
 from feddraw.flower.exchange_files import (
     SITE_SUFFIX,
     FederationFile,
     SiteFile,
-    check_site_name,
     read_federation_file,
     read_site_file,
     site_file_text,
 )
 from feddraw.secure.sums.signing_keys import (
+    check_site_name,
     new_signing_key,
     read_site_key,
     site_directory_line,
@@ -181,6 +182,7 @@ def node_settings(
     if data is not None:
         if not data.is_dir():
             raise UserError(f"--data: there is no folder {data}")
+        find_table(data)  # which says what is missing: better now than in the first round
         settings["data"] = str(data.resolve())
     if federation.policy:
         settings["policy"] = str(folder.policy.resolve())

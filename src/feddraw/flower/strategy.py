@@ -49,6 +49,7 @@ from feddraw.flower.run_ending import absent_sites_in_words, reason_kept
 from feddraw.flower.sampling import (
     Request,
     check_list_of_sites,
+    log_request,
     sample_nodes,
     wait_for_nodes,
     warn_of_strangers,
@@ -482,6 +483,7 @@ class MethodStrategy(FedAvg):
         count = self._round_count(server_round)
         current = self._adopt_next_model(arrays)
         self._training = self._sample(grid, self.fraction_train, self.min_train_nodes, [count])
+        log_request(self._training, count, MessageType.TRAIN)
         config["server-round"] = count
         orders = self._training_orders(count - 1, current)
         content = RecordDict(
@@ -528,7 +530,6 @@ class MethodStrategy(FedAvg):
         self._population = max(self._population, len(nodes))
         warn_of_strangers(nodes, self.roster)
         count = max(int(len(nodes) * share), least)
-        log.info("server round %d: %d of %d nodes are asked", draw[0], count, len(nodes))
         sampled = sample_nodes(nodes, count, self.roster, [self.options.seed, *draw])
         self._frozen.ask(grid, sampled, self._caller.timeout)
         return Request(grid, sampled, connected=nodes)
@@ -753,6 +754,7 @@ class MethodStrategy(FedAvg):
         self._evaluation = self._sample(
             grid, self.fraction_evaluate, self.min_evaluate_nodes, [count, EVALUATION_DRAW]
         )
+        log_request(self._evaluation, count, MessageType.EVALUATE)
         config["server-round"] = count
         orders: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self.options.masked_counts:

@@ -439,7 +439,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             return
         reasons = "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3])
         reasons = reasons or "no site answered"
-        log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
+        log.error("round %d: no update counted, the model stays as it was (%s)", round, reasons)
         if len(self.history) > 1 and not any(entry.weighted for entry in self.history[-2]):
             raise self._failure(
                 f"no update counted in two rounds in a row ({reasons}): fix this, then start again"
@@ -474,7 +474,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             log.log(
                 logging.INFO if entry.weighted else logging.WARNING,
                 "round %d: %s %.4f (%s)",
-                round + 1,
+                round,
                 safe_line(entry.client),
                 entry.weight,
                 safe_line(entry.status),

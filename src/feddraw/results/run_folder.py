@@ -119,8 +119,8 @@ class RunFolder:
         used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if used and not resume:
             raise UserError(
-                f"{self.path} is already used: choose another folder with --out, or continue with"
-                " --resume"
+                f"{self.path} is already used: choose another folder (out), or continue this run"
+                " (resume = true)"
             )
         if used and not self.settings.is_file() and not self.checkpoint.is_file():
             self._refuse_strange_files()

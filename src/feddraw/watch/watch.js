@@ -219,6 +219,9 @@
     return values;
   }
 
+  /** The rounds of a row that have a number, with it. */
+  const pointsOf = (row) => row.map((value, t) => [t, value]).filter(([, value]) => value !== null);
+
   function limits(rows, { zero = false, margin = 0.06 } = {}) {
     const values = rows.flat().filter((value) => value !== null);
     if (!values.length) return [0, 1];
@@ -228,10 +231,12 @@
     return [zero ? low : low - room, high + room];
   }
 
-  function chart(place, rows, rounds, options, description) {
+  /** Rows have [round, value] for every round with a number: these have a marker, with lines between them. */
+  function chart(place, points, rounds, options, description) {
+    const rows = points.map((row) => spread(row, rounds));
     const [low, high] = limits(rows, options);
     const digits = high - low < 0.08 ? 3 : high - low < 20 ? 2 : 0;
-    const series = rows.map((values, index) => ({ index, values }));
+    const series = rows.map((values, index) => ({ index, values, marked: new Set(points[index].map(([t]) => t)) }));
     drawChart(place, { rounds, low, high, series, description, height: options.height ?? 220, format: (value) => (options.seconds ? shown(value, high < 10 ? 1 : 0) : shown(value, digits)) });
   }
 
@@ -255,7 +260,7 @@
       });
     });
     const last = rows.map(lastOf);
-    chart(byId("chart-methods"), rows, rounds, { height: 230 }, `Mean validation AUC by round: ${names.map((name, i) => `${name} ${shown(last[i])}`).join(", ")}.`);
+    chart(byId("chart-methods"), rows.map(pointsOf), rounds, { height: 230 }, `Mean validation AUC by round: ${names.map((name, i) => `${name} ${shown(last[i])}`).join(", ")}.`);
     legend(byId("legend-methods"), names.map((name, i) => [name, `${shown(last[i])}, ${plural(groups.get(name).length, "run")}`]));
   }
 
@@ -274,7 +279,7 @@
     drawRunWords();
     drawProblems(run);
     const rounds = Math.max(run.rounds, run.done, 1);
-    const over = (row) => spread(at.map((t, i) => [t, row[i]]).filter(([, value]) => value !== null), rounds);
+    const over = (row) => at.map((t, i) => [t, row[i]]).filter(([, value]) => value !== null);
     const shares = weights.map(over);
     const lastWeight = weights.map(lastOf);
     chart(byId("chart-weights"), shares, rounds, { zero: true }, `Weights by round: ${clients.map((name, i) => `${name} ${shown(lastWeight[i])}`).join(", ")}.`);
@@ -282,7 +287,7 @@
     const lossKnown = !run.done || loss.some((value) => value !== null);
     write(byId("quality-heading"), judged ? "Validation AUC" : lossKnown ? "Training loss" : "Training loss: not in this folder");
     const quality = over(judged ? validation : loss);
-    chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(lastOf(quality))}.`);
+    chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(quality.at(-1)?.[1])}.`);
     legend(byId("legend-clients"), clients.map((name, i) => [name, legendWords(lastWeight[i], influence[i], sizes[i])]));
     const some = `${clients.length} of ${all_clients} clients are shown: those that count most`;
     if (all_clients > clients.length) byId("legend-clients").append(element("li", { textContent: some }));
@@ -340,7 +345,7 @@
     if (run.state === "failed" || run.state === "broken") problems.push(run.why);
     if (run.state === "stopped" && run.why) problems.push(`The run has stopped: ${run.why}`);
     else if (run.state === "stopped" && detail.data.unlocked) problems.push("Nothing was written lately. This server's folder does not show whether it goes on.");
-    else if (run.state === "stopped") problems.push("No process is working on this run. Start the same command again to go on; what was done is kept.");
+    else if (run.state === "stopped") problems.push("No process is working on this run. What was done is kept: start it again with --resume, on a Flower server with resume = true, to go on.");
     const grouped = new Map();
     for (const { round, client, status } of detail.data.trouble) {
       const name = `${client}: ${status}`;

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import string
 import tomllib
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ LARGEST_KEY_FILE = 64 * 1024  # bytes of a key or of a signature
 LARGEST_DIRECTORY = 16 * 1024 * 1024
 # Letters of a name that TOML wants no quotes for.
 BARE_TOML_LETTERS = string.ascii_letters + string.digits + "_-"
+# A name is signed, becomes a file's name, and a part of the settings NAME=FINGERPRINT,…
+SITE_NAME = re.compile(r"\w[\w .-]{0,62}\w|\w")
 # What makes keys of each kind.
 OPERATOR_KEY_COMMAND, SITE_KEY_COMMAND = (
     "feddraw operator key",
@@ -138,6 +141,18 @@ def read_key_file(path: Path, largest: int = LARGEST_KEY_FILE) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
+def check_site_name(name: str) -> None:
+    """Raise unless people and every file can tell this name from all others."""
+    if not SITE_NAME.fullmatch(name):
+        shown = name[:80]
+        if not shown.isprintable():
+            shown = ascii(shown)[1:-1]  # characters that nobody sees, by their numbers
+        raise UserError(
+            f"'{shown}' is no name for a site: use letters, digits, '_', '-', '.' and blanks,"
+            " at most 64"
+        )
+
+
 def site_directory_line(name: str, line: str) -> str:
     """A site's line of the directory, as TOML."""
     bare = bool(name) and all(letter in BARE_TOML_LETTERS for letter in name)
@@ -165,6 +180,7 @@ def read_site_directory(path: Path) -> dict[str, Ed25519PublicKey]:
     directory: dict[str, Ed25519PublicKey] = {}
     owners: dict[bytes, str] = {}
     for name, line in found.items():
+        check_site_name(name)
         if not isinstance(line, str):
             raise UserError(f'{path}: {name} must be a public key, {name} = "ssh-ed25519 AAAA…"')
         directory[name] = public_key_of_line(

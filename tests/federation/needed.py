@@ -1,0 +1,20 @@
+"""What the tests of real federations need; without it they are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+LONG = pytest.mark.skipif(
+    not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
+)
+KEY_TOOLS = pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+    reason="no openssl or ssh-keygen",
+)
+NGINX = pytest.mark.skipif(
+    shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
+    reason="no nginx: apt install nginx",
+)
