@@ -491,7 +491,7 @@ def test_an_app_sees_nothing_of_a_message_that_was_not_agreed_on(tmp_path: Path)
         message = Message(request, context.node_id, "train", group_id=group, ttl=ttl)
         sites.app(message, context)
     assert all(view == seen["North"] for view in seen.values())
-    assert seen["North"][0][1] == "1"
+    assert seen["North"][0][1] == "2"
 
 
 def test_frozen_layers_reach_every_site_whoever_held_them_before(tmp_path: Path) -> None:
