@@ -635,6 +635,24 @@ def test_hidden_weights_that_no_sizes_allow_count_for_nobody(factor: float) -> N
     assert all("not such as the clients' sizes allow" in entry.status for entry in outcome.ledger)
 
 
+@pytest.mark.parametrize("name", ["qfedavg", "fednova"])
+@pytest.mark.parametrize("total", [0.0, -3.0])
+def test_a_hidden_term_that_one_site_takes_to_zero_or_below_counts_for_nobody(
+    name: str, total: float
+) -> None:
+    """The step is divided by the mean term: it would not be finite, or go backwards."""
+    told, clients, (sent, _) = parts_of(name)
+    said = {client: part.state(told) for client, part in clients.items()}
+    opened = summed(told, clients, said)
+    assert len(result_of(name, told, summed(told, clients, said)).weights) == 4
+    span = WordLayout.of(METHODS[name], sent.layout, told.facts).spans()["term"]
+    words = opened.words.copy()
+    words[span] = np.array([int(total * 2**40)], np.int64).view(np.uint64)
+    outcome = result_of(name, told, replace(opened, words=words))
+    assert outcome.next_model is sent
+    assert all("do not give a step" in entry.status for entry in outcome.ledger)
+
+
 def test_a_client_that_says_a_hidden_weight_is_refused() -> None:
     told, clients, _ = parts_of("feddraw", clear_weights=False)
     with pytest.raises(UserError, match="stays hidden"):
