@@ -117,7 +117,7 @@ def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> Meth
     ("method", "options"),
     [
         (feddraw(), {}),
-        (feddraw(), {"policy": {"cap_times": 1.2}}),
+        (feddraw(), {"policy": {"cap_times": 1.2}, "clear_weights": True}),
         (feddyn(), {}),
         (feddisco(), {}),
     ],
@@ -125,13 +125,18 @@ def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> Meth
 def test_the_bits_are_those_of_the_serial_engine(
     method: Method, options: Any, keys: Path, tmp_path: Path
 ) -> None:
-    grid = Line(app(method, tmp_path), nodes(keys, tmp_path))
-    strategy = trained(method, grid, **options)
+    clear = options.get("clear_weights", False)
+    grid = Line(app(method, tmp_path), nodes(keys, tmp_path, clear_weights=clear))
+    strategy = trained(method, grid, rounds=3, **options)
     assert grid.errors == []
     policy = Policy(**options["policy"]) if options else Policy()
-    *_, last = tiny.train(method, 2, collect=Secure(tiny.NAMES, tiny.SIZES, policy=policy))
+    collect = Secure(tiny.NAMES, tiny.SIZES, policy=policy, clear_weights=clear)
+    *_, middle, last = tiny.train(method, 3, collect=collect)
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
+    assert repr(strategy.history[1].ledger) == repr(middle.ledger)
+    hides = method in (feddraw(), feddisco()) and not clear
+    assert np.isnan(list(strategy.history[1].weights.values())).all() == hides
 
 
 def test_who_drops_after_its_size_is_known_changes_no_bit_of_what_the_serial_engine_gives(

@@ -635,7 +635,7 @@ class Federation:
 
 def terms(method: Any = None, policy: Policy | None = None, **changes: Any) -> Terms:
     rules = method_as_text(method or fedavg())
-    found = terms_of_training(rules, ("moves",), 0, 3, policy or Policy())
+    found = terms_of_training(rules, ("moves",), 1, 3, policy or Policy())
     return replace(found, reading={"size": "num-examples", "classifier": "head"}, **changes)
 
 
@@ -758,7 +758,8 @@ def test_whatever_an_app_can_tell_apart_has_another_digest() -> None:
         {"more": {"broadcast": ArrayRecord({"contro": two})}},
         {"agreed": terms(policy=Policy(cap=0.5))},
         {"agreed": terms(feddraw())},
-        {"agreed": terms(round=1)},
+        {"agreed": terms(round=2)},
+        {"agreed": terms(clear_weights=True)},
     ]
     digests = [digest_of(**lie) for lie in lies]
     assert len(set(digests)) == len(lies)
@@ -1237,6 +1238,32 @@ def test_a_site_that_claims_a_rare_finding_is_left_out_by_name(
 
 
 @attack(
+    "asks for sites' own weights in clear, or names a policy that needs them (FedDRAW, FedDisco)",
+    "refused before training by a site that does not allow it; unless all allow it, weights are"
+    " summed under masks, and a crafted model tells nothing of one site",
+)
+def test_a_site_says_a_weight_that_tells_of_its_update_only_where_it_allows_that(
+    tmp_path: Path,
+) -> None:
+    strict, open = Federation(tmp_path / "a"), Federation(tmp_path / "b", clear_weights=True)
+    for policy in (Policy(), Policy(cap_times=1.5)):
+        clear = terms(feddraw(), policy=policy, clear_weights=True)
+        with refused("asks for this site's weight in clear"):
+            strict.offer("South", agreed=clear)
+        open.offer("South", agreed=clear)
+    with refused("cannot limit what is hidden"):
+        strict.offer("South", agreed=terms(feddraw(), policy=Policy(cap_times=1.5)))
+    for lie in (1, 0, None, "false"):
+        with refused("cannot be read|true or false"):
+            strict.offer("South", agreed=terms(feddraw(), clear_weights=lie))
+    strict.offer("South", agreed=terms(fedavg(), clear_weights=True))  # by size, which all know
+    joined = strict.meet(agreed=terms(feddraw()))
+    statement = strict.add("South", joined, method=feddraw()).statement
+    assert statement is not None
+    assert (statement.own, statement.steps) == ((), 3)
+
+
+@attack(
     "leaves out, or changes, a policy that a site requires",
     "refused: the policy is part of what is agreed",
 )
@@ -1362,12 +1389,13 @@ class Watched(InProcess):
             yield name, answer
 
 
-@pytest.mark.parametrize("method", [fedavg(), fednova(), qfedavg(), feddisco()], ids=str)
+@pytest.mark.parametrize("method", [feddraw(), fedavg(), fednova(), qfedavg(), feddisco()], ids=str)
 @pytest.mark.parametrize("policy", [Policy(), Policy(cap_times=1.5)], ids=["plain", "policy"])
 def test_exchanging_two_sites_updates_changes_nothing_that_the_server_sees_but_masks(
     method: Method, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """North and East have the same listed values, and exchange updates, losses and all else.
+    """North and East have the same listed values, and exchange updates, losses and all else; under
+    FedDRAW without a policy their own weights too, which differ.
 
     With the same randomness in both worlds, all that the server gets is equal to the bit but
     North's and East's masked words. These differ by their updates, in opposite directions: exactly
@@ -1375,6 +1403,8 @@ def test_exchanging_two_sites_updates_changes_nothing_that_the_server_sees_but_m
     """
     if policy.limits_weights and why_no_policy(method):
         pytest.skip("takes no policy")
+    if policy.limits_weights and method == feddraw():
+        pytest.skip("the two have other weights, which are said under a policy")
     keys = {name: Ed25519PrivateKey.generate() for name in SITES}
     directory = {name: key.public_key() for name, key in keys.items()}
     rng = np.random.default_rng(1)
@@ -1402,7 +1432,9 @@ def test_exchanging_two_sites_updates_changes_nothing_that_the_server_sees_but_m
             replace(update, metrics={"loss": 0.25 * (n + 1)})
             for update, n in zip(cohort.updates, order, strict=True)
         ]
-        collect = Secure(SITES, [20, 20, 30, 40], policy=policy)
+        collect = Secure(
+            SITES, [20, 20, 30, 40], policy=policy, clear_weights=policy.limits_weights
+        )
         for name, site in collect._sites.items():
             collect._sites[name] = SecureSite(
                 replace(site.settings, key=keys[name], directory=directory), MemoryOfProcess()

@@ -63,7 +63,9 @@ from test_secure_attacks import LONG, MODEL, SITES, Federation, met, offered, re
 from tiny import cohort_of
 
 METHOD = feddisco(a=0.1)
-TERMS = terms(METHOD, policy=Policy(cap_times=1.5), sums=("first", "moves"))  # has every message
+TERMS = terms(  # has every message
+    METHOD, policy=Policy(cap_times=1.5), sums=("first", "moves"), clear_weights=True
+)
 OTHER_MODEL = MODEL + np.float32(1)
 
 
@@ -146,7 +148,7 @@ STAGES = (
 
 @pytest.fixture
 def sites(tmp_path: Path) -> EveryMessage:
-    return EveryMessage(tmp_path / "sites")
+    return EveryMessage(tmp_path / "sites", clear_weights=True)
 
 
 @dataclass(eq=False)
@@ -334,7 +336,7 @@ def test_messages_of_other_types_are_refused_in_one_line(sites: EveryMessage) ->
 
 
 def test_a_restart_before_every_message_changes_nothing(tmp_path: Path) -> None:
-    sites = EveryMessage(tmp_path / "sites")
+    sites = EveryMessage(tmp_path / "sites", clear_weights=True)
     attempts = Attempts(sites)
     wire = Wire(sites)
 
@@ -489,7 +491,7 @@ def test_an_app_sees_nothing_of_a_message_that_was_not_agreed_on(tmp_path: Path)
         message = Message(request, context.node_id, "train", group_id=group, ttl=ttl)
         sites.app(message, context)
     assert all(view == seen["North"] for view in seen.values())
-    assert seen["North"][0][1] == "1"
+    assert seen["North"][0][1] == "2"
 
 
 def test_frozen_layers_reach_every_site_whoever_held_them_before(tmp_path: Path) -> None:
@@ -656,7 +658,7 @@ def round_with(lie: Lie, monkeypatch: pytest.MonkeyPatch, number: int = 1) -> Ro
     extra = [{"labels": labels[n]} for n in range(4)]
     cohort = cohort_of(rows, [20, 20, 30, 40], sent=sent, steps=[3, 3, 4, 5], extra=extra)
     updates = [replace(update, metrics={"loss": 0.5}) for update in cohort.updates]
-    collect = Secure(names, [20, 20, 30, 40], policy=Policy(cap_times=1.5))
+    collect = Secure(names, [20, 20, 30, 40], policy=Policy(cap_times=1.5), clear_weights=True)
     directory = {name: key.public_key() for name, key in KEYS.items()}
     for name, key in KEYS.items():
         collect._sites[name] = SecureSite(SiteSettings(name, key, directory), MemoryOfProcess())

@@ -61,6 +61,7 @@ from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import Session
 from feddraw.server.gate import Gate
+from feddraw.server.ledger import HIDDEN
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
 from small import small
@@ -106,12 +107,15 @@ def hidden_round(
     round: int = 1,
     drops: Drops | None = None,
     policy: Policy | None = None,
+    clear_weights: bool = True,
 ) -> RoundResult:
+    """A round under masks, with weights in clear as well, so that they can be compared."""
     collect = Secure(
         clients=NAMES,
         sizes=[int(update.size) for update in by_client(updates)],
         labelled=[update.labelled for update in by_client(updates)],
         policy=policy or Policy(),
+        clear_weights=clear_weights,
         drops=lambda _: drops or {},
     )
     return collect(Round(round, ROUNDS, sent, method, state, NAMES, range(len(NAMES))), updates)
@@ -160,6 +164,9 @@ def test_every_method_that_can_gives_the_plain_round_within_the_stated_bound(
             plain.weights, abs=1e-10 if secure_sums(method) == 1 else 1e-8
         )
     assert hidden.loss == pytest.approx(plain.loss, abs=1e-9)
+    as_usual = hidden_round(method, sent, state, updates, round, clear_weights=False)
+    assert same(as_usual.next_model, hidden.next_model)
+    assert as_usual.loss == hidden.loss
 
 
 @pytest.mark.parametrize("name", CANNOT)
@@ -317,7 +324,7 @@ def test_random_rounds_with_silent_clients_give_the_plain_sum(seed: int) -> None
     method, sent, updates, round, drops = random_round(seed)
     names = [f"C{client}" for client in range(len(updates))]
     sizes = {update.client: int(update.size) for update in updates}
-    collect = Secure(names, list(sizes.values()), drops=lambda _: drops)
+    collect = Secure(names, list(sizes.values()), clear_weights=True, drops=lambda _: drops)
     state = method.init(sent)
     this_round = Round(round, ROUNDS, sent, method, state, names, range(len(updates)))
     hidden = collect(this_round, updates)
@@ -398,20 +405,26 @@ def test_a_client_keeps_a_move_that_is_not_finite_or_too_long_to_itself() -> Non
 
 
 def _announced(
-    updates: Sequence[Update], policy: Policy | None = None, name: str = "feddraw"
+    updates: Sequence[Update],
+    policy: Policy | None = None,
+    name: str = "feddraw",
+    *,
+    clear_weights: bool = True,
 ) -> Announcement:
     sums = rules_of_method.sums_of(METHODS[name])
-    terms = terms_of_training({"name": name}, sums, 1, ROUNDS, policy or Policy())
+    terms = terms_of_training(
+        {"name": name}, sums, 1, ROUNDS, policy or Policy(), clear_weights=clear_weights
+    )
     parties = [Party.of(NAMES[update.client], update.size, update.labelled) for update in updates]
     return Announcement(terms, tuple(parties))
 
 
 def parts_of(
-    name: str, policy: Policy | None = None
+    name: str, policy: Policy | None = None, *, clear_weights: bool = True
 ) -> tuple[Announcement, dict[str, UpdatePart], tuple[Model, State]]:
     """Each client's side of a round."""
     sent, state, updates = a_round(name)
-    told = _announced(updates, policy, name)
+    told = _announced(updates, policy, name, clear_weights=clear_weights)
     parts = {}
     for client, update in zip(NAMES, updates, strict=True):
         parts[client] = UpdatePart(METHODS[name], told, client, sent, update)
@@ -546,26 +559,115 @@ def test_the_ledger_explains_weights_as_far_as_they_do_and_says_what_is_hidden(
     ).all()
 
 
-def test_own_weights_at_crafted_models_show_the_direction_of_one_clients_move() -> None:
-    """What docs/privacy.md says is not prevented: `e` is one number for each model that is sent."""
+def probed_at_crafted_models(clear_weights: bool) -> list[float]:
+    """What North says of itself where the compared layer is almost zero, in one direction after
+    the other; and the part of its move in this direction.
+    """
     method = METHODS["feddraw"]
-    rng = np.random.default_rng(0)
-    move = rng.normal(size=6).astype(np.float32)
-    others = rng.normal(size=(3, 6)).astype(np.float32)
     found = []
     for place in range(6):
         sent = np.zeros(6, np.float32)
         sent[place] = 1e-5
-        cohort = cohort_of(np.vstack([move, others]) + sent, [20, 20, 30, 40], sent=sent)
-        told = _announced(cohort.updates)
+        cohort = cohort_of(np.vstack([MOVE, OTHERS]) + sent, [20, 20, 30, 40], sent=sent)
+        told = _announced(cohort.updates, clear_weights=clear_weights)
         part = UpdatePart(method, told, NAMES[0], cohort.sent, cohort.updates[0])
         own = np.array(part.state(told).own)
         rule = rules_of_method.weighting_of(method)
-        found.append(float(np.asarray(rule.parts_of(own, told.facts, [0])["similarity"])[0]))
-    cosine = np.dot(found, move) / np.linalg.norm(found) / np.linalg.norm(move)
+        if len(own):
+            found.append(float(np.asarray(rule.parts_of(own, told.facts, [0])["similarity"])[0]))
+    return found
+
+
+MOVE = np.random.default_rng(0).normal(size=6).astype(np.float32)
+OTHERS = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
+
+
+def test_own_weights_at_crafted_models_show_the_direction_of_a_move_only_where_they_are_said() -> (
+    None
+):
+    """In clear, `e` is one number for each model that is sent; hidden, it is nothing."""
+    found = probed_at_crafted_models(clear_weights=True)
+    cosine = np.dot(found, MOVE) / np.linalg.norm(found) / np.linalg.norm(MOVE)
     assert cosine > 0.999
-    by_size = UpdatePart(METHODS["fedavg"], told, NAMES[0], cohort.sent, cohort.updates[0])
-    assert by_size.state(told).own == (0.5,)  # its size beside the largest, whatever it trained
+    assert probed_at_crafted_models(clear_weights=False) == []
+
+
+def test_weights_that_follow_from_what_is_announced_are_said_and_in_the_ledger() -> None:
+    """By size and steps alone; FedDRAW's in its first and last round."""
+    for name in ("fedavg", "uniform", "inverse_steps"):
+        told, clients, _ = parts_of(name, clear_weights=False)
+        assert all(len(part.state(told).own) == 1 for part in clients.values()), name
+    method, (sent, state, updates) = METHODS["feddraw"], a_round("feddraw")
+    for round in (0, 14):
+        plain = plain_round(method, sent, state, updates, round)
+        hidden = hidden_round(method, sent, state, updates, round, clear_weights=False)
+        assert hidden.weights == pytest.approx(plain.weights, abs=1e-10)
+
+
+@pytest.mark.parametrize("name", ["feddraw", "feddisco", "feddraw_by_class"])
+def test_where_weights_are_hidden_the_ledger_says_so(name: str, tmp_path: Path) -> None:
+    sent, state, updates = a_round(name)
+    part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
+    result = hidden_round(METHODS[name], sent, state, part, 7, clear_weights=False)
+    assert set(result.weights) == set(NAMES)
+    unknown = {"weight", "influence", "reputation"} | (
+        {"similarity"} if name == "feddraw" else set()
+    )
+    for entry in result.ledger:
+        assert all(getattr(entry, column) is HIDDEN for column in unknown), entry
+        assert entry.prior == pytest.approx(entry.size / sum(update.size for update in updates))
+    assert result.pieces
+    assert all(entry.weight is HIDDEN for entry in result.pieces)
+
+
+@pytest.mark.parametrize("factor", [1.5, 0.0, -1.0])
+def test_hidden_weights_that_no_sizes_allow_count_for_nobody(factor: float) -> None:
+    """Nobody says its weight; all together cannot be more than the method gives them."""
+    told, clients, (sent, _) = parts_of("feddraw", clear_weights=False)
+    said = {name: part.state(told) for name, part in clients.items()}
+    assert all(statement.own == () for statement in said.values())
+    assert len(result_of("feddraw", told, summed(told, clients, said)).weights) == 4
+    opened = summed(told, clients, said)
+    words = opened.words.copy()
+    words[-1] = np.int64(factor * 4 * 2.0**40).astype(np.uint64)
+    outcome = result_of("feddraw", told, replace(opened, words=words))
+    assert outcome.next_model is sent
+    assert all("not such as the clients' sizes allow" in entry.status for entry in outcome.ledger)
+
+
+@pytest.mark.parametrize("name", ["qfedavg", "fednova"])
+@pytest.mark.parametrize("total", [0.0, -3.0])
+def test_a_hidden_term_that_one_site_takes_to_zero_or_below_counts_for_nobody(
+    name: str, total: float
+) -> None:
+    """The step is divided by the mean term: it would not be finite, or go backwards."""
+    told, clients, (sent, _) = parts_of(name)
+    said = {client: part.state(told) for client, part in clients.items()}
+    opened = summed(told, clients, said)
+    assert len(result_of(name, told, summed(told, clients, said)).weights) == 4
+    span = WordLayout.of(METHODS[name], sent.layout, told.facts).spans()["term"]
+    words = opened.words.copy()
+    words[span] = np.array([int(total * 2**40)], np.int64).view(np.uint64)
+    outcome = result_of(name, told, replace(opened, words=words))
+    assert outcome.next_model is sent
+    assert all("do not give a step" in entry.status for entry in outcome.ledger)
+
+
+def test_a_client_that_says_a_hidden_weight_is_refused() -> None:
+    told, clients, _ = parts_of("feddraw", clear_weights=False)
+    with pytest.raises(UserError, match="stays hidden"):
+        rules_for("feddraw").check_statement(told, "North", Statement((0.5,), 3))
+    rules_for("feddraw").check_statement(told, "North", clients["North"].state(told))
+
+
+@pytest.mark.parametrize("name", ["feddraw", "feddisco"])
+def test_no_policy_limits_weights_that_are_hidden(name: str) -> None:
+    """Neither the settings nor a client accept it: the policy's exchange says weights in clear."""
+    with pytest.raises(UserError, match="cannot limit what is hidden"):
+        prepare(small(secure=True, method=name, **{"policy.cap_times": 1.5}))
+    with pytest.raises(UserError, match="cannot limit what is hidden"):
+        parts_of(name, Policy(cap_times=1.5), clear_weights=False)
+    parts_of(name, Policy(max_size=30), clear_weights=False)
 
 
 def test_all_that_a_client_says_beside_its_words_is_its_weight_and_its_steps() -> None:

@@ -95,13 +95,13 @@ def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
         masking.
         """
         member, shares = next(ready)
-        return _seconds_of_thread(lambda: member.mask(shares, words, in_place=True))
+        return _processor_seconds(lambda: member.mask(shares, words, in_place=True))
 
     works = {
-        "bare": lambda: _seconds_of_thread(lambda: add_bare_streams(added)),
+        "bare": lambda: _processor_seconds(lambda: add_bare_streams(added)),
         "masks": mask,
-        "words": lambda: _seconds_of_thread(lambda: to_fixed_point(moves, CLIENTS, words)),
-        "seal": lambda: _seconds_of_thread(lambda: sealer.seal(words)),
+        "words": lambda: _processor_seconds(lambda: to_fixed_point(moves, CLIENTS, words)),
+        "seal": lambda: _processor_seconds(lambda: sealer.seal(words)),
     }
     samples = session.interleave(f"secure: masks of {parameters:,} words", works)
     seconds = {name: np.array(taken) for name, taken in samples.items()}
@@ -115,11 +115,13 @@ def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
     }
 
 
-def _seconds_of_thread(work: Callable[[], object]) -> float:
-    """Seconds of this thread's own work, whatever else the machine does."""
-    start = time.thread_time()
+def _processor_seconds(work: Callable[[], object]) -> float:
+    """Seconds of this process's work in all its threads (masks are made in several), whatever else
+    the machine does.
+    """
+    start = time.process_time()
     work()
-    return time.thread_time() - start
+    return time.process_time() - start
 
 
 def add_bare_streams(words: NDArray[np.uint64]) -> None:

@@ -69,6 +69,7 @@ class WeightExplanation:
 
     run: RecordedRun
     counted: NDArray[np.bool_]
+    known: NDArray[np.bool_]  # counted with a weight that is not hidden (secure sums)
     shares: Floats  # of the weights of a round, as they may not add up to 1
     rescaled: bool  # they did not
     image_shares: Floats  # (clients,)
@@ -106,7 +107,7 @@ class WeightExplanation:
     @property
     def fair(self) -> Floats:
         """(rounds,): an equal share of the clients that counted; not a number where none did."""
-        number = self.counted.sum(axis=1)
+        number = self.known.sum(axis=1)
         return _divided(np.ones(len(number)), number)
 
     @property
@@ -115,7 +116,7 @@ class WeightExplanation:
         it; not a number where none counted.
         """
         fair = self.fair[:, None]
-        distance = np.where(self.counted, np.abs(self.shares - fair), 0.0).max(axis=1)
+        distance = np.where(self.known, np.abs(self.shares - fair), 0.0).max(axis=1)
         return np.asarray(distance / self.fair)
 
     @property
@@ -128,17 +129,17 @@ class WeightExplanation:
 
     def mean_share(self, which: NDArray[np.bool_]) -> Floats:
         """(rounds,): the mean share of some of the clients; not a number where none counted."""
-        counted = self.counted & which
-        number = counted.sum(axis=1)
-        total = np.where(counted, self.shares, 0.0).sum(axis=1)
+        known = self.known & which
+        number = known.sum(axis=1)
+        total = np.where(known, self.shares, 0.0).sum(axis=1)
         return _divided(total, number)
 
     def mean_when_counted(self, column: Floats) -> Floats:
         """(clients,): the mean over the rounds in which the client counted; not a number for one
         that never did.
         """
-        number = self.counted.sum(axis=0)
-        total = np.where(self.counted, np.nan_to_num(column), 0.0).sum(axis=0)
+        number = self.known.sum(axis=0)
+        total = np.where(self.known, np.nan_to_num(column), 0.0).sum(axis=0)
         return _divided(total, number)
 
     def equal(self, tolerance: float) -> list[RoundSpan]:
@@ -173,6 +174,13 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     """Account for the weights of a run with a ledger."""
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
+    counted = ledger.counted
+    known = counted & np.isfinite(ledger["weight"])
+    if counted.any() and not known.any():
+        raise UserError(
+            f"the weights in {run.path} are hidden by secure sums, which clear_weights = true would"
+            " show: there is nothing to explain"
+        )
     if not weights.any():
         reason = run.diverged.why if run.diverged else run.stopped
         why = f" ({reason})" if reason else ""
@@ -181,35 +189,38 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
         )
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
-    parts = [_size_and_similarity_parts(ledger, shares[t], t) for t in range(ledger.rounds)]
-    known = [part for part in parts if part is not None]
-    explained = len(known) == len(parts)
+    shares[counted & ~known] = np.nan
+    parts = [
+        _size_and_similarity_parts(ledger, shares[round], round, known[round])
+        for round in range(ledger.rounds)
+    ]
+    told = [part for part in parts if part is not None]
+    explained = len(told) == len(parts)
     limited = ledger.has("proposed", "allowed")
-    counted = ledger.counted
     images = counted * ledger.sizes
     counted_images = images.sum(axis=1, keepdims=True)
     return WeightExplanation(
         run=run,
         counted=counted,
+        known=known,
         shares=shares,
         rescaled=bool((np.abs(totals[totals > 0] - 1) > 1e-6).any()),
         image_shares=ledger.sizes / ledger.sizes.sum(),
         size_shares=np.divide(
             images, counted_images, out=np.zeros_like(weights), where=counted_images > 0
         ),
-        from_size=np.stack([size for size, _ in known]) if explained else None,
-        from_similarity=np.stack([similarity for _, similarity in known]) if explained else None,
+        from_size=np.stack([size for size, _ in told]) if explained else None,
+        from_similarity=np.stack([similarity for _, similarity in told]) if explained else None,
         from_policy=np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if limited else None,
     )
 
 
 def _size_and_similarity_parts(
-    ledger: LedgerTable, shares: Floats, round: int
+    ledger: LedgerTable, shares: Floats, round: int, weighted: NDArray[np.bool_]
 ) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not
     give the weights.
     """
-    weighted = ledger.counted[round]
     if not weighted.any():
         return np.zeros(len(weighted)), np.zeros(len(weighted))
     scores = _size_and_similarity_scores(ledger, round, weighted)
@@ -260,6 +271,7 @@ def split_weights(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
 
 def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
     """What a reader should take home."""
+    yield from _hidden_weights(explained)
     yield from _most_and_least_weight(explained)
     yield from _small_clients(explained)
     yield from _equal_weights(explained)
@@ -286,6 +298,13 @@ def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
         )
 
 
+def _hidden_weights(explained: WeightExplanation) -> Iterator[str]:
+    hidden = (explained.counted & ~explained.known).any(axis=1)
+    if hidden.any():
+        rounds = rounds_in_words(spans_of_rounds(hidden))
+        yield f"In {rounds} the weights are hidden by secure sums: what follows leaves these out."
+
+
 def _most_and_least_weight(explained: WeightExplanation) -> Iterator[str]:
     mean = explained.mean_when_counted(explained.shares)
     number = int(np.isfinite(mean).sum())
@@ -304,8 +323,10 @@ def _most_and_least_weight(explained: WeightExplanation) -> Iterator[str]:
 def _rounds_counted(explained: WeightExplanation, place: int) -> str:
     """Of how many rounds a client's average is; nothing where it counted in all."""
     rounds = explained.run.ledger.rounds
-    counted = int(explained.counted[:, place].sum())
-    return "" if counted == rounds else f" of the {counted} of {rounds} rounds in which it counted"
+    known = int(explained.known[:, place].sum())
+    if known < explained.counted[:, place].sum():
+        return f" of the {known} of {rounds} rounds in which its weight is known"
+    return "" if known == rounds else f" of the {known} of {rounds} rounds in which it counted"
 
 
 def _small_clients(explained: WeightExplanation) -> Iterator[str]:
@@ -612,14 +633,16 @@ def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
 
 
 def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]:
-    """A client's numbers, of the rounds in which it counted; null for one that never did."""
+    """A client's numbers, of the rounds in which it counted and its weight is known; null where
+    there are none.
+    """
     ledger = explained.run.ledger
-    rounds = np.flatnonzero(explained.counted[:, place])
+    rounds = np.flatnonzero(explained.known[:, place])
     document = {
         "client": explained.clients[place],
         "size": int(ledger.sizes[place]),
         "image_share": float(explained.image_shares[place]),
-        "rounds": len(rounds),
+        "rounds": int(explained.counted[:, place].sum()),
     }
     names = ("first", "mean", "last", "most", "most_round", "influence", *explained.parts)
     if not len(rounds):
@@ -673,7 +696,7 @@ def weight_row(client: Mapping[str, Any]) -> list[str]:
         percent(client["first"]),
         percent(client["mean"]),
         percent(client["last"]),
-        f"{percent(client['most'])} ({client['most_round']})" if counted else "-",
+        "-" if client["most"] is None else f"{percent(client['most'])} ({client['most_round']})",
         "hidden" if hidden else percent(client["influence"]),
     ]
 

@@ -213,6 +213,8 @@ def round_line(result: EvaluatedRound) -> str:
     shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
     if len(weights) > 8:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
+    if any(map(math.isnan, weights)):
+        shares = f"{len(weights)} clients, weights hidden"
     area = result.metrics.validation.auc.macro
     numbers = (
         f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from feddraw.core.capabilities import (
     only_weighs,
     secure_sums,
+    weights_show_updates,
     why_no_clipping,
     why_no_policy,
     why_not_first,
@@ -180,6 +181,7 @@ __all__ = [
     "segments_of_sum",
     "shares_of_scores",
     "weighted_sum",
+    "weights_show_updates",
     "why_no_clipping",
     "why_no_policy",
     "why_not_first",

@@ -90,6 +90,16 @@ def secure_sums(method: Method) -> int:
     return 2 if isinstance(method.aggregation.weighting, AfterFirstSum) else 1
 
 
+def weights_show_updates(method: Method) -> bool:
+    """Whether a client's weight depends on more than its size, steps and labelled findings, which
+    it says anyway: then it tells something of its update or its data (docs/privacy.md).
+    """
+    if isinstance(method.aggregation, Joint):
+        return True
+    needs = method.aggregation.weighting.needs
+    return needs.layers != "none" or bool(needs.asks)
+
+
 def why_no_policy(method: Method) -> str:
     """Why limits on the weights would not limit how much a client counts."""
     if isinstance(method.aggregation, Joint):

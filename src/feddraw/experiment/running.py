@@ -277,6 +277,7 @@ def _collector(setup: PreparedRun) -> Collector:
             labelled=setup.trainer.labelled,
             gate=experiment.gate,
             policy=policy,
+            clear_weights=experiment.clear_weights,
         )
     if experiment.stream:
         return Streaming(sizes=sizes, gate=experiment.gate, policy=policy)

@@ -83,6 +83,8 @@ class Experiment:
     # sum updates as they come, in client order: one model of memory, however many clients
     stream: bool = False
     secure: bool = False  # the server sees sums over clients only, under masks: docs/privacy.md
+    # With it: the server also sees each client's weight, which tells something of its update.
+    clear_weights: bool = False
     # The test AUC in every round's line, for curves; never used to choose anything.
     test_every_round: bool = False
     # Validation images that the server weighs clients by, for the methods that need some.
@@ -333,12 +335,14 @@ def _check_stream_settings(experiment: Experiment, method: Method) -> None:
 
 def _check_secure_settings(experiment: Experiment, method: Method) -> None:
     import feddraw.secure.sums  # noqa: F401 - says so if cryptography is not installed
+    from feddraw.secure.rounds import rules_of_method
 
     name = experiment.section("method")[0]
     if why := why_not_secure(method):
         raise UserError(
             f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)"
         )
+    rules_of_method.check_policy(method, experiment.policy, clear_weights=experiment.clear_weights)
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
         instead = "set gate.norm to off or warn, and gate.clip to 0"
         raise UserError(f"a secure sum cannot leave out or clip single updates: {instead}")

@@ -187,12 +187,16 @@ def _weights(trained: TrainedModel, sites: Sites) -> Iterator[str]:
         yield "The run has no ledger of weights."
         return
     rows = []
-    weights = np.nan_to_num(trained.run.ledger["weight"])  # rounds × clients
+    ledger = trained.run.ledger
+    weights = np.nan_to_num(ledger["weight"])  # rounds × clients
+    weights[ledger.counted & np.isnan(ledger["weight"])] = np.nan
     for site, by_round in zip(sites.values(), weights.T, strict=True):
         shown = (by_round[0], by_round.mean(), by_round[-1])
-        rows.append([site, *(f"{weight:.3f}" for weight in shown)])
+        cells = ["hidden" if np.isnan(weight) else f"{weight:.3f}" for weight in shown]
+        rows.append([site, *cells])
     yield _table(["site", "first round", "mean", "last round"], rows)
-    yield "How much each site's update counted; 0 where it did not take part."
+    hidden = " Secure sums hide the others." if np.isnan(weights).any() else ""
+    yield f"How much each site's update counted; 0 where it did not take part.{hidden}"
 
 
 def _input(trained: TrainedModel) -> Iterator[str]:

@@ -99,7 +99,8 @@ def loss_in_metrics(metrics: Mapping[str, Any]) -> float:
 def log_round(done: RoundRecord, rounds: int) -> None:
     """The weights, what was measured of the sites' differences, and who did not simply count."""
     shares = "  ".join(
-        f"{name_in_log(client)} {weight:.3f}" for client, weight in done.weights.items()
+        f"{name_in_log(client)} {'hidden' if math.isnan(weight) else f'{weight:.3f}'}"
+        for client, weight in done.weights.items()
     )
     log.info("server round %d/%d: %s", done.round + 1, rounds, shares or "no update counted")
     measured = [entry for entry in done.ledger if math.isfinite(entry.q)]

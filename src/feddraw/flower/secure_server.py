@@ -198,6 +198,7 @@ class FlowerSecureServer:
     gate: Gate
     directory: SiteDirectory | None
     size_key: str
+    clear_weights: bool = False  # sites say their weights, also where these tell of their updates
     _offered: dict[str, _Offered] = field(default_factory=dict)  # by kind of round, the last one
 
     def __post_init__(self) -> None:
@@ -206,6 +207,7 @@ class FlowerSecureServer:
                 f"this method cannot run under secure sums: {why} (`feddraw list methods` shows"
                 " which can)"
             )
+        rules_of_method.check_policy(self.method, self.policy, clear_weights=self.clear_weights)
         if self.gate.norm == "refuse" or self.gate.clip:
             raise UserError(
                 "a secure sum cannot leave out or clip single updates: use norm 'off' or 'warn',"
@@ -217,7 +219,9 @@ class FlowerSecureServer:
         """The order that goes with a model to train."""
         method = method_as_text(self.method)
         sums = rules_of_method.sums_of(self.method)
-        terms = terms_of_training(method, sums, round, rounds, self.policy)
+        terms = terms_of_training(
+            method, sums, round, rounds, self.policy, clear_weights=self.clear_weights
+        )
         return self._offer(
             replace(terms, reading={"size": self.size_key, "classifier": classifier})
         )

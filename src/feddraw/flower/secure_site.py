@@ -20,7 +20,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.core import Layout, Method, Model, Update, why_not_secure
+from feddraw.core import Layout, Method, Model, Update, weights_show_updates, why_not_secure
 from feddraw.errors import UserError
 from feddraw.flower import job_orders, reply_intake, score_histograms, secure_messages
 from feddraw.flower.array_records import arrays_to_model
@@ -165,6 +165,7 @@ class SecureNode:
     number: int | None  # of its partition, where it has one
     names: RecordNames  # of the records that its app takes
     size_key: str  # the metric that says how many images it has
+    clear_weights: bool  # it says its own weight, also where this tells of its update
     least_effort: float  # share of its steps below which it does not train
     simulated: bool  # its data are the run's own, and so may its seeds be
 
@@ -194,6 +195,7 @@ class SecureNode:
             number=number,
             names=RecordNames(str(node.get("arrays", "arrays")), str(node.get("config", "config"))),
             size_key=str(node.get("size", "num-examples")),
+            clear_weights=node.get("clear_weights") is True,
             least_effort=float(node.get("effort", 1.0)),
             simulated=node.get("simulated") is True,
         )
@@ -221,11 +223,24 @@ class SecureNode:
                 raise UserError(f"this method cannot run under secure sums: {why}")
             if offered.terms.sums != rules_of_method.sums_of(method):
                 raise UserError("the server names other sums than its method has")
-            offered.terms.limits.check_method(method)
+            self._check_weights(method, offered.terms)
             if offered.terms.reading.get("size") != self.size_key:
                 raise UserError(
                     f"the server weighs by another number than this site's {self.size_key}"
                 )
+
+    def _check_weights(self, method: Method, terms: Terms) -> None:
+        """Refuse a policy that does not fit, and to say a weight that tells of this site's
+        update.
+        """
+        terms.limits.check_method(method)
+        rules_of_method.check_policy(method, terms.limits, clear_weights=terms.clear_weights)
+        if terms.clear_weights and weights_show_updates(method) and not self.clear_weights:
+            raise UserError(
+                "the server asks for this site's weight in clear, which tells of its update: it"
+                " takes part where weights are hidden (clear_weights=true in the --node-config"
+                " allows it)"
+            )
 
     def seed(self, work: bytes) -> int:
         """Of local training: from a secret of this site's, and different for all that it trains

@@ -39,7 +39,7 @@ from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_roster
 from feddraw.flower.run_ending import end_in_one_line
-from feddraw.flower.settings import FlowerSettings
+from feddraw.flower.settings import FlowerSettings, hides_weights
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.metrics import RunMetrics
@@ -260,6 +260,8 @@ def make_strategy(
     method = evaluation.method
     if not experiment.policy.limits_weights:
         why = why_no_policy(method) or "the run's settings turn it off"
+        if hides_weights(experiment, method):
+            why = "under secure sums this method's weights are hidden, and only sizes have limits"
         log.warning("no policy limits how much a site counts: %s", why)
     nodes = _least_nodes(federation, evaluation)
     if experiment.secure and nodes < FEWEST_SUMMED:
@@ -290,6 +292,7 @@ def make_strategy(
         folder=folder,
         resume=federation.resume,
         secure=experiment.secure,
+        clear_weights=experiment.clear_weights,
         site_keys=federation.site_keys or None,
         masked_counts=sites_evaluate,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from feddraw.catalog import check_setting_types
-from feddraw.core import why_no_policy
+from feddraw.core import Method, weights_show_updates, why_no_policy
 from feddraw.core.participation import Participation
 from feddraw.data.corruption import Corruption
 from feddraw.data.finding_names import PAPER_FINDINGS
@@ -51,6 +51,8 @@ class FlowerSettings:
 
 # Unless the settings have a policy of their own: from three sites on, none outweighs all others.
 READY_POLICY = Policy(cap_times=1.5)
+# The same as far as it can be had where weights are hidden: no size counts for more than that.
+READY_SIZE_POLICY = Policy(max_size_times=1.5)
 
 # set to 1 in the server's environment: import code that a run's settings name
 TRUST_VARIABLE = "FEDDRAW_TRUST"
@@ -99,10 +101,23 @@ def read_run_config(
     # a least number of sites does not say how much each may count
     limits = [name for name in (*values, *more) if name != "policy.min_sites"]
     policy_is_set = any(name.startswith("policy.") for name in limits)
-    if not policy_is_set and not why_no_policy(make_method(experiment)):
-        policy = replace(READY_POLICY, min_sites=experiment.policy.min_sites)
+    if not policy_is_set:
+        policy = replace(_ready_policy(experiment), min_sites=experiment.policy.min_sites)
         experiment = replace(experiment, policy=policy)
     return complete(experiment), federation
+
+
+def hides_weights(experiment: Experiment, method: Method) -> bool:
+    """Whether the server of a run does not see the sites' weights."""
+    return experiment.secure and weights_show_updates(method) and not experiment.clear_weights
+
+
+def _ready_policy(experiment: Experiment) -> Policy:
+    """The policy of a run whose settings name none."""
+    method = make_method(experiment)
+    if hides_weights(experiment, method):
+        return READY_SIZE_POLICY
+    return Policy() if why_no_policy(method) else READY_POLICY
 
 
 def _take_federation(values: dict[str, Any]) -> FlowerSettings:

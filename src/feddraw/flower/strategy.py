@@ -129,6 +129,7 @@ class MethodStrategy(FedAvg):
         on_round: Callable[[RoundRecord], None] | None = None,
         ledger_in_metrics: bool = False,
         secure: bool = False,
+        clear_weights: bool = False,
         site_keys: SiteDirectory | Path | str | None = None,
         masked_counts: bool = False,
     ) -> None:
@@ -152,6 +153,7 @@ class MethodStrategy(FedAvg):
             on_round=on_round,
             ledger_in_metrics=ledger_in_metrics,
             secure=secure,
+            clear_weights=clear_weights,
             site_keys=site_directory_from(site_keys) if secure else None,
             masked_counts=secure and masked_counts,
         )
@@ -210,6 +212,7 @@ class MethodStrategy(FedAvg):
             self.options.gate,
             self.options.site_keys,
             self.weighted_by_key,
+            self.options.clear_weights,
         )
 
     @property

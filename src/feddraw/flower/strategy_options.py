@@ -54,6 +54,8 @@ class StrategyOptions:
 
     secure: bool = False  # see sums of updates only; clients need `secure_mod` and keys
     site_keys: SiteDirectory | None = None  # with it: the sites' public keys by name
+    # with it: sites say their weights, also where these tell of their updates
+    clear_weights: bool = False
     masked_counts: bool = False  # with it: evaluations are counts, summed under masks too
 
     def __post_init__(self) -> None:

@@ -70,8 +70,9 @@ class FollowedLedger:
         size = entry.size if math.isfinite(entry.size) else 0.0
         self.clients[client] = max(self.clients.get(client, 0.0), size)
         if entry.weighted:
-            weight = entry.weight if math.isfinite(entry.weight) else 0.0
-            self.weights.setdefault(entry.round, {})[client] = weight
+            weights = self.weights.setdefault(entry.round, {})
+            if math.isfinite(entry.weight):  # else it is hidden
+                weights[client] = entry.weight
             if math.isfinite(entry.influence):
                 self.influence[client] = entry.influence
         if entry.status not in ("weighted", "not sampled"):

@@ -59,12 +59,13 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def runs_with_weights(report: Report, scenario: str) -> dict[str, list[RecordedRun]]:
-    """By method, where a run has a ledger of weights."""
+    """By method, where a run has a ledger of weights that are not all hidden."""
     weighted = {}
     for method in report.methods:
         runs = report.runs(scenario, method)
-        if any(run.ledger.clients for run in runs):
-            weighted[method] = runs
+        shown = [run for run in runs if not run.ledger.clients or run.ledger.has("weight")]
+        if any(run.ledger.clients for run in shown):
+            weighted[method] = shown
     return weighted
 
 

@@ -77,7 +77,9 @@ def _server(run: RecordedRun, name: str) -> Iterator[Block]:
         f" {_rounds_in_words(run)}. It does not hold {join_names(run.not_held())}."
     )
     if not np.nan_to_num(run.ledger["weight"]).any():
-        yield Paragraph("No client counted in any round.")
+        hidden = "The weights of all rounds are hidden by secure sums."
+        counted = run.ledger.counted.any()
+        yield Paragraph(hidden if counted else "No client counted in any round.")
         return
     explained = explain_run_weights(run)
     pictures = weight_pictures({RULE: [run]}, name, title=f"{name}: weight by round")

@@ -81,6 +81,7 @@ class Secure:
     labelled: Sequence[Labels] = ()  # by client; left out: all label all
     gate: Gate = field(default_factory=Gate)
     policy: Policy = field(default_factory=Policy)
+    clear_weights: bool = False  # clients say their weights, also where these tell of their updates
     section: Mapping[str, Any] = field(default_factory=dict)  # the method's name and settings
     drops: Callable[[int], Drops] = lambda round: {}  # who falls silent in a round, for tests
     in_turn: ClassVar[bool] = False
@@ -94,7 +95,14 @@ class Secure:
         """
         rules_of_method.check_method(round.method)
         sums = rules_of_method.sums_of(round.method)
-        terms = terms_of_training(self.section, sums, round.number, round.rounds, self.policy)
+        terms = terms_of_training(
+            self.section,
+            sums,
+            round.number,
+            round.rounds,
+            self.policy,
+            clear_weights=self.clear_weights,
+        )
         digest = digest_of_offer(terms, round.sent, round.method.broadcast(round.state))
         numbers = {self.clients[client]: client for client in round.sampled}
 

@@ -1,8 +1,9 @@
 """What the server makes of a secure round of training: checks of what sites say, and the new model
 from the opened sum.
 
-It sees the sum of all words, exactly, and of each client its size, steps, labelled findings and own
-weight. Where these do not fit each other nobody counts, and the model stays as it was.
+It sees the sum of all words, exactly, and of each client its size, steps and labelled findings, and
+its own weight where that says no more than these, or where all have agreed to say it. Where these
+do not fit each other nobody counts, and the model stays as it was.
 """
 
 from __future__ import annotations
@@ -134,6 +135,10 @@ class TrainingRules:
         place = announcement.place(name)
         outputs = rules_of_method.outputs_with_own_weight(self.method, self.layout, facts)
         own = statement.own
+        if not rules_of_method.weights_are_said(self.method, announcement):
+            if own:
+                raise UserError("it says its weight, which stays hidden in this round")
+            return
         if len(own) != 1 + len(outputs):
             raise UserError(f"{len(own)} weights where {1 + len(outputs)} are needed")
         ranges = rules_of_method.ranges_of_client(self.method, own, facts, place, outputs)
@@ -214,11 +219,12 @@ def result_of_outcome(
     result = close_round(round, intake, step.aggregate if step else None)
     if step is None or not result.weights:
         return result
-    # How long each client's move is stays hidden, and with it how much each moved the model.
-    ledger = tuple(
-        replace(entry, influence=HIDDEN) if entry.weighted else entry for entry in result.ledger
-    )
-    return replace(result, ledger=ledger, loss=step.loss)
+    hidden = dict.fromkeys(step.hidden, HIDDEN)
+    ledger = tuple(replace(entry, **hidden) if entry.weighted else entry for entry in result.ledger)
+    pieces = result.pieces
+    if "weight" in step.hidden:
+        pieces = tuple(replace(entry, weight=HIDDEN) for entry in pieces)
+    return replace(result, ledger=ledger, pieces=pieces, loss=step.loss)
 
 
 def _updates_in_clear(
@@ -245,13 +251,14 @@ class _Step:
 
     aggregate: Aggregate
     loss: float  # mean training loss of the clients in the sum
+    hidden: tuple[str, ...]  # columns of the ledger that only each client knows for itself
 
     @staticmethod
     def of(round: Round, rules: TrainingRules, opened: Opened, numbers: Mapping[str, int]) -> _Step:
         names = sorted(opened.survivors, key=lambda name: numbers[name])
         cohort = round.closed_cohort(_updates_in_clear(round, opened, numbers))
         reading = _Reading(rules, opened, cohort, names)
-        return _Step(reading.aggregate(), reading.mean_loss)
+        return _Step(reading.aggregate(), reading.mean_loss, reading.hidden)
 
 
 class _Reading:
@@ -270,6 +277,7 @@ class _Reading:
                 f"a sum of {len(opened.words):,} words where {self._form.length:,} are needed"
             )
         self._spans = self._form.spans()
+        self._said = rules_of_method.weights_are_said(rules.method, opened.announcement)
         self._own = self._weights_summed()
         self._totals = self._checked_totals()
         self._values = from_fixed_point(opened.words, in_place=True)
@@ -279,6 +287,17 @@ class _Reading:
     def mean_loss(self) -> float:
         """Of the clients in the sum."""
         return float(self._values[self._spans["loss"]][0]) / len(self._names)
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """How long each client's move is stays hidden, and with it how much each moved the model;
+        so does its weight, and what would explain it, where it is not said.
+        """
+        if self._said:
+            return ("influence",)
+        parts = {name: part for name, part in self._known_parts().items() if part is not None}
+        unknown = [name for name, part in parts.items() if np.isnan(part).all()]
+        return ("influence", "weight", *unknown)
 
     def aggregate(self) -> Aggregate:
         """The server rule's step."""
@@ -356,39 +375,77 @@ class _Reading:
     # ------------------------------------------------------------------------------------- weights
 
     def _weights_summed(self) -> list[Numbers]:
-        """What each client in the sum multiplied with."""
+        """What each client in the sum multiplied with. Where weights are hidden, equal ones stand
+        for them: only their sum is used.
+        """
         announcement = self._opened.announcement
+        if not self._said:
+            return [self._equal_weights(announcement.place(name)) for name in self._names]
         if announcement.terms.limits.limits_weights:
             return [announcement.weights[name] for name in self._names]
         return [self._opened.statements[name].own for name in self._names]
 
+    def _equal_weights(self, place: int) -> Numbers:
+        """One for the whole model, and for each output that the client at this place labels."""
+        labelled = self._opened.announcement.facts.labelled
+        rows = [labelled is None or bool(labelled[place, output]) for output in self._form.outputs]
+        return (1.0, *map(float, rows))
+
     def _checked_totals(self) -> Column:
-        """By column, the sum of the weights, which must be those that were said."""
+        """By column, the sum of the weights, which must be those that were said, or where they are
+        hidden what sizes and method allow.
+        """
         words = self._opened.words[self._spans["weights"]]
-        stated = [0] * self._form.columns
-        for row in self._own:
-            for column, weight in enumerate(row):
-                stated[column] += round(math.ldexp(weight, FRACTION_BITS))
-        if [int(word) for word in words] != [number % 2**64 for number in stated]:
-            raise UntrueSum("the weights in the sum are not those that the clients announced")
         totals = from_fixed_point(words)
+        if self._said:
+            self._check_stated(words)
+        else:
+            self._check_range(totals)
         if weights_too_small(totals, len(self._own)):
             raise UntrueSum(
                 f"the clients' weights are too small for a secure sum: {totals.min():.2g} in all"
             )
         return totals
 
+    def _check_stated(self, words: Words) -> None:
+        """The sums of the weights are exactly those of the weights that were said."""
+        stated = [0] * self._form.columns
+        for row in self._own:
+            for column, weight in enumerate(row):
+                stated[column] += round(math.ldexp(weight, FRACTION_BITS))
+        if [int(word) for word in words] != [number % 2**64 for number in stated]:
+            raise UntrueSum("the weights in the sum are not those that the clients announced")
+
+    def _check_range(self, totals: Column) -> None:
+        """The sums of hidden weights are not more or less than all clients together can have."""
+        announcement = self._opened.announcement
+        ranges = [
+            rules_of_method.ranges_of_client(
+                self._rules.method, (), announcement.facts, place, self._form.outputs
+            )
+            for place in map(announcement.place, self._names)
+        ]
+        lowest, highest = np.sum(ranges, axis=0).T
+        rounding = len(self._names) * WEIGHT_ROUNDING
+        if (totals < lowest - rounding).any() or (totals > highest + rounding).any():
+            raise UntrueSum("the weights in the sum are not such as the clients' sizes allow")
+
     def _weights(self) -> Weights:
         """The weights of those in the sum, with what explains them."""
-        announcement = self._opened.announcement
         layout = self._cohort.sent.layout
         weights = weights_from_own(self._own, layout, self._form.outputs)
-        places = [announcement.place(name) for name in self._names]
-        proposed = np.array([self._opened.statements[name].own[0] for name in self._names])
-        rule = rules_of_method.weighting_of(self._rules.method)
-        known = rule.parts_of(proposed, announcement.facts, places)
-        parts = {**known, **self._rules.parts}
+        parts = {**self._known_parts(), **self._rules.parts}
         return replace(weights, parts=parts, limited=self._limited())
+
+    def _known_parts(self) -> Parts:
+        """What explains the weights, as far as it follows from what is known; else not a number."""
+        announcement = self._opened.announcement
+        places = [announcement.place(name) for name in self._names]
+        rule = rules_of_method.weighting_of(self._rules.method)
+        own = np.full(len(self._names), np.nan)
+        if self._said:
+            own[:] = [self._opened.statements[name].own[0] for name in self._names]
+        return rule.parts_of(own, announcement.facts, places)
 
     def _limited(self) -> LimitedWeights | None:
         """What the policy changed for those in the sum."""

@@ -25,10 +25,18 @@ from feddraw.core import (
     own_weight,
     own_weight_range,
     secure_sums,
+    weights_show_updates,
     why_not_secure,
 )
 from feddraw.errors import UserError
-from feddraw.secure.rounds.terms import FIRST_SUM, LEAST_SHARE_SUMMED, MOVES_SUM, Numbers
+from feddraw.secure.rounds.terms import (
+    FIRST_SUM,
+    LEAST_SHARE_SUMMED,
+    MOVES_SUM,
+    Announcement,
+    Numbers,
+)
+from feddraw.server.policy import Policy
 
 SMALLEST_WEIGHT = LEAST_SHARE_SUMMED  # mean weight of those in a sum
 
@@ -37,6 +45,28 @@ def check_method(method: Method) -> None:
     """Refuse a method that needs more than sums."""
     if why := why_not_secure(method):
         raise UserError(f"this method cannot run under secure sums: {why}")
+
+
+def check_policy(method: Method, policy: Policy, *, clear_weights: bool) -> None:
+    """Refuse limits on weights that nobody sees."""
+    if policy.limits_weights and weights_show_updates(method) and not clear_weights:
+        raise UserError(
+            "under secure sums this method's weights are hidden, and a policy cannot limit what is"
+            " hidden: limit sizes only (policy.max_size, max_size_times), or set clear_weights ="
+            " true, which each site must allow"
+        )
+
+
+def weights_are_said(method: Method, announcement: Announcement) -> bool:
+    """Whether clients say their weights in clear: all have agreed to it, or the weights follow from
+    what is announced, as FedDRAW's do in its first and last round.
+    """
+    if announcement.terms.clear_weights or not weights_show_updates(method):
+        return True
+    rule = weighting_of(method)
+    facts = announcement.facts
+    ranges = [rule.score_range(facts, place) for place in range(len(facts.sizes))]
+    return all(low == high for low, high in ranges)
 
 
 def sums_of(method: Method) -> tuple[str, ...]:
@@ -98,9 +128,12 @@ def weights_of_client(
 def ranges_of_client(
     method: Method, own: Numbers, facts: Facts, place: int, outputs: tuple[int, ...]
 ) -> list[tuple[float, float]]:
-    """Between which numbers each of a client's weights lies: more it cannot claim."""
+    """Between which numbers each of a client's weights lies: more it cannot claim. `own` is empty
+    where they are hidden.
+    """
     rule = weighting_of(method)
-    ranges = [own_weight_range(rule, facts, place)]
+    whole = own_weight_range(rule, facts, place)
+    ranges = [whole]
     for output in outputs:
         among, mine = facts.labelling(output, place)
         if mine is None:
@@ -108,7 +141,7 @@ def ranges_of_client(
         elif isinstance(rule, ScoredByOutput):
             ranges.append(own_weight_range(rule, among, mine))
         else:
-            ranges.append((own[0], own[0]))
+            ranges.append((own[0], own[0]) if own else whole)
     return ranges
 
 

@@ -51,6 +51,9 @@ class Terms:
     rounds: int
     method: Mapping[str, Any] = field(default_factory=dict)  # its rules by name, with settings
     policy: Mapping[str, Any] = field(default_factory=dict)  # settings that are not the default's
+    # Clients say their own weights, also where these tell of their updates; else they are summed
+    # under masks.
+    clear_weights: bool = False
     findings: int = 0  # of an evaluation
     reading: Mapping[str, Any] = field(default_factory=dict)  # how an app's answer is read
 
@@ -85,6 +88,8 @@ class Terms:
         whole = (self.round, self.rounds, self.findings)
         if any(type(number) is not int for number in whole):
             raise UserError("rounds and findings of a secure round are whole numbers")
+        if type(self.clear_weights) is not bool:
+            raise UserError("clear_weights of a secure round is true or false")
         if not 0 <= self.round < self.rounds <= MOST_ROUNDS:
             raise UserError(f"round {self.round} of {self.rounds} in the server's terms")
         if not 0 <= self.findings <= MOST_FINDINGS:
@@ -92,12 +97,18 @@ class Terms:
 
 
 def terms_of_training(
-    method: Mapping[str, Any], sums: tuple[str, ...], round: int, rounds: int, policy: Policy
+    method: Mapping[str, Any],
+    sums: tuple[str, ...],
+    round: int,
+    rounds: int,
+    policy: Policy,
+    *,
+    clear_weights: bool = False,
 ) -> Terms:
     """The terms of a round of training."""
     usual = asdict(Policy())
     limits = {name: value for name, value in asdict(policy).items() if value != usual[name]}
-    return Terms(TRAIN, sums, round, rounds, dict(method), limits)
+    return Terms(TRAIN, sums, round, rounds, dict(method), limits, clear_weights)
 
 
 def digest_of_offer(terms: Terms, model: Model, broadcast: Mapping[str, Vector]) -> bytes:
@@ -291,7 +302,7 @@ class Announcement:
 @dataclass(frozen=True)
 class Statement:
     """What a client says in clear beside its masked move: how it weighs itself, then each output
-    with its own weights; and its steps, where it knows them.
+    with its own weights, or nothing where weights stay hidden; and its steps, where it knows them.
     """
 
     own: Numbers
@@ -315,7 +326,7 @@ class Statement:
         trained = type(self.steps) is int and 0 < self.steps <= MOST_STEPS
         if self.steps is not None and not trained:
             raise UserError(f"{self.steps!s:.20} steps: it has not trained")
-        if not (self.own and all(weight >= 0 for weight in self.own)):
+        if not all(weight >= 0 for weight in self.own):
             raise UserError("a weight below zero")
 
 

@@ -42,7 +42,9 @@ class UpdatePart:
         update: Update,
         gate: Gate | None = None,
     ) -> None:
+        terms = announcement.terms
         rules_of_method.check_method(method)
+        rules_of_method.check_policy(method, terms.limits, clear_weights=terms.clear_weights)
         rules_of_method.check_weights_fit_sum(method, announcement.facts)
         max_size = (gate or Gate()).max_size
         verdict = check_update(update, sent, method, max_size)
@@ -62,15 +64,13 @@ class UpdatePart:
         return self._encoded(rule.contribute(self._client, announcement.facts, self._place))
 
     def state(self, announcement: Announcement) -> Statement:
-        """How this client weighs itself, and how many steps it took."""
-        facts = announcement.facts
-        layout = self._client.sent.layout
-        outputs = rules_of_method.outputs_with_own_weight(self._method, layout, facts)
-        own = rules_of_method.weights_of_client(
-            self._method, self._client, facts, self._place, outputs
-        )
+        """How many steps this client took, and how it weighs itself where that may be known."""
+        said = rules_of_method.weights_are_said(self._method, announcement)
         steps = self._client.update.steps
-        return Statement(tuple(map(exact_weight, own)), None if steps is None else int(steps))
+        return Statement(
+            own=self._own(announcement) if said else (),
+            steps=None if steps is None else int(steps),
+        )
 
     def words(self, announcement: Announcement) -> Words:
         """The vector that is masked: the weighted move and all that is summed with it (see
@@ -130,11 +130,21 @@ class UpdatePart:
         except UserError:  # its text has a number of the update
             raise UserError(TOO_LARGE) from None
 
+    def _own(self, announcement: Announcement) -> Numbers:
+        """How this client weighs itself."""
+        facts = announcement.facts
+        layout = self._client.sent.layout
+        outputs = rules_of_method.outputs_with_own_weight(self._method, layout, facts)
+        own = rules_of_method.weights_of_client(
+            self._method, self._client, facts, self._place, outputs
+        )
+        return tuple(map(exact_weight, own))
+
     def _weights(self, announcement: Announcement) -> Numbers:
         """This client's own, or what the policy made of it, after checking that it is what the
         policy makes of it.
         """
-        own = self.state(announcement).own
+        own = self._own(announcement)
         if not announcement.terms.limits.limits_weights:
             return own
         if announcement.proposed.get(self._name) != own:
