@@ -259,8 +259,10 @@ def mistakes(folder: Path) -> dict[str, str]:
     (folder / "empty").mkdir()
     (folder / "x.npz").write_bytes(b"")
     (folder / "below").mkdir()
+    (folder / "x.zip").write_bytes(b"PK")
     (folder / "below/x.toml").write_text("rounds = 1\n")
     return {
+        "x.zip": "is an archive: unpack it and give the folder or its table",
         "below/x.toml": "is an experiment file already: feddraw run below/x.toml",
         "nothing.csv": "no file or folder nothing.csv",
         "words.csv": "has no column with image paths; it has name, remark",

@@ -152,6 +152,8 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
     for path in listed:
         if not path.exists():
             raise UserError(f"no file or folder {path}")
+        if path.suffix.lower() in (".zip", ".tar", ".tgz", ".7z"):
+            raise UserError(f"{path} is an archive: unpack it and give the folder or its table")
         if path.suffix == ".toml":
             raise UserError(f"{path} is an experiment file already: feddraw run {path}")
         if path.suffix == ".npz":
