@@ -116,7 +116,7 @@ MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
     ),
     "a blank path": (
         {"file": with_first(PATHS, "")},
-        "1 without a path inside the folder (table.csv line 2",
+        "1 without a path (table.csv line 2",
     ),
     "a path that leaves": ({"file": with_first(PATHS, "../x.png")}, "(table.csv line 2: ../x.png)"),
     "a missing file": (

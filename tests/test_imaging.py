@@ -9,6 +9,7 @@ from PIL import Image
 from skimage.exposure import equalize_adapthist
 
 from feddraw.data import imaging
+from feddraw.data.image_folder import files_below
 from feddraw.data.imaging import BadImage, Recipe, clahe, decode, resize
 from feddraw.training.augment import augment
 
@@ -84,6 +85,30 @@ def test_several_frames_and_deflated_dicom_are_refused(tmp_path):
     save_dicom(tmp_path / "deflated.dcm", film(), syntax="1.2.840.10008.1.2.1.99")
     with pytest.raises(BadImage, match="deflated"):
         decode(tmp_path / "deflated.dcm")
+
+
+@pytest.mark.parametrize("tag", ["Rows", "PhotometricInterpretation", "PixelData"])
+def test_a_dicom_file_without_a_tag_says_which(tmp_path, tag):
+    pydicom = pytest.importorskip("pydicom")
+    save_dicom(tmp_path / "film.dcm", film().astype(np.uint16))
+    file = pydicom.dcmread(tmp_path / "film.dcm")
+    delattr(file, tag)
+    file.save_as(tmp_path / "film.dcm")
+    named = "pixels" if tag == "PixelData" else tag
+    with pytest.raises(BadImage, match=f"^a DICOM file without {named}$"):
+        decode(tmp_path / "film.dcm")
+
+
+def test_dicom_files_of_a_folder_need_no_ending_and_other_files_are_counted(tmp_path):
+    pytest.importorskip("pydicom")
+    (tmp_path / "below").mkdir()
+    save_dicom(tmp_path / "IM0001", film().astype(np.uint16))
+    save_dicom(tmp_path / "below" / "1.2.840.7", film().astype(np.uint16))
+    (tmp_path / "a.tif").write_bytes(b"II*")
+    (tmp_path / ".hidden").write_bytes(b"")
+    found = files_below(tmp_path)
+    assert [path.name for path in found.images] == ["IM0001", "1.2.840.7"]
+    assert found.others_in_words() == "1 file is not PNG, JPEG or DICOM and not used: 1 .tif"
 
 
 def test_truncated_and_foreign_files_are_bad_images_with_a_reason(tmp_path):

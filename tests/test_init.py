@@ -14,7 +14,7 @@ from PIL import Image
 
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
-from feddraw.experiment.inspect_own_data import inspect_data
+from feddraw.experiment.inspect_own_data import inspect_data, try_images
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.report import write_report
@@ -156,6 +156,63 @@ def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:
     assert "feddraw run 'ward 7.toml' --set data.skip_bad=true  or" in last
 
 
+def test_folders_of_sites_make_clients_and_what_is_no_image_is_named(in_tmp: Path) -> None:
+    names = [
+        f"{site}/{kind}/{n}.png"
+        for site in ("east", "west")
+        for kind in ("normal", "mass")
+        for n in range(15)
+    ]
+    write_images(in_tmp / "xrays", names)
+    Path("xrays/east/mass/scan.tif").write_bytes(b"II*")
+    Path("xrays/east/mass/.DS_Store").write_bytes(b"")
+    done = typed("init", "xrays", folder=in_tmp)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "the folder that it is in, normal for no finding; its site is the folder above" in said
+    assert "1 file is not PNG, JPEG or DICOM and not used: 1 .tif" in said
+    assert "each site is a client: east" in said
+    assert Experiment.read(Path("xrays.toml")).section("scenario")[0] == "by_site"
+
+
+def test_folders_of_patients_below_folders_of_classes_are_no_sites(in_tmp: Path) -> None:
+    write_images(in_tmp / "xrays", ["mass/P1/0.png", "mass/P2/0.png", "other/P3/0.png"])
+    assert inspect_data(Path("xrays"), Path("xrays.toml")).columns["site"] == ""
+
+
+def test_images_that_cannot_be_read_are_left_out_by_the_command_that_init_ends_with(
+    in_tmp: Path,
+) -> None:
+    own_table(in_tmp, ["Fracture"])
+    Path("scans/003.png").write_bytes(b"")
+    whole = Path("scans/004.png").read_bytes()
+    Path("scans/004.png").write_bytes(whole[: len(whole) // 2])
+    done = typed("init", "ward 7.csv", folder=in_tmp)
+    said = " ".join(done.stdout.split())
+    assert "of 80 images 2 that cannot be read (scans/003.png: the file is empty" in said
+    assert "feddraw run 'ward 7.toml' --set data.skip_bad=true or" in said
+    few = ["--rounds", "1", "--epochs", "1", "--engine", "serial", "--out", "run"]
+    trained = typed("run", "ward 7.toml", "--set", "data.skip_bad=true", *few, folder=in_tmp)
+    assert trained.returncode == 0, trained.stderr
+
+
+def test_images_that_init_had_no_time_to_open_are_not_called_readable(in_tmp: Path) -> None:
+    write_images(in_tmp, ["a.png", "b.png"])
+    assert try_images(in_tmp, ["a.png", "b.png"], seconds=-1.0) == ([], 0)
+    assert try_images(in_tmp, ["a.png", "b.png"]) == ([], 2)
+
+
+def test_two_spellings_of_a_site_are_pointed_out(in_tmp: Path) -> None:
+    names = [f"{number}.png" for number in range(40)]
+    write_images(in_tmp, names)
+    sites = ["North", " North ", "north", "South"]
+    rows = [[name, sites[n % 4], n // 4 % 2] for n, name in enumerate(names)]
+    write_table(in_tmp / "ward.csv", ["path", "site", "Mass"], [*rows, ["", "South", 1]])
+    said = " ".join(typed("init", "ward.csv", folder=in_tmp).stdout.split())
+    assert "North and north are read as 2 sites: is it one?" in said
+    assert "1 without a path (ward.csv line 42)" in said
+
+
 def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Path) -> None:
     names = [f"scans/{number:03}.png" for number in range(90)]
     write_images(in_tmp, names)
@@ -171,10 +228,12 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
     )
     assert "A has one class" not in done.stdout
     few = ["--rounds", "1", "--epochs", "1", "--engine", "serial", "--out", "run"]
+    few += ["--set", "holdout=0.2"]
     trained = typed("run", "ward.toml", *few, folder=in_tmp)
     assert "note: C has one class only" in trained.stdout, trained.stderr
     explained = typed("explain", "run", folder=in_tmp)
     assert "- C has one class only" in explained.stdout, explained.stderr
+    assert "those held back included" in " ".join(explained.stdout.split())
     page = write_report([Path("run")], Path("report"), replicates=0).page.read_text()
     assert "C has one class only" in page
 
@@ -199,11 +258,16 @@ def mistakes(folder: Path) -> dict[str, str]:
     )
     (folder / "empty").mkdir()
     (folder / "x.npz").write_bytes(b"")
+    (folder / "below").mkdir()
+    (folder / "x.zip").write_bytes(b"PK")
+    (folder / "below/x.toml").write_text("rounds = 1\n")
     return {
+        "x.zip": "is an archive: unpack it and give the folder or its table",
+        "below/x.toml": "is an experiment file already: feddraw run below/x.toml",
         "nothing.csv": "no file or folder nothing.csv",
         "words.csv": "has no column with image paths; it has name, remark",
         "gone.csv": (
-            "none of its 2 images was found; tried a.png, empty/a.png: give their folder with"
+            "none of its 2 images was found; tried a.png, below/a.png, empty/a.png: give their folder with"
         ),
         "train.csv": "is a known archive: feddraw run --data chexpert --set data.path=.",
         "empty": "0 classes in 0 labelled images",

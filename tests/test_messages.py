@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 import click
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 import feddraw
@@ -307,6 +308,36 @@ def test_a_table_in_the_place_of_an_experiment_is_pointed_out(
         2,
         "feddraw: table.csv holds data, not an experiment: give it with --data table.csv\n",
     )
+    code, text = said(capsys, monkeypatch, "compare", "table.csv")
+    assert (code, text) == (
+        2,
+        "feddraw: table.csv holds data, not an experiment: feddraw init table.csv writes one\n",
+    )
+
+
+def test_a_comparison_does_not_go_into_the_folder_of_a_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_tmp: Path
+) -> None:
+    (in_tmp / "mine.toml").write_text("rounds = 1\n")
+    (in_tmp / "runs/mine").mkdir(parents=True)
+    (in_tmp / "runs/mine/experiment.toml").write_text("rounds = 1\n")
+    code, text = said(capsys, monkeypatch, "compare", "mine.toml")
+    assert code == 2
+    assert text.startswith("feddraw: runs/mine is the folder of a run, and a comparison has many")
+
+
+def test_findings_that_nobody_labels_are_named_and_no_client_is_blamed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_tmp: Path
+) -> None:
+    rows = []
+    for number in range(40):
+        Image.new("L", (16, 16), number).save(in_tmp / f"{number}.png")
+        rows.append(f"{number}.png,{'AB'[number % 2]},{number // 2 % 2},")
+    (in_tmp / "t.csv").write_text("\n".join(["path,site,Edema,Mass", *rows]) + "\n")
+    words = "run --data t.csv --scenario by_site --set data.findings=Mass --engine serial --size 16"
+    code, text = said(capsys, monkeypatch, *words.split())
+    assert code == 2
+    assert "no training image has a known label of Mass: choose other findings" in text
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])

@@ -44,7 +44,7 @@ def test_the_ledger_names_the_broken_file_the_remedy_and_where_to_look(
     assert status == (
         "refused: its app failed: images: of 20 images 1 that cannot be read (7.png: not a PNG,"
         " JPEG or DICOM image): correct them, or leave them out with data.skip_bad = true"
-        f" (`feddraw data prepare --skip-bad`) (in full at South: {tmp_path}/memory-South/errors.log)"
+        f" (in full at South: {tmp_path}/memory-South/errors.log)"
     )
     file = tmp_path / "memory-South" / ERRORS_FILE
     assert "Traceback" in file.read_text()

@@ -289,7 +289,8 @@ class HeterogeneityVerdict:
             )
         elif self.row == NOT_DECIDED[0]:
             sentences.append(
-                "The interval does not lie on one side of 1: more --batches make it narrower."
+                "The interval does not lie on one side of 1: more batches make it narrower (a"
+                " higher --batches where sites have the images, else a lower --batch-size)."
             )
         sentences += [f"{site} was not measured: {why}." for site, why in self.not_measured.items()]
         return sentences

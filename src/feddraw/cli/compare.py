@@ -57,6 +57,8 @@ def compare(
     again to continue.
     """
     began = time.monotonic()
+    folder = out or Path("runs") / file.stem
+    _check_file_and_folder(file, folder)
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
     from feddraw.cli.report import write_and_show_report
@@ -71,9 +73,6 @@ def compare(
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
-    folder = out or Path("runs") / file.stem
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: choose another with --out")
     console().print(f"{file.stem}: {len(runs)} runs in {folder}")
     rest = unfinished_runs(runs, folder)
     placed = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)
@@ -117,6 +116,20 @@ def compare(
         raise RunFailed(
             f"{len(progress.failed)} of {len(runs)} runs failed: type the command again to retry"
             " them"
+        )
+
+
+def _check_file_and_folder(file: Path, folder: Path) -> None:
+    """Refuse a table in the place of an experiment, and a folder that is something else's."""
+    from feddraw.results.run_folder import is_run_folder
+
+    if file.suffix in (".csv", ".gz", ".tsv"):
+        raise UserError(f"{file} holds data, not an experiment: feddraw init {file} writes one")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: choose another with --out")
+    if folder.is_dir() and is_run_folder([entry.name for entry in folder.iterdir()]):
+        raise UserError(
+            f"{folder} is the folder of a run, and a comparison has many: choose another with --out"
         )
 
 

@@ -128,3 +128,9 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
         total = len(found.table.labels) + len(found.table.problems)
         said = describe_row_problems(found.sheets[0].name, problems, total)
         out.print(f"note: {said}; data.skip_bad leaves them out")
+    there = len(found.table.paths) - len(found.missing)
+    if found.tried < there:
+        out.print(
+            f"note: {found.tried:,} of {there:,} images were opened; the first run names any other"
+            " that cannot be read"
+        )

@@ -135,7 +135,7 @@ def refuse_bad_rows(
     if problems and not how.skip_bad:
         raise UserError(
             f"{describe_row_problems(name, problems, total)}: correct them, or leave them out with"
-            " data.skip_bad = true (`feddraw data prepare --skip-bad`)"
+            " data.skip_bad = true"
         )
 
 

@@ -47,8 +47,9 @@ def decode(path: Path) -> Grey:
     try:
         if path.exists() and not path.is_file():  # a pipe would never end
             raise BadImage("not a regular file")
-        with path.open("rb") as file:
-            dicom = file.read(132)[128:] == b"DICM"
+        dicom = _has_dicom_mark(path)
+        if path.stat().st_size == 0:
+            raise BadImage("the file is empty")
         with warnings.catch_warnings():
             # Decoders' own remarks; what cannot be read is told by us.
             warnings.simplefilter("ignore")
@@ -59,6 +60,19 @@ def decode(path: Path) -> Grey:
         Exception
     ) as error:  # decoders raise anything on damaged or hostile files: it is the file's fault
         raise BadImage(why_not_decoded(error)) from error
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a file can be opened and begins like DICOM."""
+    try:
+        return path.is_file() and _has_dicom_mark(path)
+    except OSError:
+        return False
+
+
+def _has_dicom_mark(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
 
 
 def decode_picture(path: Path) -> Grey:
@@ -84,6 +98,11 @@ def decode_dicom(path: Path) -> Grey:
     if pydicom.filereader.read_file_meta_info(path).TransferSyntaxUID.is_deflated:
         raise BadImage("deflated DICOM, which can unpack to any size, is not read")
     file = pydicom.dcmread(path)
+    for tag in ("Rows", "Columns", "PhotometricInterpretation"):
+        if file.get(tag) is None:
+            raise BadImage(f"a DICOM file without {tag}")
+    if not any(tag in file for tag in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+        raise BadImage("a DICOM file without pixels")
     check_pixel_count(int(file.Columns), int(file.Rows))
     photometric = str(file.PhotometricInterpretation)
     frames = int(file.get("NumberOfFrames") or 1)
@@ -92,7 +111,8 @@ def decode_dicom(path: Path) -> Grey:
     )
     if pixels is None or pixels.ndim != 2:
         shown = photometric if photometric.isprintable() and len(photometric) < 20 else "damaged"
-        raise BadImage(f"not a single grey frame ({shown}, {frames} frames)")
+        counted = "1 frame" if frames == 1 else f"{frames} frames"
+        raise BadImage(f"not a single grey frame ({shown}, {counted})")
     windowed = apply_voi_lut(apply_modality_lut(pixels, file), file, index=0)
     grey = stretch_grey(windowed.astype(np.float64))
     return 255 - grey if photometric == "MONOCHROME1" else grey

@@ -21,7 +21,7 @@ from feddraw.data.splits import split_own_rows
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
 from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import expanded_path
-from feddraw.text import distinct_ends
+from feddraw.text import distinct_ends, grouped, join_names
 
 NO_SITE = "(no site)"
 MISSING_COLUMNS = ("refuse", "unknown")
@@ -296,8 +296,9 @@ def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake
             detail = f"{len(cells)} cells for {columns} columns"
             intake.problems.append(RowProblem("with more cells than columns", where, detail))
         elif path is None:
-            detail = cells[layout.path][:80]
-            intake.problems.append(RowProblem("without a path inside the folder", where, detail))
+            detail = cells[layout.path].strip()[:80]
+            what = "without a path inside the folder" if detail else "without a path"
+            intake.problems.append(RowProblem(what, where, detail))
         elif layout.split is not None and split not in SPLIT_NAMES:
             what = "with a split other than train, validation, test"
             intake.problems.append(RowProblem(what, where, f"'{split[:20]}'"))
@@ -360,7 +361,12 @@ def guesses_in_words(
 
 
 def _warnings(table: LabelTable, patients: Sequence[str] | None) -> Iterator[str]:
-    """What makes a split less trustworthy."""
+    """What makes sites or a split less trustworthy."""
+    if table.labels.sites is not None:
+        spellings = grouped((site.casefold(), site) for site in np.unique(table.labels.sites))
+        for sites in spellings.values():
+            if len(sites) > 1:
+                yield f"{join_names(sites)} are read as {len(sites)} sites: is it one?"
     if patients is None:
         return
     blank = sum(not patient for patient in patients)

@@ -14,7 +14,7 @@ from pathlib import Path
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.label_cells import ABSENT, BLANK, PRESENT, UNCERTAIN
 from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
-from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData
+from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData, unusable_rows
 from feddraw.system.machine import cores
 
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and
@@ -158,8 +158,7 @@ def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     yield toml_line(
         "uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above"
     )
-    if found.missing or found.table.problems:
-        bad = len(found.missing) + len(found.table.problems)
+    if bad := len(unusable_rows(found)):
         yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
     yield toml_line("clahe", False, "equalise contrast, as the paper does")
@@ -202,7 +201,10 @@ def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
         f"fewer than two sites have {MIN_SITE_IMAGES} training images"
         f" ({sites_in_words(found.sites)})"
     )
-    why = few if found.sites else "no column with sites was found"
+    none = "no column with sites was found"
+    if not found.written:
+        none += ' (if there is one, name it: data.site_column, and scenario.name = "by_site")'
+    why = few if found.sites else none
     return f"{why}, so the images are split into {chosen.clients} simulated clients of unequal size"
 
 

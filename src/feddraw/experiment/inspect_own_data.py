@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
 from feddraw.data.finding_counts import ClientCounts, one_class_clients
-from feddraw.data.imaging import BadImage, decode
+from feddraw.data.image_folder import FolderFiles, files_below
+from feddraw.data.imaging import BadImage, decode, require_pydicom_for
 from feddraw.data.label_cells import (
     ABSENT,
     BLANK,
@@ -37,6 +39,7 @@ from feddraw.data.label_table import LabelTable, RowProblem
 from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import csv_text
+from feddraw.text import grouped, join_names
 
 LABEL_COLUMNS = (
     "label",
@@ -58,6 +61,7 @@ KNOWN_ARCHIVES = {
     "Finding Labels": ("nih", "test_list.txt"),
 }
 MOST_LABEL_CLASSES = 50
+TRYING_SECONDS = 5.0  # for decoding images, to see whether they can be read
 SAMPLED_ROWS = 2000  # rows that guesses are based on
 UNCLEAR_CELLS = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
 
@@ -75,6 +79,8 @@ class InspectedData:
     table: LabelTable
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
     missing: tuple[RowProblem, ...]  # rows without a file
+    unread: tuple[RowProblem, ...]  # rows whose image was tried and cannot be read
+    tried: int  # images that were tried
     pixels: int  # the shorter side of the first image
 
     @property
@@ -148,10 +154,15 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
     for path in tables:
         if not path.exists():
             raise UserError(f"no file or folder {path}")
+        if path.suffix.lower() in (".zip", ".tar", ".tgz", ".7z"):
+            raise UserError(f"{path} is an archive: unpack it and give the folder or its table")
+        if path.suffix == ".toml":
+            raise UserError(f"{path} is an experiment file already: feddraw run {path}")
         if path.suffix == ".npz":
             raise UserError(
                 f"{path} needs no experiment file: feddraw run --data {path} --scenario iid"
             )
+<<<<<<< HEAD
     if len(tables) == 1 and tables[0].is_dir():
         folder = tables[0]
         tables = own_tables.csv_tables_in(folder)
@@ -159,6 +170,17 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
             class_table = inspected_class_table(inspect_class_folders(folder))
             return inspect_made_table(out.with_suffix(".csv"), str(folder), class_table)
     sheets = [own_tables.find_table(path) for path in tables]
+=======
+    if len(listed) == 1 and listed[0].is_dir():
+        if not own_tables.csv_tables_in(listed[0]):
+            files = files_below(listed[0])
+            rows = inspect_class_folders(listed[0], files.images)
+            made = inspected_class_table(rows)
+            found = inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
+            return replace(found, guesses=(*class_folders_in_words(rows, files), *found.guesses))
+        listed = own_tables.csv_tables_in(listed[0])
+    sheets = [own_tables.find_table(path) for path in listed]
+>>>>>>> walk2
     for sheet in sheets:
         header = CsvSheet.of(sheet).header
         for known, (name, *beside) in KNOWN_ARCHIVES.items():
@@ -208,21 +230,41 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
         missing_file_problem(root, path) for path in table.paths if not (root / path).is_file()
     )
     if len(missing) == len(table.paths):
+<<<<<<< HEAD
         raise UserError(no_image_found(shown_as, root, table, images))
     guesses_as_noted = set(own_tables.guesses_in_words(sources))
     table = replace(
         table, notes=tuple(note for note in table.notes if note not in guesses_as_noted)
     )
     file_names = [shown_as.name, *(sheet.name for sheet in sheets[1:])]
+=======
+        raise UserError(no_image_found(named, root, table, images))
+    guesses = tuple(own_tables.guesses_in_words(sources))
+    table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
+    guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
+    gone = {problem.where for problem in missing}
+    there = [path for path in table.paths if path not in gone]
+    require_pydicom_for(there)
+    pixels = first_image_side(root, there)
+    unread, tried = try_images(root, there)
+>>>>>>> walk2
     return InspectedData(
         sheets=tuple(sheets),
         images=root if images else None,
         written="",
         columns=columns,
         table=table,
+<<<<<<< HEAD
         guesses=tuple(own_tables.guesses_in_words(sources, file_names)),
         missing=missing,
         pixels=first_image_side(root, (path for path in table.paths if (root / path).is_file())),
+=======
+        guesses=guesses,
+        missing=missing,
+        unread=tuple(unread),
+        tried=tried,
+        pixels=pixels,
+>>>>>>> walk2
     )
 
 
@@ -287,18 +329,69 @@ def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     )
 
 
-def inspect_class_folders(folder: Path) -> Iterator[dict[str, str]]:
-    """One row per image: its class is the folder it is in, its split a folder above it called
-    train, val or test.
+def try_images(
+    folder: Path, paths: Sequence[str], seconds: float = TRYING_SECONDS
+) -> tuple[list[RowProblem], int]:
+    """Decode as many images as the time allows, from all parts of the table: which cannot be read,
+    and how many were tried.
     """
-    for path in sorted(folder.rglob("*")):
+    until = time.monotonic() + seconds
+    tried = 0
+    bad = {}
+    for place in np.random.default_rng(0).permutation(len(paths)).tolist():
+        if time.monotonic() > until:
+            break
+        tried += 1
+        try:
+            decode(folder / paths[place])
+        except BadImage as error:
+            bad[place] = str(error)
+    problems = [
+        RowProblem("that cannot be read", paths[place], why) for place, why in sorted(bad.items())
+    ]
+    return problems, tried
+
+
+def inspect_class_folders(folder: Path, images: Sequence[Path]) -> list[dict[str, str]]:
+    """One row per image: its class is the folder it is in, its split a folder above it called
+    train, val or test, its site what other folders lie above it.
+    """
+    rows = []
+    for path in sorted(images):
         inside = path.relative_to(folder)
-        if path.suffix.lower() in table_columns.IMAGE_SUFFIXES and len(inside.parts) > 1:
-            split = next(
-                (name for name in inside.parts[:-2] if name.lower() in table_columns.SPLIT_NAMES),
-                "",
-            )
-            yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
+        if len(inside.parts) < 2:
+            continue
+        *above, label = inside.parts[:-1]
+        split = next((name for name in above if name.lower() in table_columns.SPLIT_NAMES), "")
+        site = "/".join(name for name in above if name != split)
+        rows.append(
+            {"path": inside.as_posix(), "split": split.lower(), "site": site, "label": label}
+        )
+    if not _are_sites(rows):
+        rows = [row | {"site": ""} for row in rows]
+    return rows
+
+
+def _are_sites(rows: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the folders above the classes look like sites: every image has one, and some class is
+    in several (folders of patients below folders of classes share none).
+    """
+    sites_of_class = grouped((row["label"], row["site"]) for row in rows)
+    several = any(len(set(sites)) > 1 for sites in sites_of_class.values())
+    return several and all(row["site"] for row in rows)
+
+
+def class_folders_in_words(rows: Sequence[Mapping[str, str]], files: FolderFiles) -> Iterator[str]:
+    """How folders were read, and which files were not."""
+    normal = sorted({row["label"] for row in rows if row["label"].lower() in NORMAL_CLASSES})
+    words = "the class of an image is the folder that it is in"
+    if normal:
+        words += f", {join_names(normal)} for no finding"
+    if any(row["site"] for row in rows):
+        words += "; its site is the folder above"
+    yield words
+    if files.others:
+        yield files.others_in_words()
 
 
 def with_class_columns(sheet: CsvSheet) -> str:
@@ -356,5 +449,10 @@ def inspected_findings_without_auc(data: InspectedData) -> list[str]:
     return [name for name, counts in data.positives().items() if 0 in [*counts, *negatives[name]]]
 
 
+<<<<<<< HEAD
 def unusable_rows(data: InspectedData) -> tuple[RowProblem, ...]:
     return (*data.table.problems, *data.missing)
+=======
+def unusable_rows(found: InspectedData) -> tuple[RowProblem, ...]:
+    return (*found.table.problems, *found.missing, *found.unread)
+>>>>>>> walk2

@@ -4,7 +4,7 @@ processes at once.
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,17 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.image_folder import files_below
 from feddraw.data.imaging import BadImage, decode, require_pydicom_for
 from feddraw.data.own_tables import path_inside_folder
-from feddraw.data.table_columns import IMAGE_SUFFIXES, path_column
+from feddraw.data.table_columns import path_column
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.progress import Progress, no_progress
 from feddraw.system.workers import in_workers_if_they_pay, limited_workers
+from feddraw.text import safe_line
 
 SCORED_CHUNK = 64  # images that a worker takes at a time
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,10 @@ def find_images_to_predict(
     to_predict: list[ImageToPredict] = []
     for path in inputs:
         if path.is_dir():
-            to_predict += [ImageToPredict(str(file), file) for file in _images_in_folder(path)]
+            files = files_below(path)
+            to_predict += [ImageToPredict(str(file), file) for file in files.images]
+            if files.others:
+                log.warning("%s: %s", safe_line(str(path)), safe_line(files.others_in_words()))
         elif path.name.lower().endswith(TABLE_SUFFIXES):
             to_predict += _images_in_table(path, root, column)
         elif path.exists():
@@ -82,14 +89,6 @@ def find_images_to_predict(
         raise UserError(f"no PNG, JPEG or DICOM file in {', '.join(map(str, inputs))}")
     require_pydicom_for(image.name for image in to_predict)
     return to_predict
-
-
-def _images_in_folder(folder: Path) -> Iterator[Path]:
-    for place, below, files in os.walk(folder):
-        below.sort()
-        yield from (
-            Path(place) / name for name in sorted(files) if name.lower().endswith(IMAGE_SUFFIXES)
-        )
 
 
 def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageToPredict]:

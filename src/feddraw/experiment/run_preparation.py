@@ -28,6 +28,7 @@ from feddraw.experiment.device_placement import devices_of, on_device, places_fo
 from feddraw.experiment.frozen_features import backbone_of, dataset_of_features, rows_of_features
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.progress import Progress
+from feddraw.text import join_names
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch, with_number_of_steps
@@ -386,6 +387,11 @@ def _hold_out(
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
     train = []
     held = []
+    if not dataset.labels.known_counts(dataset.rows["train"]).any():
+        raise UserError(
+            f"no training image has a known label of {join_names(dataset.findings)}: choose other"
+            " findings with data.findings, or say with data.blank what a blank means"
+        )
     dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
     masks = _prepared_holdout(experiment, dataset.labels, dealt)
     for shard, rows, kept_back in zip(partition.shards, dealt, masks, strict=True):

@@ -115,7 +115,8 @@ class RecordedRun:
             for client, size in partition.get("sizes", {}).items()
             if client in positives
         ]
-        return list(one_class_clients(counts, findings))
+        held_back = ", those held back included" if self.settings.get("holdout") else ""
+        return [sentence + held_back for sentence in one_class_clients(counts, findings)]
 
     @cached_property
     def flat(self) -> dict[str, Any]:
