@@ -6,7 +6,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,11 +46,6 @@ RARE = {
     "test_kills.py": "FEDDRAW_LONG",
     "test_processes.py": "FEDDRAW_LONG",
 }
-
-# Flower's engine answers in this process, also where Ray is installed: its simulation belongs to
-# `make test-federation`.
-if "FEDDRAW_FEDERATION" not in os.environ:
-    sys.modules["ray"] = None  # type: ignore[assignment]
 
 # What is imported and collected stays: looking for garbage in it took a third of the collection.
 gc.disable()
