@@ -29,6 +29,8 @@ install: .venv/installed
 demo: .venv/installed
 	.venv/bin/feddraw demo --resume
 
+# Tests start some hundred Pythons: where bytecode is not kept, each would compile the package again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint types
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -16,15 +17,27 @@ from warm_workers import warm_multiprocessing
 SLOWEST = (
     "test_study.py",
     "test_engines.py",
-    "test_lost_updates.py",
-    "test_results.py",
     "test_report.py",
-    "test_devices.py",
-    "test_battery.py",
-    "test_secure_rounds.py",
-    "test_examples.py",
+    "test_frozen_part.py",
+    "test_lost_updates.py",
     "test_methods.py",
+    "test_scenarios.py",
+    "test_report_page.py",
+    "test_battery.py",
+    "test_export.py",
+    "test_limits.py",
+    "test_examples.py",
+    "test_statistics.py",
+    "test_flower_app.py",
     "test_flower.py",
+    "test_models.py",
+    "test_cli.py",
+    "test_packaging.py",
+    "test_results.py",
+    "test_text.py",
+    "test_trust.py",
+    "test_own_walk.py",
+    "test_zoo.py",
 )
 # Half a minute and more each file: these have targets of their own, which set the variable.
 RARE = {
@@ -33,6 +46,15 @@ RARE = {
     "test_kills.py": "FEDDRAW_LONG",
     "test_processes.py": "FEDDRAW_LONG",
 }
+
+# What is imported and collected stays: looking for garbage in it took a third of the collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for among what tests make, not among modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import feddraw
@@ -91,13 +92,16 @@ def imported(path):
                     yield inner, node.lineno
 
 
-IMPORTS = {name: list(imported(path)) for name, path in NAMES.items()}
+@cache
+def imports():
+    """What every module imports; read when a test asks, not while tests are collected."""
+    return {name: list(imported(path)) for name, path in NAMES.items()}
 
 
 def test_imports_point_one_way():
     wrong = []
     for own, path in NAMES.items():
-        for name, line in IMPORTS[own]:
+        for name, line in imports()[own]:
             if room_of(name) == room_of(own):
                 continue
             where = f"{path.relative_to(SOURCE)}:{line}"
@@ -111,7 +115,7 @@ def test_imports_point_one_way():
 
 def test_no_module_imports_itself_by_a_detour():
     """Not even through an import inside a function."""
-    edges = {own: {name for name, _ in found if name != own} for own, found in IMPORTS.items()}
+    edges = {own: {name for name, _ in found if name != own} for own, found in imports().items()}
     packages = {name for name, path in NAMES.items() if path.name == "__init__.py"}
     done, stack = set(), []
 

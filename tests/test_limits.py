@@ -128,7 +128,7 @@ def test_a_table_with_thousands_of_columns_is_refused(tmp_path: Path) -> None:
         csv_sheet.CsvSheet.of(tmp_path / "t.csv")
 
 
-@pytest.mark.parametrize("line", [b"\n", b",\n", b"a,b\n" * 2])
+@pytest.mark.parametrize("line", [b"\n", b"a,b\n" * 2])
 def test_a_small_gz_that_unpacks_to_millions_of_lines_is_refused(
     tmp_path: Path, line: bytes
 ) -> None:

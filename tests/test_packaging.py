@@ -91,10 +91,10 @@ for module in pkgutil.walk_packages(feddraw.__path__, "feddraw.", onerror=lambda
         assert error.name.partition(".")[0] in optional, error
     except feddraw.UserError as error:
         assert "pip install" in str(error), error
-    children = psutil.Process().children(recursive=True)
-    assert not children, (module.name, children)
-    mocks = [name for name, one in sys.modules.items() if isinstance(one, unittest.mock.NonCallableMock)]
-    assert not mocks, (module.name, mocks)
+children = psutil.Process().children(recursive=True)  # asks of every process of the machine: once
+assert not children, children
+mocks = [name for name, one in sys.modules.items() if isinstance(one, unittest.mock.NonCallableMock)]
+assert not mocks, mocks
 assert (dict(os.environ), sys.argv, threading.active_count(), signal.getsignal(signal.SIGINT)) == before
 """
 
