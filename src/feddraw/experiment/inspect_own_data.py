@@ -162,25 +162,17 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
             raise UserError(
                 f"{path} needs no experiment file: feddraw run --data {path} --scenario iid"
             )
-<<<<<<< HEAD
     if len(tables) == 1 and tables[0].is_dir():
         folder = tables[0]
         tables = own_tables.csv_tables_in(folder)
         if not tables:
-            class_table = inspected_class_table(inspect_class_folders(folder))
-            return inspect_made_table(out.with_suffix(".csv"), str(folder), class_table)
+            files = files_below(folder)
+            rows = inspect_class_folders(folder, files.images)
+            class_table = inspected_class_table(rows)
+            inspected = inspect_made_table(out.with_suffix(".csv"), str(folder), class_table)
+            about_folders = class_folders_in_words(rows, files)
+            return replace(inspected, guesses=(*about_folders, *inspected.guesses))
     sheets = [own_tables.find_table(path) for path in tables]
-=======
-    if len(listed) == 1 and listed[0].is_dir():
-        if not own_tables.csv_tables_in(listed[0]):
-            files = files_below(listed[0])
-            rows = inspect_class_folders(listed[0], files.images)
-            made = inspected_class_table(rows)
-            found = inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
-            return replace(found, guesses=(*class_folders_in_words(rows, files), *found.guesses))
-        listed = own_tables.csv_tables_in(listed[0])
-    sheets = [own_tables.find_table(path) for path in listed]
->>>>>>> walk2
     for sheet in sheets:
         header = CsvSheet.of(sheet).header
         for known, (name, *beside) in KNOWN_ARCHIVES.items():
@@ -230,41 +222,27 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
         missing_file_problem(root, path) for path in table.paths if not (root / path).is_file()
     )
     if len(missing) == len(table.paths):
-<<<<<<< HEAD
         raise UserError(no_image_found(shown_as, root, table, images))
     guesses_as_noted = set(own_tables.guesses_in_words(sources))
     table = replace(
         table, notes=tuple(note for note in table.notes if note not in guesses_as_noted)
     )
     file_names = [shown_as.name, *(sheet.name for sheet in sheets[1:])]
-=======
-        raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(own_tables.guesses_in_words(sources))
-    table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
-    guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
-    gone = {problem.where for problem in missing}
-    there = [path for path in table.paths if path not in gone]
-    require_pydicom_for(there)
-    pixels = first_image_side(root, there)
-    unread, tried = try_images(root, there)
->>>>>>> walk2
+    missing_paths = {problem.where for problem in missing}
+    present_paths = [path for path in table.paths if path not in missing_paths]
+    require_pydicom_for(present_paths)
+    unread, tried = try_images(root, present_paths)
     return InspectedData(
         sheets=tuple(sheets),
         images=root if images else None,
         written="",
         columns=columns,
         table=table,
-<<<<<<< HEAD
         guesses=tuple(own_tables.guesses_in_words(sources, file_names)),
-        missing=missing,
-        pixels=first_image_side(root, (path for path in table.paths if (root / path).is_file())),
-=======
-        guesses=guesses,
         missing=missing,
         unread=tuple(unread),
         tried=tried,
-        pixels=pixels,
->>>>>>> walk2
+        pixels=first_image_side(root, present_paths),
     )
 
 
@@ -449,10 +427,5 @@ def inspected_findings_without_auc(data: InspectedData) -> list[str]:
     return [name for name, counts in data.positives().items() if 0 in [*counts, *negatives[name]]]
 
 
-<<<<<<< HEAD
 def unusable_rows(data: InspectedData) -> tuple[RowProblem, ...]:
-    return (*data.table.problems, *data.missing)
-=======
-def unusable_rows(found: InspectedData) -> tuple[RowProblem, ...]:
-    return (*found.table.problems, *found.missing, *found.unread)
->>>>>>> walk2
+    return (*data.table.problems, *data.missing, *data.unread)
