@@ -9,13 +9,13 @@ known, and what cannot be decided is asked for.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feddraw.core import Entry, Heads, Method, in_layer
 from feddraw.core.model import head_names
 from feddraw.errors import UserError, unknown
-from feddraw.text import grouped
 
 MOST_LAYERS_NAMED = 6  # candidates in a message
 HOW_TO_NAME_IT = (
@@ -98,14 +98,13 @@ def candidate_classifiers(params: Sequence[Entry], outputs: int = 0) -> list[Hea
 def scoring_layers(params: Sequence[Entry]) -> list[ScoringLayer]:
     """All layers that map features to numbers, one by one, in the network's order."""
     shapes = {entry.name: entry.shape for entry in params}
-    entries_of_layer = grouped((layer_of(entry), entry) for entry in params)
+    matrices_of_layer = Counter(layer_of(entry) for entry in params if len(entry.shape) > 1)
     layers = []
     for entry in params:
         if len(entry.shape) < 2 or math.prod(entry.shape[2:]) != 1:
             continue  # neither a matrix nor a kernel of one pixel
         name = layer_of(entry)
-        matrices = [other for other in entries_of_layer[name] if len(other.shape) > 1]
-        is_only_matrix = len(matrices) == 1 and f"{name}.weight" not in shapes
+        is_only_matrix = matrices_of_layer[name] == 1 and f"{name}.weight" not in shapes
         if entry.name.rpartition(".")[2] == "weight" or is_only_matrix:
             outputs, inputs = entry.shape[:2]
             biased = shapes.get(f"{entry.name.removesuffix('weight')}bias") == (outputs,)
