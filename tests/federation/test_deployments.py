@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
-from feddraw.federation import federate
+from feddraw.federation import Federation, federate
 from feddraw.system.file_reading import read_csv, read_json
 from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
@@ -121,9 +121,10 @@ def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_co
     engine = Losing(
         setup.trainer, lambda round, client: (round, setup.clients[client]) not in counted
     )
-    *_, last = federate(
-        setup.initial, setup.method, engine, setup.clients, rounds=4, seed=setup.experiment.seed
+    federation = Federation(
+        setup.method, engine, setup.clients, rounds=4, seed=setup.experiment.seed
     )
+    *_, last = federate(federation, setup.initial)
     kept = load_file(made.folder / "run" / "model.safetensors")
     assert all(
         kept[name].tobytes() == array.tobytes() for name, array in last.model.arrays().items()
