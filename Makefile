@@ -64,14 +64,16 @@ fuzz: .venv/installed-dev
 mutants: .venv/installed-dev
 	.venv/bin/python tests/mutants/mutate.py --seed 1 --mutants $(MUTANTS) --survivors-whole
 
-.venv/installed-federation: .venv/installed-dev
-	$(PIP) --editable '.[simulation]'
+# An environment of its own: with Ray in .venv, `make test` would run its simulations on Ray.
+.venv-federation/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-federation
+	$(subst .venv/,.venv-federation/,$(PIP)) --editable '.[dev,densenet,dicom,simulation]'
 	@touch $@
 
-# Federations of real processes, killed, starved, interrupted and attacked, and Flower's simulation on Ray; some twenty
+# Federations of real processes, killed, starved, interrupted and attacked, and Flower's simulation on Ray; some forty
 # minutes. The tests of strangers need nginx (apt install nginx).
-test-federation: .venv/installed-federation
-	FEDDRAW_FEDERATION=1 .venv/bin/python -m pytest tests/federation tests/test_flower_deployment.py
+test-federation: .venv-federation/installed
+	FEDDRAW_FEDERATION=1 .venv-federation/bin/python -m pytest tests/federation tests/test_flower_deployment.py
 
 # Every way to run every method, with the code of BASE and with this one, compared bit by bit; some eight minutes.
 # SAME_BITS='--quick', '--only serial,resume' or '--without secure' for a part of it.
@@ -94,4 +96,4 @@ dist:
 	$(PYTHON) tests/matrix/dist.py $(DIST)
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-federation build dist .pytest_cache .mypy_cache .ruff_cache

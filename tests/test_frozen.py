@@ -114,7 +114,7 @@ def test_the_others_train_as_torch_does_with_the_same_layers_frozen() -> None:
     module, classifier = half_frozen()
     network = Network(module, classifier)
     images = torch.rand(4, 1, 8, 8)
-    network(images)[0].square().sum().backward()
+    network(images)[0].square().sum().backward()  # type: ignore[no-untyped-call]
     values = network.values(network.grads)
     plain, _ = tiny.build()
     plain.load_state_dict(
@@ -187,7 +187,9 @@ def ordered(layers: FrozenLayers, node: int) -> RecordDict:
 
 
 def answered(node: int, held: str = "") -> Reply:
-    about = ConfigRecord({"name": f"site {node}"} | ({FROZEN: held} if held else {}))
+    about = ConfigRecord({"name": f"site {node}"})
+    if held:
+        about[FROZEN] = held
     return Reply(node, f"site {node}", (1, 0, ""), RecordDict({"client": about}))
 
 

@@ -794,7 +794,7 @@ def test_a_question_about_frozen_layers_gives_a_digest_and_nothing_else(
     federation: Federation,
 ) -> None:
     seen: list[RecordDict] = []
-    answers = iter(["patient 4711", "ab" * 32, 4711])
+    answers: Iterator[str | int] = iter(["patient 4711", "ab" * 32, 4711])
 
     @federation.app.query(ACTION)
     def careless(message: Message, context: Context) -> Message:

@@ -139,7 +139,7 @@ def _first_runs(session: TimingSession, images: int) -> Ratio:
             remove_cached_folder(folder)
         return seconds_of(lambda: _whole_run(experiment, dataset))
 
-    works = {
+    works: dict[str, Callable[[], float]] = {
         "first": first_run,
         "bare": lambda: seconds_of(lambda: bare(dataset.images, threads=cores())),
         "warm": lambda: seconds_of(lambda: _whole_run(experiment, dataset)),

@@ -77,8 +77,8 @@ class Together:
         received = [_limited(update, size_limit, verdicts[update.client]) for update in updates]
         sound = [update for update in received if not verdicts[update.client].reason]
 
-        aggregate, verdicts = self._accept_and_aggregate(sound, verdicts, round)
-        intake = Intake(received, verdicts, reported, size_limit, self.policy.min_sites)
+        aggregate, final = self._accept_and_aggregate(sound, verdicts, round)
+        intake = Intake(received, final, reported, size_limit, self.policy.min_sites)
         return close_round(round, intake, aggregate)
 
     def _accept_and_aggregate(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -219,7 +220,7 @@ def result_of_outcome(
     result = close_round(round, intake, step.aggregate if step else None)
     if step is None or not result.weights:
         return result
-    hidden = dict.fromkeys(step.hidden, HIDDEN)
+    hidden: dict[str, Any] = dict.fromkeys(step.hidden, HIDDEN)
     ledger = tuple(replace(entry, **hidden) if entry.weighted else entry for entry in result.ledger)
     pieces = result.pieces
     if "weight" in step.hidden:
