@@ -78,3 +78,12 @@ def test_a_part_without_a_column_is_told_with_the_names_that_there_are():
     found = wrong(Method(Weighted(OwnPart()), Local()))
     assert "no column for 'power'" in found["the same arguments give the same bits"]
     assert "similarity" in found["the same arguments give the same bits"]
+
+
+def test_a_property_of_what_a_method_does_not_do_is_not_said_to_hold():
+    applies = {check.name: check.applies for check in check_method(with_server(MedianThatSaysSo()))}
+    assert applies["weights are shares"]
+    assert not applies["streaming gives the same weights"]
+    assert not applies["secure sums give the same weights"]
+    assert not applies["the server needs sums only"]
+    assert all(check.applies for check in check_method(fedavg()))
