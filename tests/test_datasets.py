@@ -677,13 +677,19 @@ def test_without_a_split_no_patient_is_in_two_parts(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    ["../secret.png", "/etc/passwd", "images/../../secret.png", "C:\\secret.png", "..\\x.png", ""],
+    ["../secret.png", "/etc/passwd", "images/../../secret.png", "C:\\secret.png", "..\\x.png"],
 )
 def test_paths_cannot_leave_the_folder(tmp_path, path):
     save(tmp_path / "secret.png")
     files = [f"images/{n:03d}.png" for n in range(20)]
     own_folder(tmp_path / "mine", file=[path, *files[1:]])
     says(tmp_path / "mine", "1 without a path inside the folder .table.csv line 2")
+
+
+def test_a_row_without_a_path_is_named(tmp_path):
+    files = [f"images/{n:03d}.png" for n in range(20)]
+    own_folder(tmp_path / "mine", file=["", *files[1:]])
+    says(tmp_path / "mine", "1 without a path .table.csv line 2")
 
 
 def test_absolute_paths_into_the_folder_and_backslashes_are_understood(tmp_path):

@@ -364,7 +364,7 @@ def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(
     assert [set(content.array_records) for content in seen].count(
         {"words"}
     ) == 6  # of training, of evaluation
-    assert len(seen) == (6 + 5) * 3  # one more in training, where the policy limits weights
+    assert len(seen) == (5 + 5) * 3  # limits on sizes need no exchange of their own
     assert not any(content.metric_records for content in seen)
 
 

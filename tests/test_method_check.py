@@ -143,3 +143,12 @@ def test_a_server_that_needs_all_layers_is_heard_beside_a_rule_that_needs_one():
     method = Method(Weighted(compares_classifiers, MedianThatSaysSo()))
     assert method.needs.layers == "all"
     assert why_not_streaming(method)
+
+
+def test_a_property_of_what_a_method_does_not_do_is_not_said_to_hold():
+    applies = {check.name: check.applies for check in check_method(with_server(MedianThatSaysSo()))}
+    assert applies["weights are shares"]
+    assert not applies["streaming gives the same weights"]
+    assert not applies["self-weighed clients get the same weights"]
+    assert not applies["the server needs sums only"]
+    assert all(check.applies for check in check_method(fedavg()))

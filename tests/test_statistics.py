@@ -543,7 +543,7 @@ def test_stats_says_in_words_who_is_better_and_draws(
     code, out, _ = stats_of(TIDY, "--plot", "cd.svg")
     assert code == 0
     assert (
-        "No difference between [/c], which has the best average rank, and b is shown. It is"
+        "Nemenyi's test shows no difference between [/c], which has the best average rank, and b. It is"
         " significantly better than a at alpha 0.05 (Nemenyi; Friedman p = 0.002, 6 scenarios)."
         in " ".join(out.split())
     )

@@ -53,8 +53,8 @@ def comparison_in_words(comparison: Comparison) -> str:
     if not undecided:
         return f"{best} has the best average rank and is {shown}"
     return (
-        f"No difference between {best}, which has the best average rank, and"
-        f" {join_names(undecided)} is shown. It is {shown}"
+        f"Nemenyi's test shows no difference between {best}, which has the best average rank, and"
+        f" {join_names(undecided)}. It is {shown}"
     )
 
 

@@ -25,7 +25,9 @@ def check_method(
     given = {f"method.{key}": value for key, value in parse_settings(settings or []).items()}
     rule = make_method(Experiment(method=method).with_settings(given))
     properties = method_check.check_method(rule)
-    rows = [[row.name, row.wrong or "yes"] for row in properties]
+    rows = [
+        [row.name, row.wrong or ("yes" if row.applies else "does not apply")] for row in properties
+    ]
     console().print(table(["property", "holds"], rows))
     failed = [row.name for row in properties if row.wrong]
     if failed:

@@ -198,9 +198,10 @@ def _say_that_nothing_fits(
 
     runs = budget.next_seed()
     message = (
-        f"nothing fits into {minutes:g} min: the {len(runs)} runs of seed"
+        f"nothing fits into {minutes:g} min: preparing and timing took"
+        f" {duration_in_words(budget.clock())}, the {len(runs)} runs of seed"
         f" {runs[0].experiment.seed} take about {duration_in_words(_seconds_of(budget, runs))}, and"
-        " a seed begins only if all of it fits. One of these would do: "
+        " a seed begins only if all of it fits. This would do: "
         + "; ".join(what_would_fit(budget, estimates))
     )
     if not begun:

@@ -52,6 +52,7 @@ class Property:
 
     name: str
     wrong: str
+    applies: bool = True  # False: the method does not do what the property is about
 
 
 class MadeUpImages:
@@ -365,8 +366,25 @@ PROPERTIES: Mapping[str, Callable[[MadeUpFederation], str]] = {
 }
 
 
+def _not_applicable(method: Method) -> set[str]:
+    """The properties that are about what this method does not do."""
+    streams = not why_not_streaming(method)
+    secure = not why_not_secure(method)
+    names = set()
+    if not streams:
+        names.add("streaming gives the same weights")
+    if not secure:
+        names.add("self-weighed clients get the same weights")
+    if not streams and not secure:
+        names.add("the server needs sums only")
+    if why_no_policy(method):
+        names.add("a policy's cap holds")
+    return names
+
+
 def check_method(method: Method) -> list[Property]:
     """Every property, with what is wrong about it; a rule that raises is wrong too."""
+    not_applicable = _not_applicable(method)
     found = []
     for name, check in PROPERTIES.items():
         try:
@@ -375,7 +393,7 @@ def check_method(method: Method) -> list[Property]:
             wrong = str(error)
         except Exception as error:  # somebody's own code may raise anything
             wrong = f"{type(error).__name__}: {error}"
-        found.append(Property(name, wrong))
+        found.append(Property(name, wrong, applies=name not in not_applicable))
     return found
 
 

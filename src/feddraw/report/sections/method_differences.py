@@ -92,10 +92,11 @@ def of_other_pairs(report: Report, scenario: str, metric: str) -> Iterator[Block
     if not rows:
         return
     label = METRICS[metric]
+    pairs = f"{len(rows)} pair{'s' * (len(rows) > 1)}"
     table = ReportTable(
         caption=f"{label} in {scenario}: paired differences",
         header=["first", "second", "first − second", f"95 % CI, {draws.unit}"],
         rows=rows,
-        note=f"{note_on_patients(draws)} No correction for {len(rows)} pairs.",
+        note=f"{note_on_patients(draws)} No correction for {pairs}.",
     )
     yield Fold(f"Paired differences between the other methods ({label})", [table])
