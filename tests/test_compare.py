@@ -125,6 +125,9 @@ def test_where_nothing_fits_the_minutes_rounds_and_size_that_would_are_named():
         "--set rounds=3 (of 10)",
         "--set data.size=32 (of 64)",
     ]
+    # 16 pixels would fit, 4 * (2 + 100 / 16), but phantoms have at least 28
+    limits, _ = budget(37, runs, each=estimate.seconds)
+    assert not any("data.size" in option for option in what_would_fit(limits, estimates))
     limits, _ = budget(30, runs, each=estimate.seconds)
     assert what_would_fit(limits, estimates) == ["--minutes 8"]
 

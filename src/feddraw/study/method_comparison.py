@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from feddraw.data.datasets.phantom import SMALLEST_PHANTOM
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.study.cost import RunEstimate, estimate_runs
@@ -26,7 +27,7 @@ from feddraw.training.devices import WorkerPlace
 COMPARED_METHODS = ("feddraw", "fedavg", "uniform", "alone")
 COMPARED_SEEDS = 5
 FOR_THE_REPORT = 0.03  # share of a budget that is kept for writing the report
-SMALLEST_IMAGE = 16  # pixels across, of which a smaller size is advised
+SMALLEST_IMAGE = SMALLEST_PHANTOM  # pixels across that may be advised: all our data sets take it
 
 
 def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> list[PlannedRun]:
