@@ -16,6 +16,7 @@ from feddraw.core import (
     Server,
     Sums,
     Weighted,
+    Weighting,
     why_not_streaming,
 )
 from feddraw.errors import UserError
@@ -128,6 +129,37 @@ def test_a_rule_that_computes_with_steps_must_ask_for_them():
 def test_a_rule_that_lacks_a_function_is_told_which_in_one_line():
     with pytest.raises(UserError, match=r"'without_range' is not complete: .*score_range"):
         make_method(Experiment(method="test_method_check:without_range"))
+
+
+@dataclass(frozen=True, eq=False)
+class PlainArray(Weighting):
+    """Forgets that weights are more than an array."""
+
+    returned: object
+
+    def weigh(self, cohort, state):
+        return self.returned
+
+
+def test_a_rule_that_returns_a_plain_array_is_told_once_what_to_return():
+    for returned in (np.ones(len(SIZES)), (np.ones(len(SIZES)), {})):
+        with pytest.raises(UserError, match=r"PlainArray must return \(Weights, state\)"):
+            check_method(Method(Weighted(PlainArray(returned))))
+
+
+def own_method_with_an_argument(share):
+    return share
+
+
+def own_method_that_returns_a_number():
+    return 3
+
+
+def test_an_own_function_that_cannot_be_used_is_told_in_words():
+    with pytest.raises(UserError, match="cannot be called: missing a required argument: 'share'"):
+        make_method(Experiment(method="test_method_check:own_method_with_an_argument"))
+    with pytest.raises(UserError, match=r"not an int$"):
+        make_method(Experiment(method="test_method_check:own_method_that_returns_a_number"))
 
 
 def test_a_factored_server_without_its_functions_cannot_be_made():

@@ -125,9 +125,8 @@ def call_with_settings(
         bound = inspect.signature(function).bind(**arguments, **settings)
     except TypeError as error:
         passed = ", ".join([*arguments, *settings])
-        raise UserError(
-            f"{what} '{function.__name__}' cannot be called with {passed}: {error}"
-        ) from None
+        how = f" with {passed}" if passed else ""
+        raise UserError(f"{what} '{function.__name__}' cannot be called{how}: {error}") from None
     try:
         return function(*bound.args, **bound.kwargs)
     except TypeError as error:

@@ -100,6 +100,11 @@ def join_names(names: Sequence[str], most: int = 8) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def with_article(noun: str) -> str:
+    """a str, an int."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def one_line(text: Any, most: int = 80) -> str:
     """Text from another machine, short and without control characters, for a log or a table."""
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()

@@ -26,6 +26,7 @@ from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError, unknown
 from feddraw.system.file_reading import expanded_path
 from feddraw.system.progress import Progress
+from feddraw.text import with_article
 
 # That the caller gives when it opens the data; no settings.
 # what the caller gives when it opens the data: no settings
@@ -73,7 +74,8 @@ def open_dataset(
         dataset = function(size=size, **arguments)
     if not isinstance(dataset, Dataset):
         raise UserError(
-            f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}"
+            f"{name} must return a feddraw.data.dataset.Dataset, not"
+            f" {with_article(type(dataset).__name__)}"
         )
     return dataset
 

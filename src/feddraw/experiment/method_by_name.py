@@ -21,6 +21,7 @@ from feddraw.core import (
     why_not_second,
 )
 from feddraw.errors import UserError
+from feddraw.text import with_article
 
 Section = Mapping[str, Any]  # a name and its settings
 
@@ -73,7 +74,8 @@ class MethodHalf:
         method = catalog.call_with_settings(self.function, settings, "method")
         if not isinstance(method, Method):
             raise UserError(
-                f"'{self.name}' must return a feddraw.core.Method, not a {type(method).__name__}"
+                f"'{self.name}' must return a feddraw.core.Method, not"
+                f" {with_article(type(method).__name__)}"
             )
         return method
 

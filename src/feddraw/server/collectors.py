@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from feddraw.core import (
     Update,
     Vector,
     Weighted,
+    Weighting,
     Weights,
     mean_buffers,
     weighted_sum,
@@ -130,12 +131,29 @@ class Together:
 
         Weights that are no numbers pass as they are: `close_round` refuses the model they give.
         """
-        weights, weighting_state = rule.weighting.weigh(cohort, round.state["weighting"])
+        weights, weighting_state = weigh_cohort(rule.weighting, cohort, round.state["weighting"])
         state = round.state | {"weighting": weighting_state}
         if not np.isfinite(weights.values).all():
             return weights, state
         weights = self.policy.bounded(weights, cohort, round.clients)
         return divided_among_labelling(cohort, weights), state
+
+
+class NotWeightsError(UserError):
+    """A rule's `weigh` returns something else than weights and a state."""
+
+
+def weigh_cohort(weighting: Weighting, cohort: Cohort, state: State) -> tuple[Weights, State]:
+    """Weights and the next state; a rule of one's own that returns anything else is told so."""
+    returned: Any = weighting.weigh(cohort, state)
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if not is_pair or not isinstance(returned[0], Weights):
+        raise NotWeightsError(
+            f"weigh of {type(weighting).__name__} must return (Weights, state), for instance"
+            " `return normalize(scores), state`"
+        )
+    weights, next_state = returned
+    return weights, next_state
 
 
 def _limited(update: Update, limit: SizeLimit, verdict: Verdict) -> Update:

@@ -34,7 +34,13 @@ from feddraw.core import (
     why_not_streaming,
 )
 from feddraw.errors import UserError
-from feddraw.server.collectors import CohortSums, Streaming, Together
+from feddraw.server.collectors import (
+    CohortSums,
+    NotWeightsError,
+    Streaming,
+    Together,
+    weigh_cohort,
+)
 from feddraw.server.policy import Policy
 from feddraw.server.round import Collector, Round, RoundResult
 
@@ -159,7 +165,7 @@ def weights_are_shares(made: MadeUpFederation) -> str:
     if isinstance(rule, Joint):
         return ""
     cohort = made.round().cohort(made.updates, MadeUpImages(made.sent.params * 0.9))
-    weights, _ = rule.weighting.weigh(cohort, made.state["weighting"])
+    weights, _ = weigh_cohort(rule.weighting, cohort, made.state["weighting"])
     columns = {"weights": weights.values} | {piece.name: piece.values for piece in weights.pieces}
     for name, values in columns.items():
         if values.shape != (len(CLIENTS),):
@@ -276,7 +282,7 @@ def secure_clients_give_the_same_weights(made: MadeUpFederation) -> str:
     if not isinstance(weighting, SelfScored):
         return "it is said to be secure, but its clients cannot score themselves"
     cohort = made.round().cohort(made.updates)
-    expected, _ = weighting.weigh(cohort, made.state["weighting"])
+    expected, _ = weigh_cohort(weighting, cohort, made.state["weighting"])
     facts = _told(weighting, cohort.facts(), made)
     views = cohort.views()
     own = np.array([own_weight(weighting, views[i], facts, i) for i in range(len(views))])
@@ -299,7 +305,7 @@ def sums_are_all_that_the_server_sees(made: MadeUpFederation) -> str:
     if isinstance(rule, Joint) or not closed:
         return ""
     cohort = made.round().cohort(made.updates)
-    weights, _ = rule.weighting.weigh(cohort, made.state["weighting"])
+    weights, _ = weigh_cohort(rule.weighting, cohort, made.state["weighting"])
     all_updates, _ = CohortSums.measured(rule, cohort, weights)
     sums_only = _SumsOnly(
         cohort=made.round().closed_cohort(
@@ -383,12 +389,17 @@ def _not_applicable(method: Method) -> set[str]:
 
 
 def check_method(method: Method) -> list[Property]:
-    """Every property, with what is wrong about it; a rule that raises is wrong too."""
+    """Every property, with what is wrong about it; a rule that raises is wrong too.
+
+    A rule that does not return weights is refused: every property would say the same.
+    """
     not_applicable = _not_applicable(method)
     found = []
     for name, check in PROPERTIES.items():
         try:
             wrong = check(MadeUpFederation.of(method))
+        except NotWeightsError:
+            raise
         except UserError as error:
             wrong = str(error)
         except Exception as error:  # somebody's own code may raise anything
