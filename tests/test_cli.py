@@ -221,6 +221,8 @@ MISTAKES = {
     ("run", "--scale", "-1"): "scale must be a positive number",
     ("runn",): "No such command 'runn'",
     ("list", "method"): "no 'method' among the lists: did you mean methods?",
+    ("list",): "say what to list: feddraw list methods|models|data|scenarios",
+    ("run", "--scenario", "CHM-9"): "did you mean one of CHM-1, CHM-2, CHM-3, CHM-4, CHM-5?",
     ("weights", "--sizes", "1,x"): "--sizes takes numbers separated by commas, not '1,x'",
     ("weights", "--sizes", "0,1"): "sizes must be positive numbers",
     ("weights", "--sizes", "nan,1"): "sizes must be positive numbers",

@@ -197,6 +197,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
     for folder, expected in (
         ("study", "is not the folder of a run: there are 1 below it"),
         ("study/one", "weights.csv"),
+        ("nowhere", "no folder"),
     ):
         found = CliRunner().invoke(app, ["explain", str(tmp_path / folder)])
         assert isinstance(found.exception, UserError)

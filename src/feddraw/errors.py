@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -30,12 +30,24 @@ class OutOfMemory(RunFailed):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist: suggests the nearest that does."""
+    """The error for a name that does not exist: suggests the nearest that do."""
     names = sorted(known)
     lowered = {candidate.lower(): candidate for candidate in names}
     near = get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
-    hint = f"did you mean {lowered[near[0]]}?" if near else f"choose from {', '.join(names)}"
+    if not near:
+        return UserError(f"no '{name}' among the {what}: choose from {', '.join(names)}")
+    nearest = [
+        candidate
+        for spelling, candidate in lowered.items()
+        if _likeness(spelling, name) == _likeness(near[0], name)
+    ]
+    one_of_them = "" if len(nearest) == 1 else "one of "
+    hint = f"did you mean {one_of_them}{', '.join(nearest)}?"
     return UserError(f"no '{name}' among the {what}: {hint}")
+
+
+def _likeness(spelling: str, name: str) -> float:
+    return SequenceMatcher(None, spelling, name.lower()).ratio()
 
 
 def first_line(error: BaseException) -> str:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw.cli.terminal import console, print_json, table
-from feddraw.errors import unknown
+from feddraw.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from feddraw.core import Method
 
 
 def list_(
-    kind: Annotated[str, Argument(help="What to list: methods, models, data or scenarios.")],
+    kind: Annotated[
+        str,
+        Argument(help="What to list: methods, models, data or scenarios.", show_default=False),
+    ] = "",
     wide: Annotated[
         bool, Option(help="Show all columns, such as what a method needs and its settings.")
     ] = False,
@@ -27,6 +30,8 @@ def list_(
         "data": listed_datasets,
         "scenarios": listed_scenarios,
     }
+    if not kind:
+        raise UserError(f"say what to list: feddraw list {'|'.join(lists)}")
     if kind not in lists:
         raise unknown("lists", kind, lists)
     rows = lists[kind]()

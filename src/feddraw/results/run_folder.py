@@ -399,6 +399,8 @@ def require_run(path: Path) -> None:
     """Refuse what is not the folder of a run or server; a study's folder is named as such."""
     if path.is_dir() and is_run_folder([child.name for child in path.iterdir()]):
         return
+    if not path.exists():
+        raise UserError(f"no folder {path}: check the path")
     below = find_run_folders([path]) if path.is_dir() else []
     hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
     raise UserError(f"{path} is not the folder of a run{hint}")
