@@ -466,6 +466,16 @@ TIDY = "scenario,method,auc,auc_std\n" + "".join(
     for i, m in enumerate(("a", "b", "[/c]"))
 )
 
+
+def test_seeds_and_folds_are_no_values(stats_of: Callable[..., tuple[int, str, str]]) -> None:
+    lines = TIDY.replace("auc,auc_std", "auc,seed,fold,round,repeat").replace(
+        ",0.1\n", ",1,2,3,4\n"
+    )
+    code, said, _ = stats_of(lines, "--json")
+    assert code == 0
+    assert list(json.loads(said)["values"]) == ["auc"]
+
+
 MISTAKES = {
     "missing cell": (
         TIDY.replace("S2,b,", "S2,a2,"),

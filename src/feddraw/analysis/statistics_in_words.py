@@ -146,7 +146,9 @@ def what_tests_can_show(comparison: Comparison) -> list[str]:
 
 
 def more_repeats_in_words(difference: Difference) -> str:
-    """How many more repeats a difference would need; a dash where it needs none."""
+    """How many more repeats a difference would need, looked at alone; a dash where its CI
+    excludes 0 already.
+    """
     if math.isnan(difference.more_repeats):
         return "unknown"
     if math.isinf(difference.more_repeats):
@@ -179,9 +181,10 @@ def differences_in_words(
             f"{intervals}).",
             f"{correction}.",
             "ahead: repeats with a difference above 0.",
-            "more: additional repeats needed to detect this difference with 80 % power, if its size"
-            " and spread stay the same (–: none, the CI excludes 0; unknown: fewer than three"
-            " repeats).",
+            "more: additional repeats needed to detect this difference alone, without Holm's"
+            " correction, with 80 % power, if its size and spread stay the same (–: its CI, which is"
+            " not corrected either, already excludes 0, whatever Holm p is; unknown: fewer than"
+            " three repeats).",
         ]
     else:
         sentences.append(

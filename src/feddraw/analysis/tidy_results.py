@@ -16,6 +16,8 @@ from feddraw.errors import UserError
 
 # Endings of columns that describe another column and are not compared themselves.
 DESCRIBING_COLUMNS = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")
+# Columns that say which training a row is of: their numbers are names.
+IDENTIFYING_COLUMNS = ("seed", "repeat", "fold", "round")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class TidyTable:
     repeat: str  # empty: one row for each scenario and method
 
     def value_columns(self) -> list[str]:
-        """All others but those that describe another."""
-        names = (self.scenario, self.method, self.repeat)
+        """All others but those that identify a training or describe another column."""
+        names = (self.scenario, self.method, self.repeat, *IDENTIFYING_COLUMNS)
         columns = [
             column
             for column in self.sheet.header

@@ -34,7 +34,12 @@ def stats(
     method: Annotated[str, Option(help="Column that names the method.")] = "method",
     value: Annotated[
         list[str] | None,
-        Option(help="Column to compare (repeatable). Default: all but standard deviations."),
+        Option(
+            help=(
+                "Column to compare (repeatable). Default: all but seed, repeat, fold, round and"
+                " standard deviations."
+            )
+        ),
     ] = None,
     over: Annotated[
         str, Option(help="Column of repeats, such as seed, to take the mean over first.")
