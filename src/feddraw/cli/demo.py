@@ -43,7 +43,13 @@ def demo(
         dataset = open_experiment_data(base, report_progress)
     folders = [out / method for method in DEMO_METHODS]
     for method, folder in zip(DEMO_METHODS, folders, strict=True):
-        run_and_show(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
+        run_and_show(
+            base.with_settings({"method": method}),
+            folder,
+            resume=resume,
+            dataset=dataset,
+            show_splits=method == DEMO_METHODS[0],
+        )
     title = "FedDRAW, FedAvg and uniform averaging on phantoms"
     say.print("writing the report")
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")

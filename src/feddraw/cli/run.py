@@ -136,9 +136,16 @@ def starting_experiment(
 
 
 def run_and_show(
-    experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    dataset: Any = None,
+    show_splits: bool = True,
 ) -> None:
-    """Run an experiment and show how it goes."""
+    """Run an experiment and show how it goes; `show_splits` is False where an earlier run has
+    shown the images of the same splits.
+    """
     from feddraw.experiment import running
     from feddraw.results.run_folder import RunFolder
 
@@ -147,6 +154,8 @@ def run_and_show(
         console().print(f"{folder} is already finished")
         return
     with run_display(experiment) as (shown, on_round):
+        if not show_splits:
+            del shown["on_setup"]
         try:
             for result in running.iterate(
                 experiment, folder, resume=resume, dataset=dataset, **shown
