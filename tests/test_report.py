@@ -28,10 +28,10 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import WrittenReport, markdown, section_order, sections, write_report
-from feddraw.report.blocks import Bullets, Fold
+from feddraw.report.blocks import Bullets, Fold, Paragraph
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.section_order import compose_report
-from feddraw.report.sections import aggregation_weights, client_views
+from feddraw.report.sections import aggregation_weights, client_views, first_screen
 from feddraw.report.sections.first_screen import results_table
 from feddraw.report.sections.summary import caveats, summary_sentences
 from feddraw.report.statistics import Report, compute_report
@@ -641,6 +641,50 @@ def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_r
     assert "| moon | undefined | not run | not run | not run | not ranked |" in text
     assert "Effusion has no AUC or GM in CHM-1" in text
     assert "fedprox has no finished run in CHM-1 for seed 1." in text
+
+
+def test_commands_to_run_again_work_where_the_report_was_typed(in_tmp: Path) -> None:
+    for folder in (Path("runs/demo"), in_tmp / "elsewhere"):
+        make_run(folder / "only")
+        report = compute_report(
+            collect_runs([folder]), alpha=0.05, replicates=0, command="", folders=[folder]
+        )
+        text = plain(markdown.render_markdown(compose_report(report, "A title"), "figures"))
+        assert "from 1 run." in text
+        if folder.is_absolute():  # a page tells nothing of what is above
+            assert "feddraw run elsewhere/only/experiment.toml" in text
+            assert "Type these commands in the folder that holds elsewhere:" in text
+        else:
+            assert "feddraw run runs/demo/only/experiment.toml" in text
+            assert "Type these commands in the folder in which the command above" in text
+
+
+def test_a_note_explains_only_what_is_on_the_page(tmp_path: Path) -> None:
+    make_run(tmp_path / "enough" / "only")
+    _, text = told(tmp_path / "enough")
+    assert "†" not in text
+    for scenario in ("CHM-1", "CHM-2"):
+        make_run(tmp_path / "few" / scenario, scenario=scenario, few="Effusion")
+    report, text = told(tmp_path / "few")
+    assert "† fewer than" in text
+    paragraphs = [block for block in first_screen.section(report) if isinstance(block, Paragraph)]
+    assert sum("common test split" in block.text for block in paragraphs) == 1
+
+
+def test_methods_that_share_no_scenario_are_said_to_allow_no_claim(tmp_path: Path) -> None:
+    for method, holdout in (("feddraw", 0.1), ("fedavg", 0.2)):
+        make_run(tmp_path / method, method=method, settings={"holdout": holdout})
+    report, _ = told(tmp_path)
+    first, *_ = summary_sentences(report)
+    assert first.startswith(
+        "Nothing can be claimed about which method has the higher test AUC: no two methods have"
+        " results in the same scenario"
+    )
+    make_run(tmp_path / "third", method="fedavg", settings={"holdout": 0.1})
+    report, _ = told(tmp_path)
+    first, *_ = summary_sentences(report)
+    assert first.startswith("No difference between methods is shown in test AUC")
+    assert "Nothing can be claimed over several scenarios." in first
 
 
 def test_one_method_in_one_run_is_reported(tmp_path: Path) -> None:

@@ -182,9 +182,9 @@ def differences_in_words(
             f"{correction}.",
             "ahead: repeats with a difference above 0.",
             "more: additional repeats needed to detect this difference alone, without Holm's"
-            " correction, with 80 % power, if its size and spread stay the same (–: its CI, which is"
-            " not corrected either, already excludes 0, whatever Holm p is; unknown: fewer than"
-            " three repeats).",
+            " correction, with 80 % power, if its size and spread stay the same (–: its CI, not"
+            " corrected either, already excludes 0, whatever Holm p is; unknown: fewer than three"
+            " repeats).",
         ]
     else:
         sentences.append(

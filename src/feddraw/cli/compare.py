@@ -73,7 +73,7 @@ def compare(
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
-    console().print(f"{file.stem}: {len(runs)} runs in {folder}")
+    console().print(f"{file.stem}: {len(runs)} run{'s' * (len(runs) != 1)} in {folder}")
     rest = unfinished_runs(runs, folder)
     placed = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)
     places = placed[: max(1, len(rest))]

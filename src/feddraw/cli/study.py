@@ -133,7 +133,7 @@ def study(
     if done is not None:
         tables.append(ResultTable(done))
     say = console()
-    say.print(f"{file.stem}: {len(runs)} runs in {folder}")
+    say.print(f"{file.stem}: {len(runs)} run{'s' * (len(runs) != 1)} in {folder}")
     if not keep_going:
         listed = {key for results in tables for key in results.rows}
         refuse_study_obstacles([planned for planned in runs if planned.key not in listed], folder)
@@ -183,7 +183,9 @@ def study_dry_run(
     if json:
         print_json(report.table())
     else:
-        show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", report)
+        show_study_preflight(
+            f"{file.stem}: {len(runs)} run{'s' * (len(runs) != 1)} in {folder}", report
+        )
     if report.obstacles:
         raise UserError(_study_obstacles(report.obstacles))
 

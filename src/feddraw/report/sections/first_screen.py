@@ -26,11 +26,23 @@ def section(report: Report) -> Iterator[Block]:
     yield Paragraph(headline(report), lead=True)
     for scenario in report.scenarios:
         yield OnlyFor(list(_weights_beside_tables(report, scenario)), scenario=scenario)
-    for scenario in report.scenarios:
-        sentence = tested_images_in_words(report.runs(scenario))
-        note = [Paragraph(sentence, quiet=True)] if sentence else []
-        yield OnlyFor(note, scenario=scenario)
+    yield from _tested_images(report)
     yield Paragraph(" ".join(_disclaimers(report.collection)), quiet=True)
+
+
+def _tested_images(report: Report) -> Iterator[Block]:
+    """Whom the test numbers are about: once if that is the same in all scenarios."""
+    sentences = {
+        scenario: tested_images_in_words(report.runs(scenario)) for scenario in report.scenarios
+    }
+    if len(set(sentences.values())) == 1:
+        sentence = sentences[report.scenarios[0]]
+        if sentence:
+            yield Paragraph(sentence, quiet=True)
+        return
+    for scenario, sentence in sentences.items():
+        note = [Paragraph(f"{scenario}: {sentence}", quiet=True)] if sentence else []
+        yield OnlyFor(note, scenario=scenario)
 
 
 def _disclaimers(collection: RunCollection) -> Iterator[str]:

@@ -54,17 +54,19 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         rarer = rarer_label_in_split(splits["test"], place)
         row += [_auc_cell(areas[method].get(finding), rarer) for method in methods]
         rows.append(row)
+    note = (
+        "Positive / negative images; labels that are not known are left out of training and of"
+        " metrics. 95 % bootstrap CI over patients (images where patients are not known)."
+    )
+    if few:
+        note += f" † {few_in_words()}."
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
     yield Paragraph(tested_images_in_words(runs))
     yield ReportTable(
         caption=f"Images of each finding in {scenario}",
         header=["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in methods)],
         rows=rows,
-        note=(
-            "Positive / negative images; labels that are not known are left out of training and of"
-            " metrics. 95 % bootstrap CI over patients (images where patients are not known). †"
-            f" {few_in_words()}."
-        ),
+        note=note,
         label=f"splits-{slug(scenario)}",
     )
 

@@ -14,11 +14,11 @@ from feddraw.text import slug
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
-    pictures: list[Picture] = []
-    for split in ("validation", "test"):
+    by_split: dict[str, list[Picture]] = {"validation": [], "test": []}
+    for split, pictures in by_split.items():
         for metric in METRICS:
-            pictures += _curve_picture(report, scenario, split, metric)
-    if not pictures:
+            pictures.extend(_curve_picture(report, scenario, split, metric))
+    if not any(by_split.values()):
         return
     note = "Mean over the seeds that all methods have; shaded from the lowest to the highest seed. "
     if len(report.shown) > plots.MOST_LINES_IN_PANEL:
@@ -26,9 +26,10 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             f"In panels with many methods, the thin line is {report.focus}; low first rounds"
             " may be cut off. "
         )
-    note += "Test curves are for information only: nothing was chosen by them."
+    if by_split["test"]:
+        note += "Test curves are for information only: nothing was chosen by them."
     yield Heading(f"Over the rounds in {scenario}", 3)
-    yield Gallery(pictures, note)
+    yield Gallery([*by_split["validation"], *by_split["test"]], note.rstrip())
 
 
 def _curve_picture(report: Report, scenario: str, split: str, metric: str) -> Iterator[Picture]:

@@ -93,7 +93,32 @@ def _result_of_metric(report: Report, metric: str) -> str:
         return f"Test {METRICS[metric]} over {scenarios} scenarios, {paired} in each: {result}"
     if len(report.scenarios) == 1:
         return _result_in_scenario(report, report.scenarios[0], metric)
-    return f"Test {METRICS[metric]}: {ranking.reason}"
+    return _result_without_ranks(report, metric)
+
+
+def _result_without_ranks(report: Report, metric: str) -> str:
+    """What can be claimed where scenarios have too few methods in common to be ranked."""
+    label = METRICS[metric]
+    nothing = f"Nothing can be claimed about which method has the higher test {label}"
+    if not report.methods:
+        return f"{nothing}: there are references only."
+    if len(report.methods) == 1:
+        return f"{nothing}: there is only {report.methods[0]}."
+    compared = [
+        scenario
+        for scenario in report.scenarios
+        if len(report.pairing(scenario, metric).methods) > 1
+    ]
+    reason = report.rankings[metric].reason
+    if not compared:
+        return (
+            f"{nothing}: no two methods have results in the same scenario, here"
+            f" {join_names(report.scenarios)}. {reason}"
+        )
+    if len(compared) == 1:
+        result = _result_in_scenario(report, compared[0], metric)
+        return f"{result} Nothing can be claimed over several scenarios. {reason}"
+    return f"{nothing} over all scenarios, only within each of {join_names(compared)}. {reason}"
 
 
 def _result_in_scenario(report: Report, scenario: str, metric: str) -> str:

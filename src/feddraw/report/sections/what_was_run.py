@@ -10,7 +10,7 @@ from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragra
 from feddraw.report.cells import number_cell
 from feddraw.report.runs import METRICS, RecordedRun, partition_hash, versions_and_machine
 from feddraw.report.statistics import Report
-from feddraw.text import grouped
+from feddraw.text import grouped, join_names
 
 Runs = Sequence[RecordedRun]
 MOST_COMMANDS = 20
@@ -20,11 +20,13 @@ MOST_METHODS_NAMED = 3  # behind a setting's value
 def section(report: Report) -> Iterator[Block]:
     runs = report.collection.runs
     yield Heading("What was run", anchor="record")
-    yield Paragraph(f"This report was made by the command below from {len(runs)} runs.")
+    yield Paragraph(
+        f"This report was made by the command below from {len(runs)} run{'s' * (len(runs) != 1)}."
+    )
     yield CodeBlock(report.command)
     how = (
         "Each run's folder holds its settings. If your data are elsewhere, change data.path there"
-        " first:"
+        f" first. Type these commands in {_folder_to_type_in(runs, report.folders)}:"
     )
     commands = CodeBlock(_commands_to_run_again(runs, report.folders))
     yield Fold("How to run it again", [Paragraph(how), commands])
@@ -44,10 +46,28 @@ def shown_path(path: Path, folders: Sequence[Path]) -> str:
     return path.name
 
 
+def _is_below_current_folder(path: Path) -> bool:
+    """Whether a path as it was typed tells nothing of what is above the current folder."""
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _typed_path(path: Path, folders: Sequence[Path]) -> str:
+    """Where a run is, from the folder in which its command is to be typed."""
+    return str(path) if _is_below_current_folder(path) else shown_path(path, folders)
+
+
+def _folder_to_type_in(runs: Runs, folders: Sequence[Path]) -> str:
+    """In words, where the paths of the commands begin."""
+    if all(_is_below_current_folder(run.path) for run in runs):
+        return "the folder in which the command above was typed"
+    elsewhere = [folder for folder in folders if not _is_below_current_folder(folder)]
+    return f"the folder that holds {join_names([folder.absolute().name for folder in elsewhere])}"
+
+
 def _commands_to_run_again(runs: Runs, folders: Sequence[Path]) -> str:
     lines = []
     for run in runs[:MOST_COMMANDS]:
-        settings = shlex.quote(f"{shown_path(run.path, folders)}/experiment.toml")
+        settings = shlex.quote(f"{_typed_path(run.path, folders)}/experiment.toml")
         out = shlex.quote(f"again/{run.path.name}")
         lines.append(f"feddraw run {settings} --out {out}")
     if len(runs) > MOST_COMMANDS:
