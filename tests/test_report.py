@@ -911,7 +911,10 @@ def test_latex_marks_the_best_and_has_whole_tables(whole: WrittenReport) -> None
 def test_the_demo_ends_with_a_table_and_the_whole_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def carry_out(experiment: Experiment, folder: Path, **_: object) -> None:
+    splits_shown = []
+
+    def carry_out(experiment: Experiment, folder: Path, *, show_splits: bool, **_: object) -> None:
+        splits_shown.append(show_splits)
         method = str(experiment.section("method")[0])
         make_run(
             folder,
@@ -927,3 +930,4 @@ def test_the_demo_ends_with_a_table_and_the_whole_report(
     assert re.search(r"feddraw +0\.8000\* +0\.7300\*", shown.output)
     assert re.search(r"uniform +0\.7500 +0\.6800", shown.output)
     assert (tmp_path / "demo" / "report.html").is_file()
+    assert splits_shown == [True, False, False]  # the same images for all three
