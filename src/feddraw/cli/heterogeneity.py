@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from feddraw.experiment.heterogeneity import HeterogeneityOptions
     from feddraw.experiment.settings import Experiment
 
+DOCUMENT = "heterogeneity.json"
+
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSites:
@@ -76,7 +78,7 @@ def heterogeneity(
     ] = 1000,
     out: Annotated[
         Path | None,
-        Option(help="Folder (default: runs/heterogeneity-SCENARIO-SEED; none with --json)."),
+        Option(help="Folder (default: a new runs/heterogeneity-SCENARIO-SEED; none with --json)."),
     ] = None,
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change any setting (repeatable).")
@@ -128,12 +130,13 @@ def heterogeneity(
             replicates=replicates,
         )
         measured = _measured_before_training(experiment, options)
-        folder = out or (None if json else Path("runs") / folder_name(measured.name))
+        folder = out or (None if json else _unused_folder(measured.name))
     verdict = verdict_on(measured.models[-1], measured.source.get("batch_size"))
     document = measured.source | {
         "measured": [asdict(model) for model in measured.models],
         "verdict": asdict(verdict),
     }
+    replaced = folder is not None and (folder / DOCUMENT).exists()
     written = [] if folder is None else _write_heterogeneity(folder, document, measured)
     if json:
         print_json(document)
@@ -143,7 +146,15 @@ def heterogeneity(
     for sentence in verdict.in_sentences():
         print_line(sentence)
     if written:
-        print_line(f"written to {', '.join(map(str, written))}")
+        note = ", in place of an earlier measurement" if replaced else ""
+        print_line(f"written to {', '.join(map(str, written))}{note}")
+
+
+def _unused_folder(name: str) -> Path:
+    """The folder below runs, with a number behind it where that is taken."""
+    from feddraw.results.run_folder import numbered_where_taken
+
+    return numbered_where_taken(Path("runs") / folder_name(name))
 
 
 def _measured_before_training(
@@ -208,7 +219,7 @@ def _write_heterogeneity(
 
     with write_errors_told(folder):
         make_folder(folder)
-    files = [folder / f"heterogeneity.{ending}" for ending in ("json", "png", "svg")]
+    files = [folder / name for name in (DOCUMENT, "heterogeneity.png", "heterogeneity.svg")]
     write_whole(files[0], (dumps(document, indent=2, allow_nan=False) + "\n").encode())
     figure = forest_figure(measured.first_and_last())
     for file in files[1:]:
