@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
 from feddraw.experiment.inspect_own_data import inspect_data, try_images
@@ -227,6 +228,8 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
         r"note: C has one class only: \d+ images \(\d+ % of all\), none shows", done.stdout
     )
     assert "A has one class" not in done.stdout
+    measured = typed("heterogeneity", "ward.toml", "--batch-size", "4", folder=in_tmp)
+    assert "note: C has one class only" in measured.stdout, measured.stderr
     few = ["--rounds", "1", "--epochs", "1", "--engine", "serial", "--out", "run"]
     few += ["--set", "holdout=0.2"]
     trained = typed("run", "ward.toml", *few, folder=in_tmp)
@@ -236,6 +239,18 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
     assert "those held back included" in " ".join(explained.stdout.split())
     page = write_report([Path("run")], Path("report"), replicates=0).page.read_text()
     assert "C has one class only" in page
+
+
+def test_findings_of_which_a_site_has_one_class_are_named_by_site() -> None:
+    findings = ["Edema", "Mass", "Nodule", "Hernia", "Fibrosis"]
+    both = ClientCounts("A", 10, [10] * 5, [5] * 5)
+    some = ClientCounts("B", 10, [10, 10, 10, 10, 10], [5, 0, 10, 0, 0])
+    unlabelled = ClientCounts("C", 10, [10, 0, 10, 10, 10], [5, 0, 5, 5, 10])
+    alike = ClientCounts("D", 10, [10] * 5, [0] * 5)
+    one_class, partly = class_notes([both, some, unlabelled, alike], findings)
+    assert one_class.startswith("D has one class only")
+    assert partly.endswith(": B (Mass, Nodule, Hernia and 1 more); C (Fibrosis)")
+    assert class_notes([both, both], findings) == []
 
 
 def test_data_show_takes_the_experiment_file_and_the_names_of_its_settings(in_tmp: Path) -> None:

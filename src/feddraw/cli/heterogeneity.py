@@ -30,6 +30,7 @@ class MeasuredSites:
 
     source: dict[str, Any]  # what was measured and how: the first lines of the document
     models: Sequence[Heterogeneity]  # by round, at least one
+    notes: Sequence[str] = ()  # on sites that lack a class
 
     @property
     def name(self) -> str:
@@ -163,8 +164,16 @@ def _measured_before_training(
     """At the initial model, and after some rounds where the options say so."""
     from feddraw.experiment.heterogeneity import measure_heterogeneity
 
+    notes: list[str] = []
     with counting_bar(console(stderr=True), prefix="", announced=False) as report_progress:
-        models = list(measure_heterogeneity(experiment, options, progress=report_progress))
+        models = list(
+            measure_heterogeneity(
+                experiment,
+                options,
+                progress=report_progress,
+                on_setup=lambda prepared: notes.extend(prepared.class_notes()),
+            )
+        )
     measurement = options.measurement
     source = {
         "data": experiment.section("data")[0],
@@ -177,7 +186,7 @@ def _measured_before_training(
         "batches": measurement.batches,
         "batch_size": measurement.batch_size,
     }
-    return MeasuredSites(source, models)
+    return MeasuredSites(source, models, notes)
 
 
 def _measured_in_run(folder: Path) -> MeasuredSites:
@@ -244,6 +253,8 @@ def show_heterogeneity(measured: MeasuredSites) -> None:
     )
     sites = len(models[-1].sites)
     out.print(safe_line(f"{names}{note}, seed {source.get('seed')}: {sites} sites"))
+    for note in measured.notes:
+        out.print(f"note: {safe_line(note)}", markup=False)
     if len(models) > 2:
         rows = [[str(model.round), *_heterogeneity_numbers(model.overall)[:-1]] for model in models]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))

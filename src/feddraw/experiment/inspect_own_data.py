@@ -23,7 +23,7 @@ from feddraw.data import own_tables, table_columns
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
-from feddraw.data.finding_counts import ClientCounts, one_class_clients
+from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.data.image_folder import FolderFiles, files_below
 from feddraw.data.imaging import BadImage, decode, require_pydicom_for
 from feddraw.data.label_cells import (
@@ -132,8 +132,10 @@ class InspectedData:
             ]:
                 yield f"{', '.join(lacking)} at {site}"
 
-    def one_class_sites(self) -> list[str]:
-        """A sentence for each site whose training images all have the same labels."""
+    def class_notes(self) -> list[str]:
+        """What users should know of sites whose training images lack a class, of all findings or of
+        some.
+        """
         labels = self.table.labels
         if labels.sites is None:
             return []
@@ -142,7 +144,7 @@ class InspectedData:
             ClientCounts.of(site, labels, np.flatnonzero(training & (labels.sites == site)))
             for site in self.large_sites
         ]
-        return list(one_class_clients(counts, labels.findings))
+        return class_notes(counts, labels.findings)
 
     def sizes(self) -> list[int]:
         return [len(self.table.split_rows(split)) for split in SPLITS]
