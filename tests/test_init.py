@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data.finding_counts import ClientCounts, class_notes
+from feddraw.data.imaging import require_pydicom_for
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
 from feddraw.experiment.inspect_own_data import inspect_data, try_images
@@ -115,6 +116,8 @@ def test_a_column_of_class_names_is_written_out_as_a_column_a_class(in_tmp: Path
     ]
     assert Experiment.read(Path("own.toml")).section("data")[1]["findings"] == ["device", "mass"]
     assert "wrote own-labels.csv and own.toml: read own.toml" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "names in the column Diagnosis that say no finding: No Finding and normal" in said
 
 
 def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
@@ -239,6 +242,34 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
     assert "those held back included" in " ".join(explained.stdout.split())
     page = write_report([Path("run")], Path("report"), replicates=0).page.read_text()
     assert "C has one class only" in page
+
+
+def test_yes_and_no_are_read_in_german_and_french_and_a_contradiction_is_named(
+    in_tmp: Path,
+) -> None:
+    names = [f"{number}.png" for number in range(40)]
+    write_images(in_tmp, names)
+    rows = [
+        [name, ["ja", "Nein"][n % 2], ["oui", "non"][n // 2 % 2]] for n, name in enumerate(names)
+    ]
+    again = [["0.png", "ja", "oui"], ["1.png", "ja", "oui"]]
+    write_table(in_tmp / "ward.csv", ["path", "Mass", "Edema"], [*rows, *again])
+    done = typed("init", "ward.csv", folder=in_tmp)
+    said = " ".join(done.stdout.split())
+    assert "Mass is read with 'ja' as present, 'Nein' as absent" in said, done.stderr
+    assert "1 with a duplicate path (ward.csv line 42: 0.png)" in said
+    contradictory = "1 with a duplicate path and a contradictory label"
+    assert f"{contradictory} (ward.csv line 43: 1.png, Mass)" in said
+
+
+def test_dicom_without_an_ending_needs_pydicom_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "IM0001").write_bytes(bytes(128) + b"DICM")
+    monkeypatch.setattr("feddraw.data.imaging.installed", lambda name: False)
+    with pytest.raises(UserError, match="pip install"):
+        require_pydicom_for([tmp_path / "IM0001"])
+    require_pydicom_for([tmp_path / "film.png"])
 
 
 def test_findings_of_which_a_site_has_one_class_are_named_by_site() -> None:
