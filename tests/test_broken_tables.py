@@ -112,7 +112,7 @@ MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
     ),
     "a path twice": (
         {"file": with_first(PATHS, PATHS[5])},
-        "1 with a duplicate path (table.csv line 7",
+        "1 with a duplicate path and a contradictory label (table.csv line 7",
     ),
     "a blank path": (
         {"file": with_first(PATHS, "")},

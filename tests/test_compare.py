@@ -207,3 +207,19 @@ def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tm
     runs = comparison_runs(small(rounds=1), seeds=1)
     assert unfinished_runs(runs, out) == []
     assert [event.kind for event in run_study(runs, out, 1, [])] == ["skipped"] * 4
+
+
+def test_sites_that_are_left_out_or_have_one_class_are_named_before_training(tmp_path, monkeypatch):
+    cost = StepCost(1.0, 8, 0.0, 0.0, 0, 0)
+    nothing = RunWork(0, 0, 0)
+    noted = RunEstimate(cost, 1.0, nothing, nothing, 1, notes=("C has one class only",))
+    monkeypatch.setattr(
+        "feddraw.study.method_comparison.estimate_runs",
+        lambda experiments, places: [noted] * len(experiments),
+    )
+    monkeypatch.setattr("feddraw.study.run_study.run_study", lambda *_, **__: iter(()))
+    table = small(rounds=1).table()
+    file = tmp_path / "mine.toml"
+    file.write_text(tomli_w.dumps({key: v for key, v in table.items() if v is not None}))
+    words = ["compare", str(file), "--workers", "1", "--seeds", "1", "--out", str(tmp_path / "o")]
+    assert CliRunner().invoke(app, words).output.count("note: C has one class only") == 1

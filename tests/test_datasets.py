@@ -711,8 +711,10 @@ def test_mistakes_of_a_table_are_named(tmp_path):
         tmp_path / "b",
         "10 with a split other than train, validation, test .table.csv line 12: 'exam'.*…",
     )
-    own_folder(tmp_path / "c", ("file", "Edema"), file=["images/000.png"] * 20)
-    says(tmp_path / "c", "19 with a duplicate path")
+    own_folder(
+        tmp_path / "c", ("file", "Edema"), file=["images/000.png"] * 20, Edema=["1"] * 19 + ["0"]
+    )
+    says(tmp_path / "c", "18 with a duplicate path .*; 1 with a duplicate path and a contradictory")
     write(tmp_path / "d" / "table.csv", ["file", "age"], [["a.png", "50"]])
     says(tmp_path / "d", "no column of labels")
     write(tmp_path / "e" / "table.csv", ["weight", "age"], [["70", "50"]])

@@ -217,7 +217,9 @@ def invoke(*words):
     return CliRunner().invoke(app, ["heterogeneity", *map(str, words)])
 
 
-def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
+def test_the_command_writes_a_document_and_a_figure_over_no_earlier_one_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     settings = [
         "data.train=160",
         "data.validation=40",
@@ -225,16 +227,9 @@ def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
         "model.growth=8",
         "scenario.clients=3",
     ]
-    words = [
-        "--scenario",
-        "iid",
-        "--size",
-        28,
-        *(w for s in settings for w in ("--set", s)),
-        "--out",
-        tmp_path / "o",
-    ]
-    result = invoke(*words, "--batch-size", 8, "--permutations", 19, "--replicates", 20)
+    words = ["--scenario", "iid", "--size", 28, *(w for s in settings for w in ("--set", s))]
+    words += ["--batch-size", 8, "--permutations", 19, "--replicates", 20]
+    result = invoke(*words, "--out", tmp_path / "o")
     assert result.exit_code == 0, result.output
     assert "is expected if the sites are alike" in result.output
     assert "no difference shown." in result.output
@@ -243,6 +238,13 @@ def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
     assert [site["site"] for site in document["measured"][0]["sites"]] == ["C1", "C2", "C3"]
     assert (tmp_path / "o" / "heterogeneity.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "o" / "heterogeneity.svg").read_text()
+    assert "in place of" not in result.output
+    again = invoke(*words, "--out", tmp_path / "o")
+    assert "in place of an earlier measurement" in again.output
+    monkeypatch.chdir(tmp_path)
+    for folder in ("heterogeneity-iid-0", "heterogeneity-iid-0-2"):
+        assert invoke(*words).exit_code == 0
+        assert (tmp_path / "runs" / folder / "heterogeneity.json").is_file()
 
 
 def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddraw.data.finding_counts import ClientCounts, class_notes
+from feddraw.data.imaging import require_pydicom_for
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
 from feddraw.experiment.inspect_own_data import inspect_data, try_images
@@ -114,6 +116,8 @@ def test_a_column_of_class_names_is_written_out_as_a_column_a_class(in_tmp: Path
     ]
     assert Experiment.read(Path("own.toml")).section("data")[1]["findings"] == ["device", "mass"]
     assert "wrote own-labels.csv and own.toml: read own.toml" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "names in the column Diagnosis that say no finding: No Finding and normal" in said
 
 
 def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
@@ -227,6 +231,8 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
         r"note: C has one class only: \d+ images \(\d+ % of all\), none shows", done.stdout
     )
     assert "A has one class" not in done.stdout
+    measured = typed("heterogeneity", "ward.toml", "--batch-size", "4", folder=in_tmp)
+    assert "note: C has one class only" in measured.stdout, measured.stderr
     few = ["--rounds", "1", "--epochs", "1", "--engine", "serial", "--out", "run"]
     few += ["--set", "holdout=0.2"]
     trained = typed("run", "ward.toml", *few, folder=in_tmp)
@@ -238,6 +244,46 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
     assert "C has one class only" in page
 
 
+def test_yes_and_no_are_read_in_german_and_french_and_a_contradiction_is_named(
+    in_tmp: Path,
+) -> None:
+    names = [f"{number}.png" for number in range(40)]
+    write_images(in_tmp, names)
+    rows = [
+        [name, ["ja", "Nein"][n % 2], ["oui", "non"][n // 2 % 2]] for n, name in enumerate(names)
+    ]
+    again = [["0.png", "ja", "oui"], ["1.png", "ja", "oui"]]
+    write_table(in_tmp / "ward.csv", ["path", "Mass", "Edema"], [*rows, *again])
+    done = typed("init", "ward.csv", folder=in_tmp)
+    said = " ".join(done.stdout.split())
+    assert "Mass is read with 'ja' as present, 'Nein' as absent" in said, done.stderr
+    assert "1 with a duplicate path (ward.csv line 42: 0.png)" in said
+    contradictory = "1 with a duplicate path and a contradictory label"
+    assert f"{contradictory} (ward.csv line 43: 1.png, Mass)" in said
+
+
+def test_dicom_without_an_ending_needs_pydicom_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "IM0001").write_bytes(bytes(128) + b"DICM")
+    monkeypatch.setattr("feddraw.data.imaging.installed", lambda name: False)
+    with pytest.raises(UserError, match="pip install"):
+        require_pydicom_for([tmp_path / "IM0001"])
+    require_pydicom_for([tmp_path / "film.png"])
+
+
+def test_findings_of_which_a_site_has_one_class_are_named_by_site() -> None:
+    findings = ["Edema", "Mass", "Nodule", "Hernia", "Fibrosis"]
+    both = ClientCounts("A", 10, [10] * 5, [5] * 5)
+    some = ClientCounts("B", 10, [10, 10, 10, 10, 10], [5, 0, 10, 0, 0])
+    unlabelled = ClientCounts("C", 10, [10, 0, 10, 10, 10], [5, 0, 5, 5, 10])
+    alike = ClientCounts("D", 10, [10] * 5, [0] * 5)
+    one_class, partly = class_notes([both, some, unlabelled, alike], findings)
+    assert one_class.startswith("D has one class only")
+    assert partly.endswith(": B (Mass, Nodule, Hernia and 1 more); C (Fibrosis)")
+    assert class_notes([both, both], findings) == []
+
+
 def test_data_show_takes_the_experiment_file_and_the_names_of_its_settings(in_tmp: Path) -> None:
     own_table(in_tmp, ["Fracture"])
     Path("scans/003.png").unlink()
@@ -245,7 +291,10 @@ def test_data_show_takes_the_experiment_file_and_the_names_of_its_settings(in_tm
     shown = typed("data", "show", "ward 7.toml", "--set", "data.skip_bad=true", folder=in_tmp)
     assert shown.returncode == 0, shown.stderr
     assert Path("contact-sheet.png").is_file()
-    assert typed("data", "show", "ward 7.toml", "--skip-bad", folder=in_tmp).returncode == 0
+    assert "in place of" not in shown.stdout
+    again = typed("data", "show", "ward 7.toml", "--skip-bad", folder=in_tmp)
+    assert again.returncode == 0
+    assert "contact-sheet.png, in place of an earlier file" in again.stdout
     refused = typed("data", "show", "ward 7.toml", folder=in_tmp)
     assert "without a file" in refused.stderr
 

@@ -29,12 +29,13 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import WrittenReport, markdown, section_order, sections, write_report
 from feddraw.report.blocks import Bullets, Fold, Paragraph
+from feddraw.report.cells import column_cells
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.section_order import compose_report
 from feddraw.report.sections import aggregation_weights, client_views, first_screen
 from feddraw.report.sections.first_screen import results_table
 from feddraw.report.sections.summary import caveats, summary_sentences
-from feddraw.report.statistics import Report, compute_report
+from feddraw.report.statistics import MeanOverRepeats, Report, compute_report
 from feddraw.report.trainings import differences_over_trainings
 from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
@@ -906,6 +907,17 @@ def test_latex_marks_the_best_and_has_whole_tables(whole: WrittenReport) -> None
     text = whole.tables.read_text()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") > 3
     assert re.search(r"feddraw & \\textbf\{0\.82", text)
+
+
+def test_a_star_needs_a_method_that_is_above_another() -> None:
+    def starred(**values: float) -> list[str]:
+        means = {method: MeanOverRepeats.of([value]) for method, value in values.items()}
+        return [name for name, cell in column_cells(means, list(means)).items() if cell.best]
+
+    assert starred(feddraw=0.8) == []
+    assert starred(feddraw=0.8, fedavg=0.8) == []
+    assert starred(feddraw=0.80001, fedavg=0.8, uniform=0.7) == []  # both are printed as 0.8000
+    assert starred(feddraw=0.81, fedavg=0.8, uniform=float("nan")) == ["feddraw"]
 
 
 def test_the_demo_ends_with_a_table_and_the_whole_report(

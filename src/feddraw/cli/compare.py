@@ -17,6 +17,7 @@ from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import counting_bar, duration_in_words
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
+from feddraw.text import safe_line
 
 if TYPE_CHECKING:
     from feddraw.study.cost import RunEstimate
@@ -171,6 +172,10 @@ def _estimate_comparison(
     with say.status("timing a few training steps of each method"):
         estimates = comparison_estimates(runs, places)
     _show_estimates(estimates)
+    # A reference may have other clients than the methods, and seeds deal other ones: the first run
+    # has those of the experiment file.
+    for note in next(iter(estimates.values())).notes:
+        say.print(f"note: {safe_line(note)}", markup=False)
     return {planned.name: estimates[method_of(planned)] for planned in runs}
 
 

@@ -158,8 +158,11 @@ def show_contact_sheet(
     images = dataset.images[chosen]
     labels = dataset.labels.take(chosen)
     shown = replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels)
+    replaced = out.exists()
     save_figure(contact_sheet(shown, rows, columns), out)
-    print_line(f"written to {out}")
+    print_line(
+        f"written to {out}, in place of an earlier file" if replaced else f"written to {out}"
+    )
 
 
 def where_images_lie(dataset: Dataset) -> str:

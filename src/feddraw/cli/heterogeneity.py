@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from feddraw.experiment.heterogeneity import HeterogeneityOptions
     from feddraw.experiment.settings import Experiment
 
+DOCUMENT = "heterogeneity.json"
+
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSites:
@@ -28,6 +30,7 @@ class MeasuredSites:
 
     source: dict[str, Any]  # what was measured and how: the first lines of the document
     models: Sequence[Heterogeneity]  # by round, at least one
+    notes: Sequence[str] = ()  # on sites that lack a class
 
     @property
     def name(self) -> str:
@@ -76,7 +79,7 @@ def heterogeneity(
     ] = 1000,
     out: Annotated[
         Path | None,
-        Option(help="Folder (default: runs/heterogeneity-SCENARIO-SEED; none with --json)."),
+        Option(help="Folder (default: a new runs/heterogeneity-SCENARIO-SEED; none with --json)."),
     ] = None,
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change any setting (repeatable).")
@@ -128,12 +131,13 @@ def heterogeneity(
             replicates=replicates,
         )
         measured = _measured_before_training(experiment, options)
-        folder = out or (None if json else Path("runs") / folder_name(measured.name))
+        folder = out or (None if json else _unused_folder(measured.name))
     verdict = verdict_on(measured.models[-1], measured.source.get("batch_size"))
     document = measured.source | {
         "measured": [asdict(model) for model in measured.models],
         "verdict": asdict(verdict),
     }
+    replaced = folder is not None and (folder / DOCUMENT).exists()
     written = [] if folder is None else _write_heterogeneity(folder, document, measured)
     if json:
         print_json(document)
@@ -143,7 +147,15 @@ def heterogeneity(
     for sentence in verdict.in_sentences():
         print_line(sentence)
     if written:
-        print_line(f"written to {', '.join(map(str, written))}")
+        note = ", in place of an earlier measurement" if replaced else ""
+        print_line(f"written to {', '.join(map(str, written))}{note}")
+
+
+def _unused_folder(name: str) -> Path:
+    """The folder below runs, with a number behind it where that is taken."""
+    from feddraw.results.run_folder import numbered_where_taken
+
+    return numbered_where_taken(Path("runs") / folder_name(name))
 
 
 def _measured_before_training(
@@ -152,8 +164,16 @@ def _measured_before_training(
     """At the initial model, and after some rounds where the options say so."""
     from feddraw.experiment.heterogeneity import measure_heterogeneity
 
+    notes: list[str] = []
     with counting_bar(console(stderr=True), prefix="", announced=False) as report_progress:
-        models = list(measure_heterogeneity(experiment, options, progress=report_progress))
+        models = list(
+            measure_heterogeneity(
+                experiment,
+                options,
+                progress=report_progress,
+                on_setup=lambda prepared: notes.extend(prepared.class_notes()),
+            )
+        )
     measurement = options.measurement
     source = {
         "data": experiment.section("data")[0],
@@ -166,7 +186,7 @@ def _measured_before_training(
         "batches": measurement.batches,
         "batch_size": measurement.batch_size,
     }
-    return MeasuredSites(source, models)
+    return MeasuredSites(source, models, notes)
 
 
 def _measured_in_run(folder: Path) -> MeasuredSites:
@@ -208,7 +228,7 @@ def _write_heterogeneity(
 
     with write_errors_told(folder):
         make_folder(folder)
-    files = [folder / f"heterogeneity.{ending}" for ending in ("json", "png", "svg")]
+    files = [folder / name for name in (DOCUMENT, "heterogeneity.png", "heterogeneity.svg")]
     write_whole(files[0], (dumps(document, indent=2, allow_nan=False) + "\n").encode())
     figure = forest_figure(measured.first_and_last())
     for file in files[1:]:
@@ -233,6 +253,8 @@ def show_heterogeneity(measured: MeasuredSites) -> None:
     )
     sites = len(models[-1].sites)
     out.print(safe_line(f"{names}{note}, seed {source.get('seed')}: {sites} sites"))
+    for note in measured.notes:
+        out.print(f"note: {safe_line(note)}", markup=False)
     if len(models) > 2:
         rows = [[str(model.round), *_heterogeneity_numbers(model.overall)[:-1]] for model in models]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))

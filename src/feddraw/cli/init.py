@@ -113,7 +113,7 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     ]
     out.print(table(["images with", "train", "validation", "test"], rows))
     out.print(f"clients: {clients_in_words(found, chosen)}")
-    for sentence in found.one_class_sites():
+    for sentence in found.class_notes():
         out.print(f"note: {sentence}")
     if unlabelled := list(found.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")

@@ -244,10 +244,8 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
     """
     from feddraw.core.classifier_layer import classifier_in_words
     from feddraw.data.finding_counts import (
-        ClientCounts,
         few_in_words,
         findings_per_split,
-        one_class_clients,
         split_counts_in_words,
         too_few_for_auc,
     )
@@ -262,11 +260,7 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
     out.print(table(["positive / negative", *splits], rows))
     if marked:
         out.print(f"† {few_in_words()}")
-    counts = [
-        ClientCounts.of(client, setup.dataset.labels, rows)
-        for client, rows in zip(setup.clients, setup.training_rows, strict=True)
-    ]
-    for sentence in one_class_clients(counts, findings):
+    for sentence in setup.class_notes():
         out.print(f"note: {safe_line(sentence)}", markup=False)
     layout = setup.initial.layout
     frozen = f", {len(layout.frozen)} of its tensors frozen" if layout.frozen else ""

@@ -96,7 +96,8 @@ def start_site(
         str,
         Option(
             help="More settings, as for flower-supernode: "
-            """'data="/srv/xrays" client="North" memory="/srv/feddraw"'."""
+            """'data="/srv/xrays" client="North" memory="/srv/feddraw"'; """
+            "clear_weights=true lets this site say its weight in clear."
         ),
     ] = "",
     port: Annotated[

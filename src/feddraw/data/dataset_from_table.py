@@ -46,7 +46,7 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     table = table.take(np.array(there, dtype=np.intp), missing)
     refuse_bad_rows(name, table.problems, total, how)
     rows_by_split(name, table.split)
-    require_pydicom_for(table.paths)
+    require_pydicom_for(root / path for path in table.paths)
     return prepared_dataset(name, table, FilesToCache(root, table.paths, tuple(stamps)), how)
 
 

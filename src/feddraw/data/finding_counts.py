@@ -14,6 +14,7 @@ from feddraw.text import join_names
 
 # positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
 FEW_FOR_AUC = 10
+NAMED_FINDINGS = 3  # of a client that lacks a class, in a line
 
 
 def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
@@ -95,6 +96,33 @@ def one_class_clients(clients: Sequence[ClientCounts], findings: Sequence[str]) 
             f"{client.client} has one class only: {client.images:,} images"
             f" ({100 * client.images / every:.0f} % of all), {which}"
         )
+
+
+def findings_of_one_class(clients: Sequence[ClientCounts], findings: Sequence[str]) -> str:
+    """One line with the findings of which a client has positives only, or negatives only, though it
+    has both of another finding; empty where there are none.
+    """
+    listed = []
+    for client in clients:
+        if client.one_class:
+            continue  # it has a sentence of its own
+        columns = zip(findings, client.positives, client.known, strict=True)
+        lacking = [name for name, positive, known in columns if known and positive in (0, known)]
+        if lacking:
+            shown = ", ".join(lacking[:NAMED_FINDINGS])
+            more = len(lacking) - NAMED_FINDINGS
+            listed.append(f"{client.client} ({shown}{f' and {more} more' if more > 0 else ''})")
+    if not listed or len(clients) < 2:
+        return ""
+    return f"only positive or only negative training images of a finding: {'; '.join(listed)}"
+
+
+def class_notes(clients: Sequence[ClientCounts], findings: Sequence[str]) -> list[str]:
+    """What users should know of clients that lack a class, of all findings or of some."""
+    notes = list(one_class_clients(clients, findings))
+    if partly := findings_of_one_class(clients, findings):
+        notes.append(partly)
+    return notes
 
 
 def few_in_words() -> str:

@@ -167,9 +167,12 @@ def why_not_decoded(error: Exception) -> str:
     return text if len(text) < 120 else f"{text[:117]}..."
 
 
-def require_pydicom_for(paths: Iterable[str]) -> None:
-    """Refuse DICOM files where pydicom, which reads them, is not installed."""
-    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed(
-        "pydicom"
-    ):
+def require_pydicom_for(paths: Iterable[Path]) -> None:
+    """Refuse DICOM files where pydicom, which reads them, is not installed; archives also write
+    them without an ending, so that only their content tells.
+    """
+    if installed("pydicom"):
+        return
+    strange = (path for path in paths if path.suffix.lower() not in (".png", ".jpg", ".jpeg"))
+    if any(path.suffix.lower() in (".dcm", ".dicom") or is_dicom(path) for path in strange):
         raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

@@ -25,8 +25,8 @@ LABELS_IN_WORDS = {
     BLANK: "blank",
 }
 CELL_WORDS = {
-    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present"), PRESENT),
-    **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent"), ABSENT),
+    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present", "ja", "oui"), PRESENT),
+    **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent", "nein", "non"), ABSENT),
     **dict.fromkeys(("uncertain", "u", "equivocal", "indeterminate", "possible"), UNCERTAIN),
     **dict.fromkeys(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "unknown", "missing"), BLANK),
 }

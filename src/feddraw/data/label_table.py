@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS, Labels, Split
 from feddraw.data.label_cells import (
+    ABSENT,
     NO_COLUMN,
+    PRESENT,
     UNCERTAIN,
     ColumnCells,
     label_in_numeric_cell,
@@ -85,6 +87,7 @@ class TableIntake:
     # by name: path, split, patient, site, group
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     problems: list[RowProblem] = field(default_factory=list)
+    _places: dict[str, int] = field(default_factory=dict)  # of each row's marks, by name
 
     def add(
         self, name: str, cells: Sequence[str], columns: LabelColumns, where: str, **facts: Any
@@ -93,7 +96,7 @@ class TableIntake:
         those of the table that it comes from.
         """
         if name in self.rows:
-            self.problems.append(RowProblem("with a duplicate path", where, name))
+            self.problems.append(self._duplicate(name, cells, columns, where))
             return
         marks = []
         for finding in self.findings:
@@ -103,8 +106,26 @@ class TableIntake:
                 self.problems.append(RowProblem("with a value that is not a label", where, detail))
                 return
             marks.append(mark)
+        self._places[name] = len(self.marks)
         self.rows[name] = facts
         self.marks.append(marks)
+
+    def _duplicate(
+        self, name: str, cells: Sequence[str], columns: LabelColumns, where: str
+    ) -> RowProblem:
+        """What a second row of an image is: one that says present where the first says absent, or
+        the reverse, contradicts it.
+        """
+        first = zip(self.findings, self.marks[self._places[name]], strict=True)
+        contradicted = [
+            finding
+            for finding, mark in first
+            if {mark, columns.mark(finding, cells)} == {PRESENT, ABSENT}
+        ]
+        if not contradicted:
+            return RowProblem("with a duplicate path", where, name)
+        detail = f"{name}, {', '.join(contradicted)}"
+        return RowProblem("with a duplicate path and a contradictory label", where, detail)
 
     def column(self, kind: str) -> list[str] | None:
         """The patient, site or group of every row; nothing where no row has one."""

@@ -5,7 +5,7 @@ some rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,13 +45,21 @@ class HeterogeneityOptions:
 
 
 def measure_heterogeneity(
-    experiment: Experiment, how: HeterogeneityOptions, *, progress: Progress | None = None
+    experiment: Experiment,
+    how: HeterogeneityOptions,
+    *,
+    progress: Progress | None = None,
+    on_setup: Callable[[PreparedRun], None] | None = None,
 ) -> Iterator[site_heterogeneity.Heterogeneity]:
-    """At the initial model, and after the warm-up if there is one."""
+    """At the initial model, and after the warm-up if there is one; `on_setup` gets what was
+    prepared, before anything is measured.
+    """
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
     method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
     prepared = prepare(replace(experiment, method=method, stream=False), progress=progress)
+    if on_setup is not None:
+        on_setup(prepared)
     yield _heterogeneity_of_model(prepared, prepared.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
         model = _model_after_warm_up(prepared, how.rounds, progress)

@@ -23,7 +23,7 @@ from feddraw.data import own_tables, table_columns
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
-from feddraw.data.finding_counts import ClientCounts, one_class_clients
+from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.data.image_folder import FolderFiles, files_below
 from feddraw.data.imaging import BadImage, decode, require_pydicom_for
 from feddraw.data.label_cells import (
@@ -132,8 +132,10 @@ class InspectedData:
             ]:
                 yield f"{', '.join(lacking)} at {site}"
 
-    def one_class_sites(self) -> list[str]:
-        """A sentence for each site whose training images all have the same labels."""
+    def class_notes(self) -> list[str]:
+        """What users should know of sites whose training images lack a class, of all findings or of
+        some.
+        """
         labels = self.table.labels
         if labels.sites is None:
             return []
@@ -142,7 +144,7 @@ class InspectedData:
             ClientCounts.of(site, labels, np.flatnonzero(training & (labels.sites == site)))
             for site in self.large_sites
         ]
-        return list(one_class_clients(counts, labels.findings))
+        return class_notes(counts, labels.findings)
 
     def sizes(self) -> list[int]:
         return [len(self.table.split_rows(split)) for split in SPLITS]
@@ -181,12 +183,14 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
                 raise UserError(f"{sheet} is a known archive: {how}")
     class_table = with_class_columns(CsvSheet.of(sheets[0])) if len(sheets) == 1 else ""
     if class_table:
-        return inspect_made_table(
+        inspected = inspect_made_table(
             out.with_name(f"{out.stem}-labels.csv"),
             images or str(sheets[0].parent),
             class_table,
             original=sheets[0],
         )
+        about_classes = class_column_in_words(CsvSheet.of(sheets[0]))
+        return replace(inspected, guesses=(*about_classes, *inspected.guesses))
     return inspect_tables(sheets, images, shown_as=sheets[0])
 
 
@@ -230,7 +234,7 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
     file_names = [shown_as.name, *(sheet.name for sheet in sheets[1:])]
     missing_paths = {problem.where for problem in missing}
     present_paths = [path for path in table.paths if path not in missing_paths]
-    require_pydicom_for(present_paths)
+    require_pydicom_for(root / path for path in present_paths)
     unread, tried = try_images(root, present_paths)
     return InspectedData(
         sheets=tuple(sheets),
@@ -391,6 +395,20 @@ def with_class_columns(sheet: CsvSheet) -> str:
     )
 
 
+def class_names_in_cell(text: str) -> list[str]:
+    """The names in a cell, several of them with | or ; between."""
+    return [name.strip() for name in re.split(r"[|;]", text)]
+
+
+def class_column_in_words(sheet: CsvSheet) -> Iterator[str]:
+    """Which names in a table's column of class names stand for no finding."""
+    place = table_columns.column_by_usual_name(sheet.header, LABEL_COLUMNS)
+    assert place is not None, "a table without a column of class names"
+    names = {name for _, fields in sheet.rows() for name in class_names_in_cell(fields[place])}
+    if normal := sorted(name for name in names if name.lower() in NORMAL_CLASSES):
+        yield f"names in the column {sheet.header[place]} that say no finding: {join_names(normal)}"
+
+
 def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     """Rows with a `label`, several of them with | or ; between, as a table with one column per
     class.
@@ -398,7 +416,7 @@ def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     A row without a label is blank in all of them.
     """
     rows = list(rows)
-    names_of_rows = [[name.strip() for name in re.split(r"[|;]", row["label"])] for row in rows]
+    names_of_rows = [class_names_in_cell(row["label"]) for row in rows]
     every = {name for names in names_of_rows for name in names}
     blank = {name for name in every if CELL_WORDS.get(name.lower()) == BLANK}
     classes = sorted(name for name in every - blank if name.lower() not in NORMAL_CLASSES)

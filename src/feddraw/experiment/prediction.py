@@ -87,7 +87,7 @@ def find_images_to_predict(
             raise UserError(f"no file or folder {path}")
     if not to_predict:
         raise UserError(f"no PNG, JPEG or DICOM file in {', '.join(map(str, inputs))}")
-    require_pydicom_for(image.name for image in to_predict)
+    require_pydicom_for(image.path for image in to_predict if image.path is not None)
     return to_predict
 
 

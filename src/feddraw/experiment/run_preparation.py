@@ -19,6 +19,7 @@ from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_by_name import open_dataset
+from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.scenario_by_name import make_partition
@@ -56,6 +57,14 @@ class PreparedTask:
         """How every client trains, with the number of steps where all take equally many."""
         sizes = [len(rows) for rows in self.training_rows]
         return with_number_of_steps(self.experiment.training, sizes)
+
+    def class_notes(self) -> list[str]:
+        """What users should know of clients that lack a class, of all findings or of some."""
+        counts = [
+            ClientCounts.of(client, self.dataset.labels, rows)
+            for client, rows in zip(self.clients, self.training_rows, strict=True)
+        ]
+        return class_notes(counts, self.dataset.findings)
 
     def efforts(self, round: int) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each takes."""

@@ -49,14 +49,23 @@ def column_cells(means: Mapping[str, MeanOverRepeats], ranked: Sequence[str]) ->
     """Means of one column by method, the best of the ranked methods marked: those with a mean are
     over the same repeats.
     """
-    values = [means[method].value for method in ranked if method in means]
-    best = max((value for value in values if math.isfinite(value)), default=math.nan)
+    best = method_above_others(
+        {method: mean.value for method, mean in means.items() if method in ranked}
+    )
     most_repeats = max((mean.count for mean in means.values()), default=0)
     cells = {}
     for method, mean in means.items():
-        is_best = method in ranked and mean.value == best
-        cells[method] = mean_cell(mean, most_repeats=most_repeats, best=is_best)
+        cells[method] = mean_cell(mean, most_repeats=most_repeats, best=method == best)
     return cells
+
+
+def method_above_others(values: Mapping[str, float]) -> str | None:
+    """The method whose value, as a table prints it, is above those of all others; none where there
+    is one method only, or several share the highest value.
+    """
+    printed = {method: round(value, 4) for method, value in values.items() if math.isfinite(value)}
+    highest = [method for method, value in printed.items() if value == max(printed.values())]
+    return highest[0] if len(highest) == 1 and len(printed) > 1 else None
 
 
 def note_on_means(report: Report, metric: str, scenarios: Sequence[str]) -> str:

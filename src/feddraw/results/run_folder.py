@@ -315,9 +315,14 @@ def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -
     """runs/SCENARIO-METHOD-SEED; for a new run with a number behind it where that is taken."""
     names = [folder_name(name.replace(":", ".")) for name in (scenario, method)]
     base = Path("runs") / "-".join([*names, str(seed)])
+    return base if resume else numbered_where_taken(base)
+
+
+def numbered_where_taken(base: Path) -> Path:
+    """The folder, or where it holds files the first with a number behind its name that does not."""
     folder = base
     number = 2
-    while not resume and folder.exists() and any(folder.iterdir()):
+    while folder.exists() and any(folder.iterdir()):
         folder = base.with_name(f"{base.name}-{number}")
         number = number + 1
     return folder

@@ -16,6 +16,7 @@ import json
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -164,6 +165,7 @@ class RunEstimate:
     work: RunWork
     first_round: RunWork  # of the same run if it had one round
     rounds: int
+    notes: tuple[str, ...] = ()  # what users should know of its clients before they train
 
     @property
     def seconds(self) -> float:
@@ -325,7 +327,21 @@ def estimate_run(setup: PreparedRun, opening: float = 0.0) -> RunEstimate:
         work=RunWork.of_task(setup),
         first_round=RunWork.of_task(setup, rounds=1),
         rounds=setup.experiment.rounds,
+        notes=(*_left_out_sites(setup), *setup.class_notes()),
     )
+
+
+def _left_out_sites(setup: PreparedRun) -> Iterator[str]:
+    """A line with the sites that are too small to be clients."""
+    sites = setup.dataset.labels.sites
+    if sites is None or setup.experiment.section("scenario")[0] != "by_site":
+        return
+    images = Counter(sites[setup.dataset.rows["train"]].tolist())
+    clients = {shard.client for shard in setup.partition.shards}
+    small = {site: count for site, count in sorted(images.items()) if site not in clients}
+    if small:
+        listed = ", ".join(f"{site} ({count})" for site, count in small.items())
+        yield f"left out of the federation, too few training images: {listed}"
 
 
 def estimate_runs(

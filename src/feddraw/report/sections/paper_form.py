@@ -143,14 +143,14 @@ def _performance_tables(
 
 
 def _percent_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
-    """Cells by method; equal as printed is equally good."""
+    """Cells by method; equal as printed is equally good, and the best is better than some other."""
     means = {method: report.mean(scenario, method, metric) for method in report.methods}
     percent = {
         method: round(100 * mean.value, 2)
         for method, mean in means.items()
         if math.isfinite(mean.value)
     }
-    best = max(percent.values(), default=math.nan)
+    best = max(percent.values()) if len(set(percent.values())) > 1 else math.nan
     cells = {}
     for method, mean in means.items():
         if method not in percent:
