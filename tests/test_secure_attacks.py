@@ -60,6 +60,7 @@ from feddraw.secure.rounds.update_part import UpdatePart
 from feddraw.secure.rounds.word_layout import WordLayout
 from feddraw.secure.sums import masks
 from feddraw.secure.sums.client import SecureSumClient, Shares
+from feddraw.secure.sums.fixed_point import from_fixed_point
 from feddraw.secure.sums.masks import pair_mask, self_mask
 from feddraw.secure.sums.message_fields import SecureSumRefused
 from feddraw.secure.sums.one_time_keys import known_keys, public_half
@@ -169,10 +170,9 @@ def opened_afterwards(fresh: bool) -> bool:
     context = before.collector._context
     keys = {name: known_keys(context.advertised[name]) for name in rest}
     private = X25519PrivateKey.from_private_bytes(learnt)
-    found = [self_mask(seeds[victim], context.digest, victim)]
-    found += [
-        pair_mask(private, key.masking, context.digest, victim, name) for name, key in keys.items()
-    ]
+    told = context.masks(b"")
+    found = [self_mask(seeds[victim], told, victim)]
+    found += [pair_mask(private, key.masking, told, victim, name) for name, key in keys.items()]
     words = before.masked[victim].copy()
     masks.apply_masks([mask.opposite for mask in found], words)
     return np.array_equal(words, WORDS[victim])
@@ -950,6 +950,50 @@ def test_a_site_weighs_itself_once_and_for_what_it_masks(tmp_path: Path) -> None
         federation.ask("East", Weigh(replace(told, parties=(*told.parties, Party("Ghost", 5)))))
     with refused("another round"):
         federation.ask("East", Weigh(replace(told, terms=terms())))
+
+
+@attack(
+    "tells one site of tiny others, and these of a huge one, and opens the sum without its signature",
+    "noise: masks are made from what a site was told as well, and cancel only where all were told the same",
+)
+def test_a_site_that_was_told_something_else_than_the_others_is_in_no_sum_that_opens(
+    federation: Federation,
+) -> None:
+    """Four are asked and three signatures open a sum: West's is not needed."""
+    victim, others = SITES[3], SITES[:3]
+    for lie in (False, True):
+        keys = {site: federation.offer(site, orders={"round": int(lie)}) for site in SITES}
+        collector = SecureSumServer(Session(keys[victim].digest, "train: moves", 0, SITES))
+        for site, one in keys.items():
+            collector.take_advertised(site, one.keys["moves"])
+        collector.close_keys()
+        joined = {site: federation.ask(site, met(keys)) for site in SITES}
+        for site, one in joined.items():
+            collector.take_shares(site, one.shares["moves"])
+        honest = federation.announcement(joined)
+        a_huge_one, tiny_others = honest, honest
+        if lie:
+            parties = [replace(party, size=6e5) for party in honest.parties]
+            a_huge_one = replace(honest, parties=(*honest.parties[:3], parties[3]))
+            parties = [replace(party, size=0.01) for party in honest.parties]
+            tiny_others = replace(honest, parties=(*parties[:3], honest.parties[3]))
+        for site in SITES:
+            told = tiny_others if site == victim else a_huge_one
+            masked = federation.ask(site, Add("moves", told, collector.shares_for(site)))
+            collector.take_masked(site, masked.words, masked.seal)
+        collector.told = a_huge_one.digest
+        collector.close_values()
+        for site in others:
+            collector.take_signature(site, federation.ask(site, Sign("moves", SITES)).signature)
+        signatures = collector.close_signatures()
+        for site in others:
+            answer = federation.ask(site, Reveal("moves", SITES, signatures))
+            collector.take_revealed(site, answer.shares)
+        values = from_fixed_point(collector.open_total())
+        loss = values[MODEL.size]  # of all: 0.5 to 3.5
+        assert (loss == 8.0) != lie
+        move_of_victim = np.full(MODEL.size, 0.4)
+        assert not np.allclose(values[: MODEL.size], move_of_victim, rtol=1e-3)
 
 
 @attack(

@@ -607,8 +607,7 @@ def test_weights_that_follow_from_what_is_announced_are_said_and_in_the_ledger()
 @pytest.mark.parametrize("name", ["feddraw", "feddisco", "feddraw_by_class"])
 def test_where_weights_are_hidden_the_ledger_says_so(name: str, tmp_path: Path) -> None:
     sent, state, updates = a_round(name)
-    part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
-    result = hidden_round(METHODS[name], sent, state, part, 7, clear_weights=False)
+    result = hidden_round(METHODS[name], sent, state, updates, 7, clear_weights=False)
     assert set(result.weights) == set(NAMES)
     unknown = {"weight", "influence", "reputation"} | (
         {"similarity"} if name == "feddraw" else set()
@@ -616,8 +615,31 @@ def test_where_weights_are_hidden_the_ledger_says_so(name: str, tmp_path: Path) 
     for entry in result.ledger:
         assert all(getattr(entry, column) is HIDDEN for column in unknown), entry
         assert entry.prior == pytest.approx(entry.size / sum(update.size for update in updates))
-    assert result.pieces
+    assert bool(result.pieces) == (name == "feddraw_by_class")
     assert all(entry.weight is HIDDEN for entry in result.pieces)
+
+
+@pytest.mark.parametrize("name", ["feddraw", "feddisco", "feddraw_by_class"])
+def test_where_weights_are_hidden_who_labels_other_findings_than_most_is_left_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the weights of one row, summed without it, and those of the whole model show its own."""
+    sent, state, updates = a_round(name)
+    part = [*updates[:2], replace(updates[2], labelled=np.array([True, False])), updates[3]]
+    method, odd = METHODS[name], NAMES[updates[2].client]
+    result = hidden_round(method, sent, state, part, 7, clear_weights=False)
+    assert set(result.weights) == set(NAMES) - {odd}
+    statuses = {entry.client: entry.status for entry in result.ledger}
+    assert "label the same findings" in statuses[odd]
+    clear = hidden_round(method, sent, state, part, 7, clear_weights=True)
+    assert set(clear.weights) == set(NAMES)
+    alike = [replace(update, labelled=np.array([True, False])) for update in updates]
+    result = hidden_round(method, sent, state, alike, 7, clear_weights=False)
+    assert set(result.weights) == set(NAMES)
+    monkeypatch.setattr(TrainingRules, "misfits", lambda rules, announcement: {})  # it lies
+    result = hidden_round(method, sent, state, part, 7, clear_weights=False)
+    assert not result.weights
+    assert all("label the same findings" in entry.status for entry in result.ledger)
 
 
 @pytest.mark.parametrize("factor", [1.5, 0.0, -1.0])

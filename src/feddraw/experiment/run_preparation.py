@@ -238,11 +238,18 @@ def _check_secure_rounds(setup: PreparedRun) -> None:
     everyone = [Party.of(name, len(rows), labelled) for name, rows, labelled in labels]
     sums = rules_of_method.sums_of(method)
     for round in range(experiment.rounds):
-        terms = terms_of_training({}, sums, round, experiment.rounds, experiment.policy)
+        terms = terms_of_training(
+            {},
+            sums,
+            round,
+            experiment.rounds,
+            experiment.policy,
+            clear_weights=experiment.clear_weights,
+        )
         sampled = tuple(everyone[client] for client in setup.efforts(round))
         announcement = Announcement(terms, sampled)
         announcement.check()
-        rules_of_method.check_weights_fit_sum(method, announcement.facts)
+        rules_of_method.check_weights_fit_sum(method, announcement)
 
 
 def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:

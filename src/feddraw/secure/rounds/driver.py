@@ -22,10 +22,11 @@ who sent shares, who is in the sum, a hash of all that was announced (sizes, fin
 proposed weights and weights). Opened shares: the same list, the shares.
 
 So no value of a site's own leaves it before it has seen t signatures under the digest of what its
-app uses, and no sum opens unless t sites were told the same about it. A site that falls silent,
-fails or is refused is left out from there on, with the reason. Where too few are left before any
-list is signed, the sums are tried once more among the same members; after that never, because a
-second sum over other sites would show the difference. `site` is the other side.
+app uses, and no sum opens unless t sites were told the same about it; masks are made from what was
+told, so words of a site that was told something else make noise of the sum. A site that falls
+silent, fails or is refused is left out from there on, with the reason. Where too few are left
+before any list is signed, the sums are tried once more among the same members; after that never,
+because a second sum over other sites would show the difference. `site` is the other side.
 """
 
 from __future__ import annotations

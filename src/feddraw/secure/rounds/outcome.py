@@ -98,6 +98,8 @@ class TrainingRules:
             for party in announcement.parties:
                 if not all(party.labelled or ()):
                     left_out[party.name] = why
+        for name in rules_of_method.labelling_unlike_most(self.method, announcement):
+            left_out.setdefault(name, rules_of_method.SAME_LABELS)
         parties = [party for party in announcement.parties if party.name not in left_out]
         while len(parties) >= FEWEST_SUMMED and not self._fit(announcement, parties):
             sizes = np.log([party.size for party in parties])

@@ -39,6 +39,11 @@ from feddraw.secure.rounds.terms import (
 from feddraw.server.policy import Policy
 
 SMALLEST_WEIGHT = LEAST_SHARE_SUMMED  # mean weight of those in a sum
+SAME_LABELS = (
+    "where weights are hidden, a secure sum needs clients that label the same findings: the sum of"
+    " the weights of a finding that not all label would show the others' weights (clear_weights ="
+    " true, which each site must allow, takes them)"
+)
 
 
 def check_method(method: Method) -> None:
@@ -63,6 +68,8 @@ def weights_are_said(method: Method, announcement: Announcement) -> bool:
     """
     if announcement.terms.clear_weights or not weights_show_updates(method):
         return True
+    if secure_sums(method) == 2 and not announcement.told:
+        return False
     rule = weighting_of(method)
     facts = announcement.facts
     ranges = [rule.score_range(facts, place) for place in range(len(facts.sizes))]
@@ -158,10 +165,28 @@ def why_all_labels_are_needed(method: Method) -> str:
     return ""
 
 
-def check_labels(method: Method, facts: Facts) -> None:
-    """Refuse labels that do not fit the server rule."""
-    if facts.labelled is not None and (why := why_all_labels_are_needed(method)):
+def check_labels(method: Method, announcement: Announcement) -> None:
+    """Refuse labels that do not fit the server rule, or that would show a hidden weight."""
+    if announcement.labelled is None:
+        return
+    if why := why_all_labels_are_needed(method):
         raise UserError(why)
+    if labelling_unlike_most(method, announcement):
+        raise UserError(SAME_LABELS)
+
+
+def labelling_unlike_most(method: Method, announcement: Announcement) -> list[str]:
+    """Where weights are hidden, the names of clients that label other findings than most.
+
+    The weights of a row are summed over those that label its finding, beside those of the whole
+    model over all: the difference would be the weights of the few that do not label it.
+    """
+    labelled = announcement.labelled
+    if labelled is None or weights_are_said(method, announcement):
+        return []
+    most = 2 * labelled.sum(axis=0) > len(labelled)
+    unlike = np.flatnonzero((labelled != most).any(axis=1)).tolist()
+    return [announcement.parties[place].name for place in unlike]
 
 
 def why_weights_do_not_fit(method: Method, facts: Facts) -> str:
@@ -183,10 +208,10 @@ def why_weights_do_not_fit(method: Method, facts: Facts) -> str:
     )
 
 
-def check_weights_fit_sum(method: Method, facts: Facts) -> None:
+def check_weights_fit_sum(method: Method, announcement: Announcement) -> None:
     """Refuse labels that do not fit the rule, and settings and sizes that allow weights too small
     to be exact.
     """
-    check_labels(method, facts)
-    if why := why_weights_do_not_fit(method, facts):
+    check_labels(method, announcement)
+    if why := why_weights_do_not_fit(method, announcement.facts):
         raise UserError(why)

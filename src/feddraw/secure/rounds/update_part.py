@@ -45,7 +45,7 @@ class UpdatePart:
         terms = announcement.terms
         rules_of_method.check_method(method)
         rules_of_method.check_policy(method, terms.limits, clear_weights=terms.clear_weights)
-        rules_of_method.check_weights_fit_sum(method, announcement.facts)
+        rules_of_method.check_weights_fit_sum(method, announcement)
         max_size = (gate or Gate()).max_size
         verdict = check_update(update, sent, method, max_size)
         if verdict.reason:  # its words may hold a number of the update

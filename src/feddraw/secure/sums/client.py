@@ -175,8 +175,9 @@ class SecureSumClient:
         """The words under my own mask and one for each client whose shares I got.
 
         `told` is a hash of what the server told about the values, such as sizes or weights: I
-        reveal only with clients that were told the same. Otherwise a server could make all others'
-        values vanish beside mine. Once only: the same masks on other words would show the
+        reveal only with clients that were told the same, and masks cancel only among them, because
+        a sum may open without my signature. Otherwise a server could make all others' values vanish
+        beside mine. Once only: the same masks on other words would show the
         difference. Where anything is refused, no word has left.
         """
         self._require("shared", "mask")
@@ -187,7 +188,7 @@ class SecureSumClient:
         if not set(names) <= set(self._peers):
             raise SecureSumRefused("the server passes on shares of a client that sent no keys")
         own = self._own_secrets()
-        digest = self._context.digest
+        digest = self._context.masks(told)
         held = {name: self._opened(name, shares_for_me[name]) for name in names}
         masks = [self_mask(own.seed, digest, self.name)]
         masks += [

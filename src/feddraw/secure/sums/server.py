@@ -180,7 +180,7 @@ class SecureSumServer:
         not come.
         """
         secrets = self._joined()
-        digest = self._context.digest
+        digest = self._context.masks(self.told)
         survivors = sorted(self._summed)
         masks = [self_mask(secrets[name], digest, name) for name in survivors]
         for gone in sorted(set(self._shares) - self._summed):

@@ -19,7 +19,7 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.secure.sums.fixed_point import Words
 from feddraw.secure.sums.message_fields import pack_fields, pack_names
 
-PURPOSE = "feddraw secure sum 2"
+PURPOSE = "feddraw secure sum 3"
 FEWEST_SUMMED = 3  # with two, each learns the other's part from the sum
 
 
@@ -104,6 +104,12 @@ class SessionContext:
     def masked(self, sender: str, words: Words) -> bytes:
         digest = hashlib.sha256(np.ascontiguousarray(words, "<u8").data).digest()
         return self.session.statement("masked", sender, self.digest, digest)
+
+    def masks(self, told: bytes) -> bytes:
+        """What masks are made from beside their keys: those of clients that were told different
+        things about the values do not cancel.
+        """
+        return hashlib.sha256(self.session.statement("masks", "", self.digest, told)).digest()
 
     def roll(self, sharers: Iterable[str], survivors: Iterable[str], told: bytes) -> bytes:
         """A hash of who sent shares, who is in the sum, and what they were told about it."""
