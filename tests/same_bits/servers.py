@@ -173,7 +173,8 @@ def over_flower(
 
     count = len(setup.clients)
     fewest = dict.fromkeys(("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"), count)
-    about = {"folder": folder, "proxy": setup.proxy, **fewest, **options}
+    # nobody comes later in this process: a second site is not waited for
+    about = {"folder": folder, "proxy": setup.proxy, "wait": 1.0, **fewest, **options}
     strategy = MethodStrategy(setup.method, **about)
     nodes = flower_nodes(bench, setup.clients, bool(options.get("secure")))
     grid = bench.find("feddraw.flower.in_process_grid:InProcessGrid")(client(site), nodes)
