@@ -165,7 +165,8 @@ def details_of(found: Comparison, names: Renames) -> list[str]:
     if moved:
         gone = ", ".join(f"{name} ({where})" for name, where in names.methods_moved_out.items())
         lines.append(
-            f"{len(moved)} cases only in base are of methods that left the catalogue: {gone}"
+            f"{len(moved)} cases only in base are explained by the table; methods that left the"
+            f" catalogue: {gone}"
         )
     lines += [
         f"former name still in use here: {name}, {n} cases"

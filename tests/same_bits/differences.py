@@ -45,9 +45,7 @@ class PartResult:
     errors: list[str] = field(default_factory=list)  # cases that ended in an error in either tree
     base_only: list[str] = field(default_factory=list)
     here_only: list[str] = field(default_factory=list)
-    moved_out: list[str] = field(
-        default_factory=list
-    )  # of those only in base, those that the table names
+    moved_out: list[str] = field(default_factory=list)  # of those, the ones that the table explains
 
     @property
     def unexplained(self) -> list[Difference]:
@@ -78,7 +76,8 @@ def compare_folders(base: Path, here: Path, names: Renames) -> Comparison:
         part = found.parts.setdefault(case.partition("/")[0], PartResult())
         if case not in in_here:
             part.base_only.append(case)
-            part.moved_out += [case] if _names_moved_out(case, names) else []
+            if _names_moved_out(case, names) or names.explanation(case, "absent"):
+                part.moved_out.append(case)
         elif case not in in_base:
             part.here_only.append(case)
         else:
@@ -107,7 +106,7 @@ def _compare_case(
     for where, document in zip(("base", "here"), documents, strict=True):
         part.errors += [f"{case}: {where}: {document['error']}"] if "error" in document else []
     if ("refused" in documents[0]) != ("refused" in documents[1]):
-        part.differences.append(_refused_by_one(case, *documents))
+        part.differences.append(_refused_by_one(case, *documents, names))
         return
     arrays = Arrays(base, here, case)
     first, second = (present_leaves(document, names) for document in documents)
@@ -115,18 +114,18 @@ def _compare_case(
     part.values += len(second)
     for path, amount, said in compare_leaves(first, second, arrays):
         place = ".".join(path)
-        why = next((one.why for one in names.explained if one.covers(case, place, amount)), "")
+        why = names.explanation(case, place, amount)
         gone = next((step for step in path if names.names_moved_out(step)), "")
         if not why and said.startswith(BASE_ONLY) and gone:
             why = f"{gone} left the catalogue"
         part.differences.append(Difference(case, place, amount, said, why))
 
 
-def _refused_by_one(case: str, base: Document, here: Document) -> Difference:
+def _refused_by_one(case: str, base: Document, here: Document, names: Renames) -> Difference:
     """One difference in place of all that is missing: a tree refuses what the other does."""
     side, refusing = ("base", base) if "refused" in base else ("here", here)
     said = f"refused by {side} only: {refusing.get('words', {}).get('refused', '')}"
-    return Difference(case, "refused", math.inf, said)
+    return Difference(case, "refused", math.inf, said, names.explanation(case, "refused"))
 
 
 class Arrays:

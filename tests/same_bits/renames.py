@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,10 @@ class Renames:
             return value
         word, colon, rest = value.partition(":")
         return words.get(word, word) + colon + rest
+
+    def explanation(self, case: str, path: str, amount: float = math.inf) -> str:
+        """Why a difference is meant; empty where the table does not say."""
+        return next((row.why for row in self.explained if row.covers(case, path, amount)), "")
 
     def names_moved_out(self, name: str) -> bool:
         """Whether a method or a mixture A+B has a part that left the catalogue."""
