@@ -85,11 +85,12 @@ class RaySimulation:
         for name, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own age at every start
-        # a cluster that is there already has its own processors, and refuses to be told how many
+        # A cluster that is named has its own processors, and refuses to be told how many. Otherwise
+        # Ray would join any whose address it finds on this machine, also of one that died.
         joined = bool(os.environ.get("RAY_ADDRESS"))
         resources = {
             "client_resources": {"num_cpus": 1},
-            "init_args": {} if joined else {"num_cpus": self._workers},
+            "init_args": {} if joined else {"address": "local", "num_cpus": self._workers},
         }
         try:
             run_simulation(server, self._app, self._nodes, backend_config=resources)  # type: ignore[arg-type]
