@@ -65,7 +65,7 @@ def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_strange
     with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
         for number in range(3):
             made.supernode(f"node{number}", f"partition-id={number}")
-        made.supernode("stranger", "partition-id=0", register=False)
+        made.stranger()
         said = made.run(
             f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600
         )

@@ -52,7 +52,7 @@ PRINTED_BY = {
     "experiment/verify.py": ("verify",),
     "export/run_export.py": ("export",),
     "explorer/page.py": ("explore",),
-    "flower/app_signatures.py": ("operator sign",),
+    "flower/app_signatures.py": ("operator invite",),
     "flower/node_supervision.py": ("site start",),
     "flower/reconnection.py": ("site start",),
     "flower/supernode.py": ("site start",),

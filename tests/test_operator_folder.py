@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from feddraw.flower.exchange_files import (
 )
 from feddraw.flower.roster import node_fingerprint
 from feddraw.secure.sums.signing_keys import (
+    new_signing_key,
     read_operator_public_key,
     read_private_key,
     read_site_directory,
+    site_directory_line,
 )
 
 SITES = ("North", "South", "St. Mary")
@@ -229,6 +232,35 @@ def test_another_key_under_a_known_name_is_not_taken_in(federation: Path) -> Non
     assert "North has sent other keys before" in words
 
 
+def test_a_key_is_never_overwritten_nor_written_through_a_link(federation: Path) -> None:
+    key = federation / "federation" / "private" / "operator.key"
+    before = key.read_bytes()
+    (federation / "link").symlink_to(federation / "elsewhere")
+    for path in (key, federation / "link"):
+        with pytest.raises(UserError, match="a key is never overwritten"):
+            new_signing_key(path)
+    assert key.read_bytes() == before
+    assert not (federation / "elsewhere").exists()
+
+
+def test_a_locked_key_asks_for_its_passphrase(federation: Path) -> None:
+    init = ("operator", "init", "locked", "--address", "hospital.example.org", "--passphrase")
+    assert feddraw(*init, typed="secret\nsecret\n").exit_code == 0
+    invite = ("operator", "invite", "locked", "North/North.site.toml")
+    assert "or the passphrase is wrong" in str(feddraw(*invite, typed="another\n").exception)
+    assert not (federation / "locked" / "federation.toml").exists()
+    assert feddraw(*invite, typed="secret\n").exit_code == 0
+    assert list(read_federation_file(federation / "locked" / "federation.toml").sites) == ["North"]
+
+
+def test_what_is_no_app_is_not_signed(federation: Path) -> None:
+    app = federation / "federation" / "server" / "app"
+    (app / "pyproject.toml").write_text("")
+    assert "is no Flower app" in refused("operator", "invite", "federation")
+    shutil.rmtree(app)
+    assert "there is no folder federation/server/app" in refused("operator", "invite", "federation")
+
+
 def test_secure_sums_need_three_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done("operator", "init", "federation", "--address", "hospital.example.org", "--secure")
@@ -339,11 +371,9 @@ def test_a_file_that_somebody_else_signed_has_another_code(
 ) -> None:
     file = federation / "federation" / "federation.toml"
     done(*start("North", "--confirm", code_of(file)))
-    done("operator", "key", "other.key")
+    line = new_signing_key(Path("other.key"))
     key = read_private_key(Path("other.key"), str)
-    theirs = vars(read_federation_file(file)) | {
-        "operator": Path("other.key.pub").read_text().strip()
-    }
+    theirs = vars(read_federation_file(file)) | {"operator": line}
     file.write_text(federation_file_text(FederationFile(**theirs), key))
     assert "the federation's code is" in refused(*start("North"))
     assert len(started) == 1
@@ -367,9 +397,62 @@ def test_a_site_that_was_not_invited_does_not_start(
     done("site", "key", "West")
     assert "does not list this site: send West/West.site.toml" in refused(*start("West"))
     assert "is no site's folder" in refused(*start("federation"))
-    assert "needs --site" in refused("site", "start", "federation/federation.toml")
-    assert "name the operator's file and --site" in refused("site", "start")
+    assert "Missing option '--site'" in feddraw("site", "start", "federation.toml").output
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("node_config", "words"),
+    [
+        ("trust=true", "a signature does not cover that"),
+        ("data=[", "--node-config"),
+        ("North", "--node-config: 'North' has no KEY=VALUE"),
+        ('key="nothing"', "there is no file nothing"),
+        (
+            'key="North/North.site.toml"',
+            "North/North.site.toml can be read by others: close it with `chmod",
+        ),
+        ('sites="North/signing.key.pub"', "North/signing.key.pub is no directory of sites"),
+    ],
+)
+def test_wrong_settings_of_a_node_are_refused_before_it_starts(
+    federation: Path, started: list[list[str]], node_config: str, words: str
+) -> None:
+    code = code_of(federation / "federation" / "federation.toml")
+    assert words in refused(*start("North", "--confirm", code, "--node-config", node_config))
+    assert not started
+
+
+def test_a_folder_whose_files_were_exchanged_is_refused_before_the_node_starts(
+    federation: Path, started: list[list[str]]
+) -> None:
+    code = code_of(federation / "federation" / "federation.toml")
+    done(*start("North", "--confirm", code))
+    foreign = federation / "North" / "signatures" / "foreign.signature"
+    foreign.write_text("{}\nAAAA\n")
+    words = refused(*start("North"))
+    assert (
+        words
+        == f"{foreign.relative_to(federation)} is not signed with the operator's key: remove the file"
+    )
+    foreign.unlink()
+    shutil.copy(federation / "North" / "signing.key", federation / "North" / "node.key")
+    assert "node.key is no ECDSA key" in refused(*start("North"))
+    (federation / "North" / "node.key").unlink()
+    assert refused(*start("North")) == "there is no file North/node.key"
+    assert len(started) == 1
+
+
+def test_a_node_with_a_signing_key_and_without_the_sites_keys_warns_at_the_start(
+    federation: Path,
+) -> None:
+    line = (federation / "North" / "signing.key.pub").read_text().strip()
+    (federation / "sites.toml").write_text(site_directory_line("North", line))
+    with pytest.warns(UserWarning, match="can open this site's model; name its file with sites="):
+        supernode.check_node_config('key="North/signing.key"')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        supernode.check_node_config('key="North/signing.key" sites="sites.toml"')
 
 
 def test_agreed_limits_reach_the_site_and_its_own_settings_go_before(

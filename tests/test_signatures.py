@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,9 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
@@ -27,14 +24,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
-from typer.testing import CliRunner
 
-from feddraw.cli import app as command_line
 from feddraw.errors import UserError
 from feddraw.flower import app_signatures, supernode
 from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
 from feddraw.flower.in_process_grid import identify_in_process_grid
-from feddraw.secure.sums.signing_keys import read_operator_public_key, site_directory_line
 
 APP = Path(supernode.__file__).parent / "deployment" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -49,7 +43,7 @@ def given(
     """A site's folder with a signature for each bundle, each a day later than the one before."""
     for number, bundle in enumerate(bundles):
         text = app_signatures.sign_bundle(bundle, key, days=days, now=NOW + timedelta(days=number))
-        (folder / app_signatures.signature_file_name(bundle)).write_text(text)
+        (folder / f"{number}.signature").write_text(text)
     return Signatures(folder, OPERATOR.public_key())
 
 
@@ -250,125 +244,3 @@ def test_what_is_signed_is_what_flwr_run_sends_from_a_copy_of_the_app(
     copy = shutil.copytree(APP, tmp_path / "app")
     os.utime(copy / "pyproject.toml", (0, 0))
     assert supernode.read_app_bundle(copy) == ready
-    (tmp_path / "app.fab").write_bytes(ready.content)
-    assert supernode.read_app_bundle(tmp_path / "app.fab") == ready
-
-
-# ------------------------------------------------------------------------------------- the commands
-
-
-def feddraw(*arguments: str | Path, typed: str = "") -> Any:
-    return CliRunner().invoke(command_line, [str(argument) for argument in arguments], input=typed)
-
-
-def start(folder: Path, **changes: str) -> Any:
-    options = {
-        "superlink": "127.0.0.1:1",
-        "key": "node.key",
-        "operator": "operator.key.pub",
-        "signatures": ".",
-    }
-    key = generate_private_key(SECP384R1())
-    (folder / "node.key").write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    )
-    line = [
-        part
-        for name, value in (options | changes).items()
-        for part in (f"--{name.replace('_', '-')}", value)
-    ]
-    return feddraw("site", "start", *line)
-
-
-@pytest.fixture
-def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an operator's keys and the signature of the ready app."""
-    monkeypatch.chdir(tmp_path)
-    assert feddraw("operator", "key", "operator.key").exit_code == 0
-    assert feddraw("operator", "sign", APP, "--key", "operator.key").exit_code == 0
-    return tmp_path
-
-
-def test_the_operators_commands_make_what_a_site_accepts(operator: Path, ready: AppBundle) -> None:
-    public = read_operator_public_key(operator / "operator.key.pub")
-    assert (
-        Signatures(operator, public).check(ready.content, ready.app, ready.version).sha256
-        == ready.sha256
-    )
-    assert (operator / "operator.key").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_key_is_never_overwritten_nor_written_through_a_link(operator: Path) -> None:
-    before = (operator / "operator.key").read_bytes()
-    assert "a key is never overwritten" in str(feddraw("operator", "key", "operator.key").exception)
-    (operator / "link").symlink_to(operator / "elsewhere")
-    assert "a key is never overwritten" in str(feddraw("operator", "key", "link").exception)
-    assert (operator / "operator.key").read_bytes() == before
-    assert not (operator / "elsewhere").exists()
-
-
-def test_a_locked_key_asks_for_its_passphrase(operator: Path) -> None:
-    assert (
-        feddraw("operator", "key", "locked", "--passphrase", typed="secret\nsecret\n").exit_code
-        == 0
-    )
-    assert feddraw("operator", "sign", APP, "--key", "locked", typed="secret\n").exit_code == 0
-    wrong = feddraw("operator", "sign", APP, "--key", "locked", typed="another\n")
-    assert "or the passphrase is wrong" in str(wrong.exception)
-
-
-@pytest.mark.parametrize("what", ["operator.key", "nothing.fab", "."])
-def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
-    assert isinstance(
-        feddraw("operator", "sign", what, "--key", "operator.key").exception, UserError
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"node_config": "trust=true"}, "a signature does not cover that"),
-        ({"node_config": "data=["}, "--node-config"),
-        ({"node_config": "North"}, "--node-config: 'North' has no KEY=VALUE"),
-        ({"node_config": 'key="nothing"'}, "there is no file nothing"),
-        (
-            {"node_config": 'key="operator.key.pub"'},
-            "operator.key.pub can be read by others: close it with `chmod",
-        ),
-        ({"node_config": 'sites="operator.key.pub"'}, "operator.key.pub is no directory of sites"),
-        ({"operator": "node.key"}, "node.key is no public key"),
-        ({"key": "nothing"}, "there is no file nothing"),
-        ({"key": "operator.key.pub"}, "operator.key.pub is no ECDSA key without a passphrase"),
-        ({"key": "operator.key"}, "operator.key is no ECDSA key"),
-        ({"superlink": "https://federation.example.org"}, "write NAME:PORT, without https://"),
-        ({"signatures": "nothing"}, "there is no nothing"),
-        ({"root_certificates": "nothing"}, "there is no file nothing"),
-        ({"root_certificates": "node.key"}, "node.key holds no certificate"),
-    ],
-)
-def test_a_site_that_is_set_up_wrongly_does_not_start(
-    operator: Path, changes: Any, words: str
-) -> None:
-    refused = start(operator, **changes)
-    assert isinstance(refused.exception, UserError)
-    assert words in str(refused.exception)
-
-
-def test_a_node_with_a_signing_key_and_without_the_sites_keys_warns_at_the_start(
-    operator: Path,
-) -> None:
-    assert feddraw("site", "key", "North").exit_code == 0
-    line = (operator / "North" / "signing.key.pub").read_text().strip()
-    (operator / "sites.toml").write_text(site_directory_line("North", line))
-    with pytest.warns(UserWarning, match="can open this site's model; name its file with sites="):
-        supernode.check_node_config('key="North/signing.key"')
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        supernode.check_node_config('key="North/signing.key" sites="sites.toml"')
-
-
-def test_a_site_with_a_signature_of_another_operator_does_not_start(operator: Path) -> None:
-    feddraw("operator", "key", "other.key")
-    assert "is not signed with the operator's key" in str(
-        start(operator, operator="other.key.pub").exception
-    )

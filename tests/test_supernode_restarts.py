@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -43,6 +45,7 @@ from feddraw.flower.node_supervision import (
     NodeEnding,
     Stopped,
     keep_running,
+    output_without_colours,
     port_trouble,
     signals_raise_stopped,
     try_port,
@@ -169,7 +172,7 @@ def test_a_certificate_that_is_not_accepted_ends_a_new_node_at_once_and_a_known_
     time: FakeTime, lines: list[str]
 ) -> None:
     error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired")
-    with pytest.raises(MustBeMended, match="--root-certificates"):
+    with pytest.raises(MustBeMended, match="ask the operator whether the certificate has expired"):
         waiting(time, lines).until_it_succeeds(failing(time, 10, error), judge(time))
     assert time.passed == 0
     known = waiting(time, lines, connected_before=True)
@@ -188,7 +191,7 @@ def test_a_wrong_clock_is_named_with_how_wrong_it_is(time: FakeTime, lines: list
 def test_an_address_where_something_else_answers_is_named(
     error: Exception, time: FakeTime, lines: list[str]
 ) -> None:
-    with pytest.raises(MustBeMended, match="check --superlink"):
+    with pytest.raises(MustBeMended, match="ask the operator for the address"):
         waiting(time, lines).until_it_succeeds(failing(time, 1e9, error), judge(time))
 
 
@@ -205,6 +208,13 @@ def test_patience_with_a_refusal_begins_with_the_refusal_and_not_with_the_outage
     assert waiting(time, lines).until_it_succeeds(attempt, judge(time)) == "connected"
     assert sum("does not accept this site's key" in line for line in lines) == 1
     assert all("since 2026-11-17 08:00:00 UTC" in line for line in lines[:-1])
+
+
+def test_a_log_file_has_no_colours_and_no_line_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    with output_without_colours() as output:
+        code = r"print('\x1b[92mINFO \x1b[0m:      Connected'); print('last', end='')"
+        subprocess.run([sys.executable, "-c", code], stdout=output, check=True)
+    assert capfd.readouterr().err == "INFO :      Connected\nlast"
 
 
 def test_attempts_become_rarer_and_two_sites_do_not_come_back_together() -> None:

@@ -25,13 +25,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import feddraw
 
-# The files that `feddraw operator init` writes out.
-DEPLOYMENT = Path(feddraw.__file__).parent / "flower" / "deployment"
-APP = DEPLOYMENT / "app"
-DOOR = DEPLOYMENT / "nginx.conf"
+if TYPE_CHECKING:
+    from feddraw.flower.operator_folder import OperatorFolder
+
+# The ready app, which `feddraw operator init` writes out.
+APP = Path(feddraw.__file__).parent / "flower" / "deployment" / "app"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
 FLOWER_VERSION = tuple(map(int, version("flwr").split(".")[:2]))
@@ -42,7 +44,14 @@ REFUSED = "the server does not accept this site's key"  # what a stranger's node
 class Federation:
     """Processes of one federation, each in a session of its own with a log of its own."""
 
-    def __init__(self, folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        secure: bool = True,
+        behind_nginx: bool = True,
+        secure_sums: bool = False,
+    ) -> None:
         self.folder = folder.resolve()
         self.secure = secure
         self.behind_nginx = secure and behind_nginx
@@ -59,6 +68,7 @@ class Federation:
         self.port = free_port()  # of the SuperLink
         self.control = free_port() if SEVERAL_PORTS else self.port  # where `flwr` finds it
         self.door = free_port() if self.behind_nginx else self.port  # where the nodes knock
+        self.code = ""  # which operator and sites compare by telephone
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         tools = Path(sys.executable).parent  # Flower starts its own commands by their bare names
         self.environment = os.environ | {
@@ -71,14 +81,18 @@ class Federation:
             "PYTHONUNBUFFERED": "1",
         }
         if secure:
-            make_certificates(self.folder)
-            self.sign(APP)
+            self._prepare_operator(secure_sums=secure_sums)
         self._configure()
+
+    @property
+    def server(self) -> Path:
+        """What the operator copies to the server."""
+        return self.folder / "operator" / "server"
 
     def _configure(self) -> None:
         """Where `flwr` finds the SuperLink."""
         trust = (
-            f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+            f'root-certificates = "{self.server / "ca.crt"}"' if self.secure else "insecure = true"
         )
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
@@ -147,14 +161,58 @@ class Federation:
         for process in self.processes.values():
             process.wait()
 
+    # --------------------------------------------------------------------------------- the operator
+
+    def _prepare_operator(self, *, secure_sums: bool) -> None:
+        """The operator's folder; in a real federation it is on another machine than the server."""
+        from feddraw.flower.operator_folder import OperatorFolder, read_operator_settings
+
+        operator = OperatorFolder(self.folder / "operator")
+        if operator.path.exists():  # the federation's address stays
+            address = read_operator_settings(operator).address
+            self.door = int(address.rpartition(":")[2])
+            if not self.behind_nginx:
+                self.port = self.control = self.door
+        else:
+            make_operator(operator, self.door, secure_sums=secure_sums)
+
+    def site(self, name: str) -> Path:
+        """A site's own folder."""
+        return self.folder / "sites" / name
+
+    def invite(self, *names: str) -> None:
+        """Sites make their keys; the operator signs the app, and writes the file for all sites."""
+        from feddraw.flower.operator_folder import OperatorFolder
+
+        files = [self._site_file(name) for name in names]
+        self.code = invite(OperatorFolder(self.folder / "operator"), files)
+
+    def _site_file(self, name: str) -> Path:
+        """A site's public keys; they are made where it has none."""
+        from feddraw.flower.site_folder import SiteFolder, make_site_folder
+
+        site = SiteFolder(self.site(name))
+        if not site.path.exists():
+            site.path.parent.mkdir(exist_ok=True)
+            make_site_folder(site, name)
+        return site.site_file()
+
+    def sign(self, app: Path) -> None:
+        """Another app in place of the ready one; it counts from the next invitation on."""
+        shutil.rmtree(self.server / "app")
+        shutil.copytree(app, self.server / "app")
+
+    def register(self, name: str) -> None:
+        self.flwr("supernode", "register", self.server / "keys" / f"{name}.pub", NAME)
+
     # ------------------------------------------------------------------------------------ the parts
 
     def superlink(self) -> None:
         security = "--insecure"
         if self.secure:
             security = (
-                "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key"
-                " --enable-supernode-auth"
+                f"--ssl-ca-certfile {self.server}/ca.crt --ssl-certfile {self.server}/server.pem"
+                f" --ssl-keyfile {self.server}/server.key --enable-supernode-auth"
             )
         self.start("superlink", "flower-superlink", *security.split(), *self._addresses())
         link = self.processes["superlink"]
@@ -184,7 +242,8 @@ class Federation:
         """The door: TLS for the nodes, and no way to anything that they do not need."""
         folder = self.folder / "nginx"
         folder.mkdir(exist_ok=True)
-        (folder / "door.conf").write_text(door(DOOR.read_text(), self.folder, self.door, self.port))
+        rules = (self.server / "nginx.conf").read_text()
+        (folder / "door.conf").write_text(door(rules, self.door, self.port))
         (folder / "nginx.conf").write_text(around(folder))
         log = folder / "error.log"
         settings = folder / "nginx.conf"
@@ -196,41 +255,37 @@ class Federation:
         if process.poll() is not None:
             raise SystemExit(f"nginx has ended: {self.log('nginx')}")
 
-    def sign(self, app: Path) -> None:
-        """The operator's part, which in a real federation is done on another machine than the
-        server.
-        """
-        operator = self.folder / "operator"
-        operator.mkdir(mode=0o700, exist_ok=True)
-        signatures = self.folder / "signatures"
-        signatures.mkdir(exist_ok=True)
-        key = operator / "operator.key"
-        if not key.exists():
-            self.feddraw("operator", "key", key)
-        signature = signatures / f"{app.resolve().name}.signature"
-        self.feddraw("operator", "sign", app.resolve(), "--key", key, "--out", signature)
-
-    def feddraw(self, *arguments: str | Path) -> None:
-        command = [str(Path(sys.executable).with_name("feddraw")), *map(str, arguments)]
-        subprocess.run(command, check=True, capture_output=True, env=self.environment)
-
     def supernode(self, name: str, config: str, *, register: bool = True) -> None:
-        """A site's node; with a key of its own, which is registered, unless it is a stranger's."""
-        node = ["--superlink", f"127.0.0.1:{self.door}", "--node-config", config]
+        """A site's node, with a key of its own; `register` is for a site's first start."""
         if not self.secure:
             address = f"--host 127.0.0.1 --port {free_port()}"
             if SEVERAL_PORTS:
                 address = f"--clientappio-api-address 127.0.0.1:{free_port()}"
+            node = ["--superlink", f"127.0.0.1:{self.door}", "--node-config", config]
             self.start(name, "flower-supernode", "--insecure", *address.split(), *node)
             return
-        key = make_key(self.folder / f"{name}.key")
         if register:
-            self.flwr("supernode", "register", key.with_suffix(".key.pub"), NAME)
-        options = (
-            f"--key {key.name} --root-certificates ca.crt --operator operator/operator.key.pub"
-            f" --signatures signatures --port {free_port()}"
-        )
-        self.start(name, "feddraw", "site", "start", *options.split(), *node)
+            self.invite(name)
+            self.register(name)
+        self.start_site(name, config, self.folder / "operator" / "federation.toml", self.code)
+
+    def stranger(self) -> Path:
+        """The node of somebody who has the server's address and ca.crt, and is an operator of their
+        own; returns its public key.
+        """
+        from feddraw.flower.operator_folder import OperatorFolder
+
+        theirs = OperatorFolder(self.folder / "stranger")
+        make_operator(theirs, self.door)
+        shutil.copy(self.server / "ca.crt", theirs.server / "ca.crt")
+        code = invite(theirs, [self._site_file("stranger")])
+        self.start_site("stranger", "partition-id=0", theirs.federation, code)
+        return theirs.node_keys / "stranger.pub"
+
+    def start_site(self, name: str, config: str, file: Path, code: str) -> None:
+        """A node by the file that an operator sent; its people were told the code."""
+        options = ["--confirm", code, "--port", str(free_port()), "--node-config", config]
+        self.start(name, "feddraw", "site", "start", file, "--site", self.site(name), *options)
 
     def run(
         self, settings: str, timeout: float = 3600, app: Path = APP, *, show: bool = False
@@ -248,12 +303,32 @@ def connection(port: int, trust: str) -> str:
     )
 
 
+def make_operator(operator: OperatorFolder, door: int, *, secure_sums: bool = False) -> None:
+    """An operator of a federation whose server is this machine: `feddraw operator init`."""
+    from feddraw.flower.operator_folder import make_operator_folder
+
+    make_operator_folder(
+        operator,
+        address=f"127.0.0.1:{door}",
+        place=str(operator.server),
+        secure=secure_sums,
+        passphrase="",
+    )
+
+
+def invite(operator: OperatorFolder, files: Sequence[Path]) -> str:
+    """`feddraw operator invite`; returns the federation's code."""
+    from feddraw.flower.operator_folder import invite_sites
+
+    return invite_sites(operator, files, days=365, ask_passphrase=str).code()
+
+
 @contextmanager
 def federation(
-    folder: Path, *, secure: bool = True, behind_nginx: bool = True
+    folder: Path, *, secure: bool = True, behind_nginx: bool = True, secure_sums: bool = False
 ) -> Iterator[Federation]:
     """A SuperLink, and its door, for as long as the block lasts."""
-    made = Federation(folder, secure=secure, behind_nginx=behind_nginx)
+    made = Federation(folder, secure=secure, behind_nginx=behind_nginx, secure_sums=secure_sums)
     try:
         made.superlink()
         if made.behind_nginx:
@@ -278,14 +353,11 @@ def descendants(parents: list[int]) -> list[int]:
 # ----------------------------------------------------------------------------------------- the door
 
 
-def door(template: str, folder: Path, listen: int, superlink: int) -> str:
-    """The guide's nginx configuration with this federation's ports and certificates in it."""
+def door(template: str, listen: int, superlink: int) -> str:
+    """The operator's nginx configuration with this machine's ports, on loopback only."""
     ours = {
         "server 127.0.0.1:8000;": f"server 127.0.0.1:{superlink};",
-        "listen 443 ssl;": f"listen 127.0.0.1:{listen} ssl;",
-        "/etc/feddraw/server.pem;": f'"{folder / "server.pem"}";',
-        "/etc/feddraw/server.key;": f'"{folder / "server.key"}";',
-        "/etc/feddraw/ca.crt;": f'"{folder / "ca.crt"}";',
+        f"listen {listen} ssl;": f"listen 127.0.0.1:{listen} ssl;",
     }
     for theirs, value in ours.items():
         if template.count(theirs) != 1:
@@ -308,37 +380,7 @@ def around(folder: Path) -> str:
     return head + "http {\n" + "\n".join(lines) + "\n}\n"
 
 
-# ----------------------------------------------------------------------------------- keys and ports
-
-
-def make_certificates(folder: Path) -> None:
-    """An authority of our own, and a certificate for this machine signed by it."""
-    if (folder / "ca.crt").exists():
-        return
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    authority = ["-x509", "-days", "365", "-subj", "/CN=feddraw test authority"]
-    openssl(folder, "req", *authority, *curve, "-keyout", "ca.key", "-out", "ca.crt")
-    request = ["-subj", "/CN=localhost"]
-    openssl(folder, "req", *request, *curve, "-keyout", "server.key", "-out", "server.csr")
-    (folder / "server.ext").write_text(
-        "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n"
-    )
-    signed = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile server.ext"
-    openssl(folder, "x509", "-req", "-in", "server.csr", *signed.split(), "-out", "server.pem")
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def make_key(path: Path) -> Path:
-    """A node's key pair, in the form that Flower wants."""
-    if not path.exists():
-        kind = "-t ecdsa -b 384"
-        without_words = ["-N", "", "-C", ""]  # neither passphrase nor comment
-        command = ["ssh-keygen", "-q", *kind.split(), *without_words, "-f", str(path)]
-        subprocess.run(command, check=True, capture_output=True)
-    return path
+# -------------------------------------------------------------------------------------------- ports
 
 
 def free_port() -> int:
@@ -386,14 +428,14 @@ def show_stranger(made: Federation) -> None:
     """A node whose key is not registered is refused, and so is everything that `flwr` does from
     outside.
     """
-    made.supernode("stranger", "partition-id=0", register=False)
+    key = made.stranger()
     wait_for(
         lambda: REFUSED in made.log("stranger"), 60, "the stranger was not refused within a minute"
     )
     print(f"stranger's node: {REFUSED}")
     commands: dict[str, list[str | Path]] = {
         "supernode list": [],
-        "supernode register": [made.folder / "stranger.key.pub"],
+        "supernode register": [key],
         "run": [APP],
     }
     for command, arguments in commands.items():
@@ -405,10 +447,10 @@ def knock(
     made: Federation, command: str, *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """A command of Flower's from somebody outside, who has the nodes' address and ca.crt."""
-    home = made.folder / "stranger"
+    home = made.folder / "stranger-flwr"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(
-        connection(made.door, f'root-certificates = "{made.folder / "ca.crt"}"')
+        connection(made.door, f'root-certificates = "{made.server / "ca.crt"}"')
     )
     line = [str(Path(sys.executable).with_name("flwr")), command, *map(str, arguments), NAME]
     environment = made.environment | {"FLWR_HOME": str(home)}

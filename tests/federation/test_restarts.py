@@ -85,7 +85,7 @@ def test_a_node_comes_back_when_its_process_is_killed_and_when_a_server_lost_its
     LOCAL.wait_for(
         lambda: made.log("node0").count("does not accept this site's key") > 1, 60, "no line"
     )
-    made.flwr("supernode", "register", made.folder / "node0.key.pub", LOCAL.NAME)
+    made.register("node0")
     wait_for_connections(made, 3)
     assert made.processes["node0"].poll() is None  # the hospital has done nothing
 

@@ -23,6 +23,7 @@ from feddraw.system.file_reading import read_csv
 from test_flower import QUICKSTART
 from test_flower_deployment import script, settings
 
+LOCAL = script()
 pytestmark = [LONG, KEY_TOOLS]
 
 SITES = ("C1", "C2", "C3", "C4")
@@ -106,21 +107,15 @@ def changed(file: Path, before: str, after: str) -> None:
     file.write_text(text.replace(before, after))
 
 
+def federation(folder: Path) -> Any:
+    return LOCAL.federation(folder, behind_nginx=LOCAL.NGINX is not None, secure_sums=True)
+
+
 def secured(made: Any) -> None:
-    """A node for each site, with a signing key; all have the file of all sites' public keys."""
-    for site in SITES:
-        made.feddraw("site", "key", made.folder / site)
-    lines = [
-        f'{site} = "{(made.folder / site / "signing.key.pub").read_text().strip()}"'
-        for site in SITES
-    ]
-    (made.folder / "sites.toml").write_text("\n".join(lines))
+    """A node for each site; the operator's file has the public keys of all."""
+    made.invite(*SITES)
     for number, site in enumerate(SITES):
-        config = (
-            f'partition-id={number} key="{made.folder}/{site}/signing.key"'
-            f' memory="{made.folder}/memory-{site}" simulated=true'
-        )
-        made.supernode(f"node{number}", f'{config} sites="{made.folder}/sites.toml"')
+        made.supernode(site, f"partition-id={number} simulated=true")
 
 
 def kill_at(made: Any, node: str, message: int) -> None:
@@ -133,12 +128,12 @@ def kill_at(made: Any, node: str, message: int) -> None:
 def test_an_unchanged_app_trains_while_a_node_is_killed_in_mid_round_and_no_model_reaches_the_server(
     tmp_path: Path,
 ) -> None:
-    local, app = script(), quickstart(tmp_path)
-    with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
+    app = quickstart(tmp_path)
+    with federation(tmp_path / "federation") as made:
         made.sign(app)
         secured(made)
         killer = threading.Thread(
-            target=kill_at, args=(made, "node3", 3), daemon=True
+            target=kill_at, args=(made, "C4", 3), daemon=True
         )  # asked for its masked words
         killer.start()
         said = made.run("num-server-rounds=2", timeout=900, app=app)
@@ -184,8 +179,8 @@ def expect_no_model(folder: Path) -> None:
 def test_the_ready_app_under_secure_sums_gives_the_bits_of_the_serial_engine(
     tmp_path: Path,
 ) -> None:
-    local, small = script(), {"rounds": 2, "secure": True, "scenario.clients": 4}
-    with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
+    small = {"rounds": 2, "secure": True, "scenario.clients": 4}
+    with federation(tmp_path / "federation") as made:
         secured(made)
         made.run(f'{settings(**small)} nodes=4 timeout=300.0 out="run"', timeout=900)
     expect_bits(tmp_path / "federation" / "run", tmp_path / "serial", **small)

@@ -80,10 +80,12 @@ def made(tmp_path: Path) -> Iterator[Any]:
     """A federation with one node, behind its door."""
     with LOCAL.federation(tmp_path / "federation") as started:
         started.supernode("node0", "partition-id=0")
-        LOCAL.wait_for(
-            lambda: "SuperNode ID" in started.log("node0"), 60, "the node does not connect"
-        )
+        wait_for_connection(started)
         yield started
+
+
+def wait_for_connection(made: Any) -> None:
+    LOCAL.wait_for(lambda: "SuperNode ID" in made.log("node0"), 120, made.log("node0"))
 
 
 def plain(text: str) -> str:
@@ -98,7 +100,9 @@ def test_a_stranger_with_the_address_and_ca_crt_can_neither_list_register_run_no
         assert found.returncode, found.stdout + found.stderr
         assert "404" in found.stdout + found.stderr
 
-    key = LOCAL.make_key(tmp_path / "own.key")
+    key = tmp_path / "own.key"
+    kind = ["-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key]
+    subprocess.run(["ssh-keygen", *kind], check=True)
     said = made.flwr(
         "run", canary, LOCAL.NAME, "--run-config", "seconds=60"
     )  # the operator's, under way
@@ -121,12 +125,12 @@ def test_a_stranger_with_the_address_and_ca_crt_can_neither_list_register_run_no
 
 
 def test_a_stranger_cannot_have_a_node_not_even_without_a_key(made: Any, tmp_path: Path) -> None:
-    made.supernode("stranger", "partition-id=0", register=False)
+    made.stranger()
     nameless = [
         "--superlink",
         f"127.0.0.1:{made.door}",
         "--root-certificates",
-        "ca.crt",
+        made.server / "ca.crt",
         "--port",
         LOCAL.free_port(),
     ]
@@ -159,7 +163,12 @@ def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_i
     assert "Successfully installed" not in made.log("node0")
 
     made.sign(canary)
-    assert "the node says: done" in run()  # the same node, without a restart
+    made.invite()
+    made.processes["node0"].terminate()
+    made.processes["node0"].wait(timeout=30)
+    made.supernode("node0", "partition-id=0", register=False)  # with the operator's new file
+    wait_for_connection(made)
+    assert "the node says: done" in run()
     assert ran.exists()
 
     ran.unlink()

@@ -49,16 +49,9 @@ class Tuesday:
         self.made = made
         self.run = made.folder / "run"
         self.broken_image = data / "West" / "3.png"
-        self.config = {
-            name: f'data="{data / name}" client="{name}" memory="{made.folder / name}"'
-            for name in HOSPITALS
-        }
-        self.config["Twin"] = (
-            f'data="{data / "East"}" client="North" memory="{made.folder / "Twin"}"'
-        )
-        self.config["Stranger"] = (
-            f'data="{data / "East"}" client="Stranger" memory="{made.folder / "Stranger"}"'
-        )
+        self.config = {name: f'data="{data / name}"' for name in HOSPITALS}
+        self.config["Twin"] = f'data="{data / "East"}" client="North"'
+        self.config["Stranger"] = f'data="{data / "East"}"'
         self.printed: list[str] = []  # by `flwr run`, as far as it came
 
     # ------------------------------------------------------------------------------ the operator
@@ -66,7 +59,7 @@ class Tuesday:
     def begin(self, *, resume: bool) -> threading.Thread:
         """`flwr run`, as the operator types it."""
         names = "data.findings=Opacity,Enlarged data.normalize=measured model.growth=8"
-        sites = ",".join(f"{name}={self._fingerprint(name)}" for name in LISTED)
+        sites = ",".join(f"{name}={self.fingerprint(name)}" for name in LISTED)
         settings = (
             f'rounds={ROUNDS} data.name="folder" data.size=16 training.epochs=1'
             f' training.batch_size=8 set="{names}" nodes=2 wait=600.0 timeout={ANSWER_TIME}'
@@ -81,9 +74,8 @@ class Tuesday:
         thread.start()
         return thread
 
-    def _fingerprint(self, name: str) -> str:
-        key = LOCAL.make_key(self.made.folder / f"{name}.key")
-        command = ["ssh-keygen", "-lf", key.with_suffix(".key.pub")]
+    def fingerprint(self, name: str) -> str:
+        command = ["ssh-keygen", "-lf", self.made.server / "keys" / f"{name}.pub"]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return str(printed.split()[1])
 
@@ -100,9 +92,7 @@ class Tuesday:
         """
         self.made.superlink()
         for name in REGISTERED:
-            self.made.flwr(
-                "supernode", "register", self.made.folder / f"{name}.key.pub", LOCAL.NAME
-            )
+            self.made.register(name)
 
     # ------------------------------------------------------------------------------- at the sites
 
@@ -286,7 +276,7 @@ def expect_each_event_under_its_name(tuesday: Tuesday, broken_round: int) -> Non
     assert broken.startswith("refused: its app failed: images: of 40 images 1 that cannot be read")
     assert "3.png: not a PNG, JPEG or DICOM image" in broken
     assert "leave them out with data.skip_bad = true" in broken
-    errors = tuesday.made.folder / "West" / "errors.log"
+    errors = tuesday.made.site("West") / "memory" / "errors.log"
     assert broken.endswith(f"(in full at West: {errors})")
     assert "Traceback" in errors.read_text()
     twins = {ledger[round, "Twin"] for round in range(ROUNDS)}

@@ -51,13 +51,8 @@ def make_site_key(
 
 @app.command("start")
 def start_site(
-    file: Annotated[
-        Path | None,
-        Argument(metavar="FILE", help="The operator's file, federation.toml; needs --site."),
-    ] = None,
-    site: Annotated[
-        Path | None, Option(help="This site's folder, made by `feddraw site key`.")
-    ] = None,
+    file: Annotated[Path, Argument(help="The operator's file, federation.toml.")],
+    site: Annotated[Path, Option(help="This site's folder, made by `feddraw site key`.")],
     data: Annotated[Path | None, Option(help="This site's folder of images.")] = None,
     confirm: Annotated[
         str,
@@ -67,36 +62,11 @@ def start_site(
             " asked once.",
         ),
     ] = "",
-    superlink: Annotated[str, Option(help="Without FILE: the server's address, NAME:PORT.")] = "",
-    key: Annotated[
-        Path | None,
-        Option(
-            help="Without FILE: the node's private key; the operator has registered its public"
-            " half."
-        ),
-    ] = None,
-    operator: Annotated[
-        Path | None,
-        Option(help="Without FILE: the operator's public key; do not take it from the server."),
-    ] = None,
-    signatures: Annotated[
-        Path | None,
-        Option(
-            help="Without FILE: a signature from the operator, or a folder of them (*.signature)."
-        ),
-    ] = None,
-    root_certificates: Annotated[
-        Path | None,
-        Option(
-            help="Without FILE: the authority that signed the server's certificate (default: the"
-            " system's)."
-        ),
-    ] = None,
     node_config: Annotated[
         str,
         Option(
             help="More settings, as for flower-supernode: "
-            """'data="/srv/xrays" client="North" memory="/srv/feddraw"'; """
+            """'client="North" memory="/srv/feddraw"'; """
             "clear_weights=true lets this site say its weight in clear."
         ),
     ] = "",
@@ -110,72 +80,20 @@ def start_site(
     server that does not answer, comes back after a crash of either side, and ends only where a
     person must do something, with one line that says what.
     """
-    from feddraw.flower.app_signatures import Signatures
-    from feddraw.flower.site_folder import node_settings, node_settings_as_text
-    from feddraw.flower.supernode import (
-        check_certificates,
-        check_node_config,
-        check_superlink,
-        node_key_fingerprint,
-        refuse_unknown_flower,
+    from feddraw.flower.node_supervision import node_order, start_supernode
+    from feddraw.flower.site_folder import (
+        check_site_signatures,
+        node_settings,
+        node_settings_as_text,
     )
-    from feddraw.secure.sums.signing_keys import read_operator_public_key
+    from feddraw.flower.supernode import check_node_config, refuse_unknown_flower
 
     refuse_unknown_flower()
-    if file is not None:
-        by_hand = [superlink, key, operator, signatures, root_certificates]
-        if site is None or any(by_hand):
-            raise UserError(
-                f"{file} needs --site and the site's folder, and none of --superlink, --key,"
-                " --operator, --signatures and --root-certificates: it says these itself"
-            )
-        folder, federation = _accepted_federation(file, site, confirm)
-        superlink = federation.address
-        key = folder.node_key
-        operator = folder.operator
-        signatures = folder.signatures
-        root_certificates = folder.certificate
-        settings = node_settings(federation, folder, data)
-        node_config = node_settings_as_text(settings, node_config)
-    if not superlink or key is None or operator is None or signatures is None:
-        raise UserError(
-            "name the operator's file and --site; or --superlink, --key, --operator and"
-            " --signatures"
-        )
-    check_superlink(superlink)
-    fingerprint = node_key_fingerprint(key)
-    if root_certificates is not None:
-        check_certificates(root_certificates)
-    if not signatures.exists():
-        raise UserError(
-            f"there is no {signatures}: it must be a signature from the operator, or a folder of"
-            " them"
-        )
-    given = Signatures(signatures, read_operator_public_key(operator))
-    complaints = given.read()[1]
-    if complaints:
-        raise UserError(
-            f"{complaints[0]}: remove the file, or check that {operator} is the operator's key"
-        )
-    check_node_config(node_config)
-    arguments = ["--superlink", superlink, "--auth-supernode-private-key", str(key)]
-    arguments += ["--host", "127.0.0.1", "--port", str(port)]
-    if root_certificates is not None:
-        arguments += ["--root-certificates", str(root_certificates)]
-    if node_config:
-        arguments += ["--node-config", node_config]
-
-    from feddraw.flower.node_process import NodeOrder
-    from feddraw.flower.node_supervision import start_supernode
-
-    order = NodeOrder(
-        signatures=str(signatures),
-        operator=str(operator),
-        arguments=arguments,
-        superlink=superlink,
-        key_fingerprint=fingerprint,
-    )
-    start_supernode(order, port)
+    folder, federation = _accepted_federation(file, site, confirm)
+    check_site_signatures(folder)
+    settings = node_settings_as_text(node_settings(federation, folder, data), node_config)
+    check_node_config(settings)
+    start_supernode(node_order(federation, folder, settings, port), port)
 
 
 def _accepted_federation(file: Path, site: Path, code: str) -> tuple[SiteFolder, FederationFile]:

@@ -28,7 +28,6 @@ PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else n
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 SIGNATURE_SUFFIX = ".signature"
-LARGEST_BUNDLE = 10 * 1024 * 1024  # Flower's own limit
 MOST_SIGNED_DAYS = 3660.0  # days that a signature may count
 
 
@@ -78,12 +77,6 @@ def sign_bundle(
     line = json.dumps(asdict(statement))
     signature = base64.b64encode(key.sign(line.encode())).decode()
     return f"{line}\n{signature}\n"
-
-
-def signature_file_name(bundle: AppBundle) -> str:
-    """A name under which the signatures of several apps and versions can stand in one folder."""
-    publisher, _, name = bundle.app.partition("/")
-    return f"{publisher}.{name}.{bundle.version}.{bundle.sha256[:8]}{SIGNATURE_SUFFIX}"
 
 
 def _time_as_text(time: datetime) -> str:

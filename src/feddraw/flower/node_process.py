@@ -21,6 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
@@ -256,8 +257,9 @@ def main() -> NoReturn:
     # Flower's own server is a thread that would keep the process.
     for early in (True, False):
         trigger_exit_handlers(run_before_force_exit=early)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # the starter, which reads this, may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -7,12 +7,14 @@ It ends where a person must do something, and says what in one line; or where it
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
@@ -23,8 +25,10 @@ from typing import NoReturn
 
 import numpy as np
 from flwr.supercore import log
+from flwr.supercore.logger import update_console_handler
 
 from feddraw.errors import RunFailed
+from feddraw.flower.exchange_files import FederationFile
 from feddraw.flower.node_process import (
     CONNECTED,
     CONNECTION_BROKEN,
@@ -43,9 +47,13 @@ from feddraw.flower.reconnection import (
     Waiting,
     backoff,
 )
+from feddraw.flower.site_folder import SiteFolder
+from feddraw.flower.supernode import node_key_fingerprint
 
 MOST_STARTS = 5  # of processes that crash one after the other before any was connected
 SECONDS_TO_END = 15.0  # for a node to leave the federation; Flower takes at most 5
+SECONDS_FOR_LAST_LINES = 2.0
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 ENDINGS = {
     FORGOTTEN: "the server has forgotten the node",
     CONNECTION_BROKEN: "its connection is broken",
@@ -108,8 +116,25 @@ def _in_words(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
+def node_order(
+    federation: FederationFile, folder: SiteFolder, node_config: str, port: int
+) -> NodeOrder:
+    """How a site's node is started, by the operator's file and what is in the site's folder."""
+    arguments = ["--superlink", federation.address, "--root-certificates", str(folder.certificate)]
+    arguments += ["--auth-supernode-private-key", str(folder.node_key)]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--node-config", node_config]
+    return NodeOrder(
+        signatures=str(folder.signatures),
+        operator=str(folder.operator),
+        arguments=arguments,
+        superlink=federation.address,
+        key_fingerprint=node_key_fingerprint(folder.node_key),
+    )
+
+
 def start_supernode(order: NodeOrder, port: int) -> None:
     """Run a site's node until it is stopped by Ctrl-C or SIGTERM."""
+    update_console_handler(colored=os.isatty(2))
     clock = Clock()
     delays = partial(backoff, np.random.default_rng())
 
@@ -153,9 +178,17 @@ def run_process(order: NodeOrder, connected_before: bool) -> NodeEnding:
         folder = Path(name)
         # Not the module's folder on the path (-P): a file there could be taken for a module.
         command = [sys.executable, "-P", "-m", "feddraw.flower.node_process"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=_environment(folder), text=True
-        ) as process:
+        with (
+            output_without_colours() as output,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=_environment(folder),
+                text=True,
+            ) as process,
+        ):
             assert process.stdin is not None
             try:
                 process.stdin.write(order.in_folder(folder, connected_before).as_line())
@@ -172,6 +205,31 @@ def run_process(order: NodeOrder, connected_before: bool) -> NodeEnding:
             connected=(folder / CONNECTED).exists(),
             reason=reason.read_text() if reason.exists() else "",
         )
+
+
+@contextmanager
+def output_without_colours() -> Iterator[int | None]:
+    """Where a node's processes write. All of Flower's colour every line, also for a log file: where
+    this process does not write to a terminal, it passes on what they write without the colours.
+    """
+    if os.isatty(2):
+        yield None
+        return
+    ours, theirs = os.pipe()
+    copier = threading.Thread(target=_copy_without_colours, args=[ours], daemon=True)
+    copier.start()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        copier.join(SECONDS_FOR_LAST_LINES)
+
+
+def _copy_without_colours(source: int) -> None:
+    with open(source, "rb") as lines, suppress(OSError):
+        for line in lines:
+            sys.stderr.buffer.write(COLOUR.sub(b"", line))
+            sys.stderr.buffer.flush()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

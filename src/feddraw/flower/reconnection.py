@@ -92,8 +92,9 @@ def trouble_of(error: Exception, server: ServerAddress, now: datetime) -> Troubl
             return Trouble(
                 "certificate",
                 refused,
-                f"{refused}: check that --root-certificates is the authority that signed it, that"
-                " it has this name and has not expired, and the clock of this machine",
+                f"{refused}: check the clock of this machine, and ask the operator whether the"
+                " certificate has expired, has this name, and is signed by the authority in the"
+                " newest federation.toml",
                 patience=0.0,
             )
         return Trouble("away", f"{server.superlink} does not answer ({words})")
@@ -127,7 +128,8 @@ def _not_a_server(server: ServerAddress, words: str) -> Trouble:
     return Trouble(
         "address",
         refused,
-        f"{refused}: check --superlink, and that no proxy of this network answers in its place",
+        f"{refused}: ask the operator for the address, and check that no proxy of this network"
+        " answers in its place",
         PATIENCE_WITH_REFUSALS,
     )
 

@@ -17,7 +17,10 @@ import click
 
 from feddraw.errors import UserError
 from feddraw.flower.roster import node_fingerprint
-from feddraw.flower.server_checkpoint import name_owners_in_checkpoint
+from feddraw.flower.server_checkpoint import (
+    listed_sites_in_checkpoint,
+    name_owners_in_checkpoint,
+)
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder, require_run
 
@@ -31,6 +34,7 @@ class RegisteredSite:
     name: str  # in the run, otherwise as it was registered; empty where neither has a name
     identity: str  # the fingerprint of its key, or the number of a node without one
     state: str  # online, offline, registered (never connected), not registered
+    listed: bool | None  # whether the run's list of sites has it; None where there is no list
     last_seen: str  # in words
     rounds: int | None  # in which it counted; None where no run or name is known
     seconds: float | None  # that it worked in a round, on average
@@ -40,7 +44,7 @@ class RegisteredSite:
 class SiteRecord:
     """What a run's folder says about a site."""
 
-    rounds: int
+    rounds: int | None
     seconds: float | None
 
 
@@ -70,38 +74,52 @@ def registered_sites(nodes: Sequence[Any], run: Path | None) -> list[RegisteredS
     """The nodes with the names and numbers of a run's folder, if one is given; sites of that run
     that are not registered any more are at the end.
     """
+    listed: dict[str, str] = {}
     owners: dict[str, str] = {}
     records: dict[str, SiteRecord] = {}
     if run is not None:
         require_run(run)
+        listed = listed_sites_in_checkpoint(RunFolder(run))
         owners = name_owners_in_checkpoint(RunFolder(run))
         records = _site_records(run)
-    names = {identity: name for name, identity in owners.items()}
+    known = listed or owners  # a list alone decides
+    names = {identity: name for name, identity in known.items()}
+    nobody = SiteRecord(rounds=None, seconds=None)
     sites = []
     for node in nodes:
         if node.status == "unregistered":
             continue
         key = bytes(node.public_key)
-        identity = node_fingerprint(key) if key else f"node {node.node_id}"
-        # before its first round a site has the name under which its key was registered
-        name = names.pop(identity, "") or node.name
-        sites.append(_site(name, identity, node.status, _last_seen(node), records.get(name)))
+        number = f"node {node.node_id}"
+        identity = node_fingerprint(key) if key else number
+        in_run = names.pop(identity, "") or names.pop(number, "")
+        record = records.get(in_run, nobody)
+        sites.append(
+            RegisteredSite(
+                # before its first round a site has the name under which its key was registered
+                name=in_run or node.name,
+                identity=identity,
+                state=node.status,
+                listed=bool(in_run) if listed else None,
+                last_seen=_last_seen(node),
+                rounds=record.rounds,
+                seconds=record.seconds,
+            )
+        )
     for identity, name in names.items():
-        sites.append(_site(name, identity, "not registered", UNKNOWN, records.get(name)))
+        record = records.get(name, nobody)
+        sites.append(
+            RegisteredSite(
+                name=name,
+                identity=identity,
+                state="not registered",
+                listed=True if listed else None,
+                last_seen=UNKNOWN,
+                rounds=record.rounds,
+                seconds=record.seconds,
+            )
+        )
     return sorted(sites, key=lambda site: (not site.name, site.name, site.identity))
-
-
-def _site(
-    name: str, identity: str, state: str, last_seen: str, record: SiteRecord | None
-) -> RegisteredSite:
-    return RegisteredSite(
-        name=name,
-        identity=identity,
-        state=state,
-        last_seen=last_seen,
-        rounds=None if record is None else record.rounds,
-        seconds=None if record is None else record.seconds,
-    )
 
 
 def _site_records(run: Path) -> dict[str, SiteRecord]:

@@ -58,6 +58,7 @@ class RosterRecord:
     names: Sequence[str]  # of the clients, by their numbers
     owners: Mapping[str, str]  # name to the identity of its node
     called: Mapping[str, str]  # name to what the client last called itself
+    listed: Mapping[str, str]  # the operator's list of sites, name to identity; empty: none
 
 
 class Roster:
@@ -206,7 +207,12 @@ class Roster:
 
     def record(self) -> RosterRecord:
         """What a checkpoint keeps."""
-        return RosterRecord(list(self.names), dict(self._identity_of_name), dict(self.called))
+        return RosterRecord(
+            names=list(self.names),
+            owners=dict(self._identity_of_name),
+            called=dict(self.called),
+            listed={name: identity for identity, name in self._listed.items()},
+        )
 
     def restore(self, record: RosterRecord, *, rebind: bool = False) -> None:
         """Clients keep their numbers; with `rebind` the names are free for whoever answers under

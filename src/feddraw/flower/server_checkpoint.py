@@ -38,6 +38,7 @@ class ServerCheckpoint:
             "clients": self.roster.names,
             "owners": self.roster.owners,
             "called": self.roster.called,
+            "listed": self.roster.listed,
             "run": self.run,
             "population": self.population,
             "weighted": self.last_weighted,
@@ -62,7 +63,9 @@ class ServerCheckpoint:
             state={rule: state for rule, state in checkpoint.state.items() if rule != TABLE},
             rounds_done=checkpoint.next_round,
             run=table["run"],
-            roster=RosterRecord(table["clients"], table["owners"], table["called"]),
+            roster=RosterRecord(
+                table["clients"], table["owners"], table["called"], table["listed"]
+            ),
             population=table["population"],
             last_weighted=table["weighted"],
             shared_tensors=table["tensors"],
@@ -78,5 +81,14 @@ def shared_tensors_in_checkpoint(folder: RunFolder) -> Sequence[str] | None:
 
 def name_owners_in_checkpoint(folder: RunFolder) -> dict[str, str]:
     """By name, the identity of the node that it belongs to; empty where there is no checkpoint."""
-    owners = folder.checkpoint_notes().get(TABLE, {}).get("owners", {})
-    return {str(name): str(identity) for name, identity in owners.items()}
+    return _names_in_checkpoint(folder, "owners")
+
+
+def listed_sites_in_checkpoint(folder: RunFolder) -> dict[str, str]:
+    """The operator's list of sites, name to identity; empty where there is none."""
+    return _names_in_checkpoint(folder, "listed")
+
+
+def _names_in_checkpoint(folder: RunFolder, entry: str) -> dict[str, str]:
+    names = folder.checkpoint_notes().get(TABLE, {}).get(entry, {})
+    return {str(name): str(identity) for name, identity in names.items()}

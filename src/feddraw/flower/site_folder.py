@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from feddraw.data.own_tables import find_table
 from feddraw.errors import UserError
-from feddraw.flower.app_signatures import SIGNATURE_SUFFIX
+from feddraw.flower.app_signatures import SIGNATURE_SUFFIX, Signatures
 from feddraw.flower.exchange_files import (
     SITE_SUFFIX,
     FederationFile,
@@ -31,6 +31,7 @@ from feddraw.flower.exchange_files import (
 from feddraw.secure.sums.signing_keys import (
     check_site_name,
     new_signing_key,
+    read_operator_public_key,
     read_site_key,
     site_directory_line,
     write_key_file,
@@ -169,6 +170,14 @@ def _write_parts(federation: FederationFile, folder: SiteFolder) -> None:
     for text in federation.signatures:
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         write_whole(folder.signatures / f"{digest}{SIGNATURE_SUFFIX}", text.encode())
+
+
+def check_site_signatures(folder: SiteFolder) -> None:
+    """Stop at a signature that is not the operator's, or was changed since it was sent."""
+    given = Signatures(folder.signatures, read_operator_public_key(folder.operator))
+    _, complaints = given.read()
+    if complaints:
+        raise UserError(f"{complaints[0]}: remove the file")
 
 
 def node_settings(

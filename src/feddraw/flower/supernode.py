@@ -10,7 +10,6 @@ were read and tested are accepted.
 from __future__ import annotations
 
 import hashlib
-import ssl
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -26,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
 from flwr.app import Error, Message
 
-from feddraw.errors import UserError, in_one_line
-from feddraw.flower.app_signatures import LARGEST_BUNDLE, AppBundle, AppRefused, Signatures
+from feddraw.errors import UserError
+from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
 from feddraw.flower.roster import node_fingerprint
 from feddraw.secure.sums.client import NO_DIRECTORY
 from feddraw.secure.sums.signing_keys import read_key_file, read_site_directory, read_site_key
@@ -40,7 +39,6 @@ try:
     from flwr.common.config import get_fab_config, get_metadata_from_config, parse_config_args
     from flwr.common.constant import ErrorCode
     from flwr.supercore import log
-    from flwr.supercore.address import parse_address
     from flwr.supercore.constant import TaskType
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
     from flwr.supernode import start_client_internal as loop
@@ -64,26 +62,16 @@ def refuse_unknown_flower(version: str = FLOWER_VERSION) -> None:
 
 
 def read_app_bundle(path: Path) -> AppBundle:
-    """An app as `flwr run` would send it: from its folder, or from a .fab that `flwr build` has
-    made.
-    """
+    """An app as `flwr run` would send it from its folder."""
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path} with an app")
     try:
-        content = build_fab_from_disk(path) if path.is_dir() else _read_fab_file(path)
+        content = build_fab_from_disk(path)
         app, version = get_metadata_from_config(get_fab_config(content))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, click.ClickException) as error:
         why = " ".join(_message(error).split())
         raise UserError(f"{path} is no Flower app: {why}") from None
     return AppBundle(content, app, version)
-
-
-def _read_fab_file(path: Path) -> bytes:
-    if not path.is_file():
-        raise UserError(f"there is no app {path}: name its folder or its .fab")
-    if path.stat().st_size > LARGEST_BUNDLE:
-        raise UserError(
-            f"{path} is larger than the {LARGEST_BUNDLE:,} bytes that Flower lets an app have"
-        )
-    return path.read_bytes()
 
 
 def _message(error: Exception) -> str:
@@ -187,14 +175,6 @@ def check_node_config(text: str) -> None:
         read_site_directory(Path(str(settings["sites"])))
 
 
-def check_superlink(address: str) -> None:
-    """Stop at an address that no server can have."""
-    if parse_address(address) is None:
-        raise UserError(
-            f"--superlink: '{address}' is no address: write NAME:PORT, without https://"
-        )
-
-
 def node_key_fingerprint(path: Path) -> str:
     """The fingerprint of a node's private key, as the operator sees it."""
     try:
@@ -207,13 +187,3 @@ def node_key_fingerprint(path: Path) -> str:
             ' -N "" -f NAME.key'
         )
     return node_fingerprint(public_key_to_bytes(key.public_key()))
-
-
-def check_certificates(path: Path) -> None:
-    """Stop at a file that holds no certificate."""
-    try:
-        ssl.create_default_context(cafile=path)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except OSError as error:  # ssl.SSLError is one
-        raise UserError(f"{path} holds no certificate: {in_one_line(error)}") from None

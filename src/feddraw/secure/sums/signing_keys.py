@@ -29,10 +29,8 @@ BARE_TOML_LETTERS = string.ascii_letters + string.digits + "_-"
 # A name is signed, becomes a file's name, and a part of the settings NAME=FINGERPRINT,…
 SITE_NAME = re.compile(r"\w[\w .-]{0,62}\w|\w")
 # What makes keys of each kind.
-OPERATOR_KEY_COMMAND, SITE_KEY_COMMAND = (
-    "feddraw operator key",
-    "feddraw site key",
-)
+OPERATOR_KEY_COMMAND = "feddraw operator init"
+SITE_KEY_COMMAND = "feddraw site key"
 
 SiteDirectory = Mapping[str, Ed25519PublicKey]
 
