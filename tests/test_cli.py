@@ -61,6 +61,22 @@ def test_weights_prints_every_round_and_part(tmp_path: Path) -> None:
         assert expected in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["1,2", "--similarity", ".9,.99", "--rounds", "2"],
+            "In these rounds similarity moves noth",
+        ),
+        (["1"], "One client has all the weight"),
+        (["1,2", "--rounds", "3"], "All similarities are equal and move nothing."),
+    ],
+)
+def test_weights_say_what_similarity_can_move(words: list[str], said: str) -> None:
+    out = CliRunner().invoke(app, ["weights", "--sizes", *words]).output
+    assert out.splitlines()[-1].startswith(said)
+
+
 def test_weights_as_json_are_those_of_the_python_function(tmp_path: Path) -> None:
     done = typed(
         "weights",

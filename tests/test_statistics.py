@@ -268,6 +268,23 @@ def test_nothing_is_significant_with_few_scenarios_or_where_friedman_does_not_re
     )
 
 
+def test_methods_that_share_the_best_average_rank_are_all_named() -> None:
+    """In each scenario one of the two is first and the other second: neither has the best rank."""
+    eight = words.comparison_in_words(
+        compare(named(np.array([[0.9, 0.8, 0.1], [0.8, 0.9, 0.1]] * 4)))
+    )
+    assert eight.startswith(
+        "m0 and m1 share the best average rank and are significantly better than"
+    )
+    two = words.comparison_in_words(compare(named(np.array([[0.9, 0.8], [0.8, 0.9]]))))
+    assert two.endswith(" m0 and m1 share the best average rank.")
+    tilted = np.array([[0.9, 0.8, 0.7, 0.0], [0.8, 0.9, 0.7, 0.0]] * 4)
+    assert (
+        "no difference between m0 and m1, which share the best average rank, and m2. They are"
+        in words.comparison_in_words(compare(named(tilted)))
+    )
+
+
 @pytest.mark.parametrize(("successes", "trials"), [(4, 4), (0, 4), (9, 12), (1, 1)])
 def test_the_interval_of_a_share_is_clopper_and_pearsons(successes: int, trials: int) -> None:
     expected = stats.binomtest(successes, trials).proportion_ci(0.95, method="exact")

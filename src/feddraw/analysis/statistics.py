@@ -101,7 +101,11 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
     _refuse("no finite number for", broken, "correct these")
     at_least_two("method", methods)
-    at_least_two("scenario", scenarios)
+    at_least_two(
+        "scenario",
+        scenarios,
+        " (repeats within one, such as seeds, are compared by --over COLUMN --against METHOD)",
+    )
     values = [[cells[scenario, method] for method in methods] for scenario in scenarios]
     return Table(scenarios, methods, np.array(values, dtype=np.float64), steps)
 
@@ -156,10 +160,11 @@ def _refuse(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None
         raise UserError(f"{trouble} {some}{more}: {remedy}")
 
 
-def at_least_two(what: str, names: Sequence[str]) -> None:
+def at_least_two(what: str, names: Sequence[str], otherwise: str = "") -> None:
+    """Refuse less; `otherwise` says what can be done with one."""
     if len(names) < 2:
         have = f"one {what} only ({names[0]})" if names else f"no {what}"
-        raise UserError(f"{have}: a comparison needs at least two")
+        raise UserError(f"{have}: a comparison needs at least two{otherwise if names else ''}")
 
 
 # ------------------------------------------------------------------------------------- many methods
@@ -420,6 +425,13 @@ class Comparison:
         average = self.ranks.mean(axis=0).tolist()
         by_method = dict(zip(self.table.methods, average, strict=True))
         return dict(sorted(by_method.items(), key=lambda entry: entry[1]))
+
+    @property
+    def leaders(self) -> list[str]:
+        """The methods that share the best average rank: mostly one."""
+        average = self.average_ranks
+        best = min(average.values())
+        return [method for method, rank in average.items() if rank == best]
 
     @property
     def first_places(self) -> dict[str, int]:

@@ -28,33 +28,37 @@ def comparison_in_words(comparison: Comparison) -> str:
     """What a reader should take home, in one or two sentences; what cannot be claimed comes
     first.
     """
-    best, *others = comparison.average_ranks
+    leaders = comparison.leaders
+    several = len(leaders) > 1
     scenarios = len(comparison.table.scenarios)
     friedman = f"Friedman p {p_equals(comparison.friedman.p)}, {scenarios} scenarios"
     level = f"at alpha {comparison.alpha:g}"
+    lead = f"{join_names(leaders)} {'share' if several else 'has'} the best average rank"
     if scenarios < FEWEST_SCENARIOS:
         return (
             f"No difference between methods is shown: ranks over {scenarios} scenarios can show"
-            f" none, {FEWEST_SCENARIOS} are the least. {best} has the best average rank."
+            f" none, {FEWEST_SCENARIOS} are the least. {lead}."
         )
     if not comparison.rejected:
-        return (
-            f"No difference between methods is shown {level} ({friedman}). {best} has the best"
-            " average rank."
-        )
-    beaten = comparison.beaten_by(best)
-    undecided = [method for method in others if method not in beaten]
+        return f"No difference between methods is shown {level} ({friedman}). {lead}."
+    beaten = comparison.beaten_by(leaders[0])  # those of one rank beat the same methods
+    undecided = [
+        method
+        for method in comparison.average_ranks
+        if method not in beaten and method not in leaders
+    ]
     if not beaten:
         return (
             f"No difference between two methods is shown {level} (Nemenyi), although not all are"
-            f" alike ({friedman}). {best} has the best average rank."
+            f" alike ({friedman}). {lead}."
         )
     shown = f"significantly better than {join_names(beaten)} {level} (Nemenyi; {friedman})."
     if not undecided:
-        return f"{best} has the best average rank and is {shown}"
+        return f"{lead} and {'are' if several else 'is'} {shown}"
     return (
-        f"Nemenyi's test shows no difference between {best}, which has the best average rank, and"
-        f" {join_names(undecided)}. It is {shown}"
+        f"Nemenyi's test shows no difference between {join_names(leaders)}, which"
+        f" {'share' if several else 'has'} the best average rank, and {join_names(undecided)}."
+        f" {'They are' if several else 'It is'} {shown}"
     )
 
 

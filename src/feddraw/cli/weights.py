@@ -131,6 +131,13 @@ def _moved_by_similarity_in_words(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     share, round = max(shares)
+    if len(rows[0]["clients"]) == 1:
+        return "One client has all the weight: similarity moves nothing."
+    if share == 0:
+        return (
+            "In these rounds similarity moves nothing, whatever it is: each takes the sizes alone or"
+            " ends in equal weights."
+        )
     return (
         "All similarities are equal and move nothing. Similarities that differ by"
         f" {EXAMPLE_GAP:g} could move at most {100 * share:.1f} % of the weight, in round {round}"
