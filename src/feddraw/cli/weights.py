@@ -135,8 +135,8 @@ def _moved_by_similarity_in_words(rows: list[dict[str, Any]]) -> str:
         return "One client has all the weight: similarity moves nothing."
     if share == 0:
         return (
-            "In these rounds similarity moves nothing, whatever it is: each takes the sizes alone or"
-            " ends in equal weights."
+            "In these rounds similarity moves nothing, whatever it is: each takes the sizes alone"
+            " or ends in equal weights."
         )
     return (
         "All similarities are equal and move nothing. Similarities that differ by"
