@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from feddraw.analysis.bootstrap import weighted_auc
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
 from feddraw.analysis.metrics import not_finite
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.cli import app
 from feddraw.cli.run import round_line
 from feddraw.engines.serial import Serial

@@ -13,7 +13,8 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.flower import MethodStrategy
 from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.methods.fedavg import fedavg

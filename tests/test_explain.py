@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from feddraw.analysis.events_in_words import rounds_in_words, spans_of_rounds
-from feddraw.analysis.explain_weights import (
-    explain_run_weights,
-    explanation_document,
-    split_weights,
-    weights_in_sentences,
-)
+from feddraw.analysis.explain_weights import explain_run_weights, split_weights
+from feddraw.analysis.weights_document import explanation_document
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.cli import app
 from feddraw.core.schedules import gamma_and_beta, softmax, weights_and_parts
 from feddraw.errors import UserError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.analysis import explain_weights
+from feddraw.analysis.explain_weights import explain_run_weights
 from feddraw.analysis.forest_plot import forest_figure
 from feddraw.analysis.site_heterogeneity import (
     BatchProducts,
@@ -26,6 +26,8 @@ from feddraw.analysis.site_heterogeneity import (
     site_weights_by_rule,
     verdict_on,
 )
+from feddraw.analysis.weights_document import explanation_document
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.cli import app
 from feddraw.core import Measurement
 from feddraw.errors import UserError
@@ -262,13 +264,10 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
     measured = site_distances_in_ledger(read.ledger, 3)
     weights = [site.weights["random_effects"] for site in measured[0].sites]
     assert weights == pytest.approx(read.ledger["weight"][0].tolist())
-    words = list(explain_weights.weights_in_sentences(explain_weights.explain_run_weights(read)))
+    words = list(weights_in_sentences(explain_run_weights(read)))
     assert any("is expected if the sites are alike" in sentence for sentence in words)
     assert (
-        explain_weights.explanation_document(explain_weights.explain_run_weights(read))["by_round"][
-            0
-        ]["q"]
-        == measured[0].overall.q
+        explanation_document(explain_run_weights(read))["by_round"][0]["q"] == measured[0].overall.q
     )
     written = write_report([tmp_path / "run"], tmp_path / "report", replicates=0)
     page = written.page.read_text()

@@ -17,7 +17,8 @@ from flwr.app import Message
 import feddraw
 import tiny
 from feddraw.aggregation import NoUpdateUsed
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run

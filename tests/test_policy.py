@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from feddraw import catalog
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.core import Factored, why_no_policy
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare

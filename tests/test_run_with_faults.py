@@ -12,7 +12,8 @@ from flwr.app import Message
 from typer.testing import CliRunner
 
 from feddraw.analysis.events_in_words import Event, causes_in_words, status_in_words
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.cli import app
 from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.results.recorded_run import read_run

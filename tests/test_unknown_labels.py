@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 import tiny
 from feddraw.analysis import bootstrap, metrics
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.contact_sheet import findings_caption
 from feddraw.data.dataset import UNKNOWN, Dataset, Labels

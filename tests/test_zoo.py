@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import feddraw
 from feddraw import catalog
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
 from feddraw.core.schedules import cosine, softmax
 from feddraw.data.own_tables import read_own_tables

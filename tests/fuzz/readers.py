@@ -32,7 +32,7 @@ from torch import nn
 
 import tiny
 from feddraw import catalog
-from feddraw.analysis import explain_weights, tidy_results
+from feddraw.analysis import explain_weights, tidy_results, weights_document, weights_in_words
 from feddraw.cli import weights
 from feddraw.core import participation
 from feddraw.data import (
@@ -478,8 +478,8 @@ def read_folder(data: bytes, room: Path) -> object:
         run_collection.collect_runs([place])
         found = explain_weights.explain_run_weights(run)
         _ = (
-            list(explain_weights.weights_in_sentences(found)),
-            explain_weights.explanation_document(found),
+            list(weights_in_words.weights_in_sentences(found)),
+            weights_document.explanation_document(found),
         )
         _ = list(verify.compare_records(run, run, 2))
         _ = list(verify.compare_files(RunFolder(place), RunFolder(place)))
@@ -1164,6 +1164,8 @@ def targets(room: Path) -> list[Target]:
                 *named(verify, "compare_records compare_files differing_environment"),
                 *functions(explain_weights),
             ],
+                *functions(weights_in_words),
+                *functions(weights_document),
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'],
             odd=[odd_folders, crowded],
         ),

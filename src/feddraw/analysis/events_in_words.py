@@ -9,12 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.results.recorded_run import RecordedRun
 from feddraw.text import grouped, join_names
 
 RoundSpan = tuple[int, int]  # first and last round
 
 NUMBERS = re.compile(r"\d[\d.,]*(e[+-]?\d+)?")  # in which statuses of one cause may differ
 MOST_NAMED = 40  # clients of one cause, and spans of rounds, that are written out
+AS_IN_TRAINING = "as in training"
 
 
 class Event(NamedTuple):
@@ -67,3 +69,35 @@ def rounds_in_words(spans: Sequence[RoundSpan], most: int = 8) -> str:
     words = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
     single = len(spans) == 1 and spans[0][0] == spans[0][1]
     return ("round " if single else "rounds ") + join_names(words, most)
+
+
+# --------------------------------------------------------------------------- absent evaluations
+
+
+def absent_evaluations(run: RecordedRun) -> list[Event]:
+    """Evaluations that were wanted and are not there."""
+    return [
+        Event(line.round, site.client, site.status)
+        for line in run.rounds
+        for site in line.evaluations
+        if site.absent
+    ]
+
+
+def absent_evaluations_in_words(run: RecordedRun) -> Iterator[str]:
+    """A sentence for each cause; what the ledger says of the same round is not said again."""
+    in_ledger = {(entry.round, entry.client): entry.status for entry in run.entries}
+    events = []
+    for event in absent_evaluations(run):
+        same = event.status != "missing" and in_ledger.get(event[:2]) == event.status
+        events.append(event._replace(status=AS_IN_TRAINING) if same else event)
+    yield from causes_in_words(events, _evaluation_status_in_words)
+
+
+def _evaluation_status_in_words(status: str, such_as: str) -> str:
+    if status == AS_IN_TRAINING:
+        return "No evaluation either, for the same reason as no training"
+    if status == "missing":
+        return "Asked to evaluate, but did not answer"
+    kind, _, reason = status.partition(": ")
+    return f"Evaluation {kind}{such_as} ({reason})" if reason else f"Evaluation: {kind}"

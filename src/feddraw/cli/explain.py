@@ -23,7 +23,8 @@ def explain(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Explain in words and numbers how much each client counted, when, and why."""
-    from feddraw.analysis import explain_weights
+    from feddraw.analysis.explain_weights import explain_run_weights
+    from feddraw.analysis.weights_document import explanation_document
     from feddraw.results.recorded_run import read_run
     from feddraw.results.run_folder import require_run
 
@@ -32,33 +33,33 @@ def explain(
         recorded = read_run(run)
     except UserError as mistake:
         raise UserError(f"{run}: {mistake}") from None
-    explained = explain_weights.explain_run_weights(recorded)
+    explained = explain_run_weights(recorded)
     if json:
-        print_json(explain_weights.explanation_document(explained))
+        print_json(explanation_document(explained))
     else:
         show_explanation(explained)
 
 
 def show_explanation(explained: WeightExplanation) -> None:
     """The sentences, the clients, and where their weights came from."""
-    from feddraw.analysis import explain_weights
+    from feddraw.analysis import weights_document, weights_in_words
 
     out = console()
     out.print(safe_line(_headline(explained)))
     if missing := explained.run.not_held():
         out.print(f"This folder does not hold {join_names(missing)}.")
     out.print()
-    for sentence in explain_weights.weights_in_sentences(explained):
+    for sentence in weights_in_words.weights_in_sentences(explained):
         out.print(f"- {safe_line(sentence)}")
-    clients = explain_weights.explanation_document(explained)["clients"]
+    clients = weights_document.explanation_document(explained)["clients"]
     out.print("\nAggregation weights")
-    rows = [explain_weights.weight_row(client) for client in clients]
-    out.print(table(explain_weights.WEIGHT_COLUMNS, rows))
-    out.print(f"{explain_weights.WEIGHT_COLUMNS_EXPLAINED}\n")
+    rows = [weights_document.weight_row(client) for client in clients]
+    out.print(table(weights_document.WEIGHT_COLUMNS, rows))
+    out.print(f"{weights_document.WEIGHT_COLUMNS_EXPLAINED}\n")
     if explained.from_size is None:
-        out.print(explain_weights.WHY_NO_SPLIT)
+        out.print(weights_in_words.WHY_NO_SPLIT)
         return
-    equal = explain_weights.equal_share_in_words(explained)
+    equal = weights_in_words.equal_share_in_words(explained)
     out.print(f"Where the weights come from, compared with an equal share ({equal})")
     sources = ["size", "similarity"]
     if explained.from_policy is not None:
@@ -66,7 +67,7 @@ def show_explanation(explained: WeightExplanation) -> None:
     header = ["client", "difference", *(f"from {source}" for source in sources)]
     counted = [client for client in clients if client["rounds"]]
     out.print(table(header, [_source_row(client, sources) for client in counted]))
-    out.print(f"In percentage points. {explain_weights.HOW_WEIGHTS_SPLIT}")
+    out.print(f"In percentage points. {weights_in_words.HOW_WEIGHTS_SPLIT}")
 
 
 def _headline(explained: WeightExplanation) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from feddraw.analysis import plots
-from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
+from feddraw.analysis.explain_weights import explain_run_weights
 from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.site_heterogeneity import Heterogeneity, site_distances_in_ledger
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Paragraph, Picture
 from feddraw.report.pictures import (
     influence_pictures,

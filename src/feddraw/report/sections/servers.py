@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from feddraw.analysis import plots
-from feddraw.analysis.explain_weights import (
+from feddraw.analysis.explain_weights import WeightExplanation, explain_run_weights
+from feddraw.analysis.weights_document import (
     WEIGHT_COLUMNS,
     WEIGHT_COLUMNS_EXPLAINED,
-    WeightExplanation,
-    explain_run_weights,
     explanation_document,
     weight_row,
-    weights_in_sentences,
 )
+from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.report.blocks import (
     Block,
     Bullets,
