@@ -19,7 +19,8 @@ from pathlib import Path
 from feddraw.core import Local, Method
 from feddraw.data.scenarios.paper_scenarios import PAPER_TRAINING_IMAGES
 from feddraw.data.scenarios.scenario_by_name import known_client_sizes
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.paper.published_tables import client_sizes
 from feddraw.study.plan import read_study
 from feddraw.training.loop import steps_per_epoch
@@ -82,7 +83,7 @@ def weights(
 
 
 def reckon(path: Path) -> None:
-    experiments = [complete(planned.experiment) for planned in read_study(path)]
+    experiments = [complete_settings(planned.experiment) for planned in read_study(path)]
     print(f"{path}: {len(experiments)} runs")
     for words, generous in (("sure", False), ("at most", True)):
         seen: dict[str, float] = {}

@@ -10,9 +10,9 @@ import pytest
 from feddraw.data.corruption import Alteration, Corruption, corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import open_experiment_data, prepare, prepare_client_data
 from feddraw.experiment.running import run
-from feddraw.experiment.settings import complete
 from feddraw.system.file_reading import read_jsonl, read_toml
 from small import small
 
@@ -131,7 +131,7 @@ def test_mistakes_are_said_in_a_line(kinds, why):
 
 def test_a_number_that_cannot_be_read_is_refused_before_data_are_opened():
     with pytest.raises(UserError, match="must read like"):
-        complete(small(**{"corruption.blur": "C1=x"}))
+        complete_settings(small(**{"corruption.blur": "C1=x"}))
 
 
 def test_a_run_records_the_alteration_and_the_test_auc_as_the_site_sees_it(tmp_path):

@@ -16,9 +16,9 @@ from feddraw.analysis import metrics
 from feddraw.data.splits import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.running import run
-from feddraw.experiment.settings import complete
 from feddraw.federation import Federation, federate
 from small import small
 
@@ -81,7 +81,7 @@ def test_test_metrics_by_round_are_there_when_asked_for(tmp_path):
 
 
 def test_every_image_is_tested_once_and_no_patient_is_on_two_sides():
-    dataset = open_experiment_data(complete(small()))
+    dataset = open_experiment_data(complete_settings(small()))
     folds = [refold(dataset, 5, fold) for fold in range(5)]
     tested = np.concatenate([one.rows["test"] for one in folds])
     assert sorted(tested) == list(range(len(dataset.labels)))
@@ -95,7 +95,7 @@ def test_every_image_is_tested_once_and_no_patient_is_on_two_sides():
 
 
 def test_an_image_of_no_split_is_in_no_fold():
-    dataset = open_experiment_data(complete(small()))
+    dataset = open_experiment_data(complete_settings(small()))
     bad = dataset.rows["train"][3:9]
     dataset = replace(
         dataset, rows=dataset.rows | {"train": np.setdiff1d(dataset.rows["train"], bad)}
@@ -115,4 +115,4 @@ def test_the_fold_is_that_of_the_seed():
 
 def test_one_fold_is_refused():
     with pytest.raises(UserError, match="folds must be 0"):
-        complete(small(folds=1))
+        complete_settings(small(folds=1))

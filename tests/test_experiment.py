@@ -13,10 +13,11 @@ import pytest
 import feddraw
 from feddraw.data.datasets.phantom import phantom
 from feddraw.errors import UserError
-from feddraw.experiment import settings
+from feddraw.experiment import completion
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import prepare, prepare_client_data
 from feddraw.experiment.running import run
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ScaffoldServer
@@ -29,7 +30,7 @@ from tiny import server_of, weighting_of
 
 def test_the_laptop_preset_is_the_default() -> None:
     assert Experiment.preset("laptop") == Experiment()
-    experiment = complete(Experiment())
+    experiment = complete_settings(Experiment())
     assert experiment.data == {
         "name": "phantom",
         "mix": "chestmnist",
@@ -58,14 +59,14 @@ def test_the_laptop_preset_is_the_default() -> None:
 
 def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
     completed: list[str] = []
-    recorded = settings.method_with_defaults
+    recorded = completion.method_with_defaults
     monkeypatch.setattr(
-        settings,
+        completion,
         "method_with_defaults",
         lambda *method: completed.append("once") or recorded(*method),
     )
-    experiment = complete(small(rounds=1))
-    assert complete(experiment) is experiment
+    experiment = complete_settings(small(rounds=1))
+    assert complete_settings(experiment) is experiment
     run(experiment)
     assert completed == ["once"]
     run(small(rounds=1))
@@ -117,13 +118,13 @@ def test_a_setting_that_both_halves_of_a_mixture_have_may_be_given_apart() -> No
     method = make_method(Experiment(method=both))
     assert weighting_of(method).alpha == 4.0
     assert server_of(method).alpha == 0.1
-    assert complete(Experiment(method=both)).method == both | {"show": "sent"}
+    assert complete_settings(Experiment(method=both)).method == both | {"show": "sent"}
 
 
 def test_an_experiment_survives_its_file(tmp_path: Path) -> None:
     import tomli_w
 
-    experiment = complete(small(method="feddraw+moon"))
+    experiment = complete_settings(small(method="feddraw+moon"))
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(experiment.table()))
     assert Experiment.read(file) == experiment

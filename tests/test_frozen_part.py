@@ -23,9 +23,10 @@ from feddraw.core import Job
 from feddraw.data.feature_cache import cached_folders, images_identity
 from feddraw.errors import UserError
 from feddraw.experiment import frozen_features
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import examples_on_features, make_trainer, prepare
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.settings import Experiment
 from feddraw.experiment.trained_model import load_trained
 from feddraw.experiment.verify import verify
 from feddraw.flower import engine as flower_engine
@@ -183,7 +184,7 @@ def test_flower_nodes_that_have_the_data_train_on_the_same_features(
 def test_a_site_without_the_weights_gets_the_frozen_part_once_and_trains_on_its_features(
     tmp_path: Path,
 ) -> None:
-    experiment = complete(frozen_experiment(LAST_BLOCK))
+    experiment = complete_settings(frozen_experiment(LAST_BLOCK))
     setup = prepare(experiment)
     images = prepare(experiment.with_settings({"data.features": "off"})).dataset
     frozen = setup.initial.layout.frozen
@@ -298,8 +299,8 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 
 
 def test_a_run_without_a_frozen_part_has_no_settings_of_features() -> None:
-    assert "features" not in complete(small()).section("data")[1]
-    assert complete(frozen_experiment()).section("data")[1]["features"] == "float32"
+    assert "features" not in complete_settings(small()).section("data")[1]
+    assert complete_settings(frozen_experiment()).section("data")[1]["features"] == "float32"
 
 
 def test_the_trained_part_takes_less_memory_than_the_whole() -> None:
@@ -371,7 +372,7 @@ def test_features_do_not_depend_on_which_images_are_computed_together(own_cache:
     setup = prepare(frozen_experiment())
     plain = prepare(frozen_experiment(**{"data.features": "off"}))
     backbone = frozen_features.backbone_of(
-        complete(frozen_experiment()),
+        complete_settings(frozen_experiment()),
         partial(build_network, "compact", 5, {"growth": 8}),
         setup.initial.layout.frozen,
     )

@@ -26,7 +26,8 @@ from feddraw.data.dataset_by_name import find_dataset, read_training_labels
 from feddraw.data.image_cache import read_cache_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import Experiment
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.results.recorded_run import read_run
 from feddraw.study.plan import read_study
@@ -112,7 +113,7 @@ def refused(text: str, call, *arguments) -> None:
 )
 def test_an_experiment_file_with_values_of_a_strange_kind_is_one_line(tmp_path, content, says):
     (tmp_path / "e.toml").write_text(content)
-    refused(says, lambda: complete(Experiment.read(tmp_path / "e.toml")))
+    refused(says, lambda: complete_settings(Experiment.read(tmp_path / "e.toml")))
 
 
 @pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])

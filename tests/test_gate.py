@@ -16,7 +16,8 @@ from bad_updates import BAD
 from feddraw.aggregation import aggregate
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import Experiment
 from feddraw.flower import MethodStrategy
 from feddraw.server.gate import NO_STEPS, Gate, inspect
 from quadratics import Bowl, optimum, play
@@ -127,7 +128,7 @@ def test_clipping_keeps_variances_between_the_sent_and_the_clients():
 
 CLIPPING = Gate(clip=1.1)
 DOORS = {
-    "experiment": lambda name: complete(small(method=name, **{"gate.clip": 1.1})),
+    "experiment": lambda name: complete_settings(small(method=name, **{"gate.clip": 1.1})),
     "federation": lambda name: next(
         federate(
             initial(),
@@ -344,10 +345,10 @@ def test_no_bad_reply_over_flower_is_averaged(name):
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line(settings, says):
-    from feddraw.experiment.settings import complete
+    from feddraw.experiment.completion import complete_settings
 
     with pytest.raises(UserError) as error:
-        complete(Experiment().with_settings(settings))
+        complete_settings(Experiment().with_settings(settings))
     assert says in str(error.value)
 
 

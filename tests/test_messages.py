@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw import cli
 from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import prepare
-from feddraw.experiment.settings import complete
 from run_folders import make_run
 from small import small
 
@@ -404,7 +404,7 @@ def test_a_number_out_of_all_proportion_is_refused_at_once(setting: str, value: 
 
 @pytest.mark.parametrize("value", [1e300, -1, float("nan"), float("inf"), 0, 2**63, 10**30])
 def test_any_number_for_any_setting_is_taken_or_refused(value: float) -> None:
-    table = complete(small()).table()
+    table = complete_settings(small()).table()
     numbers = {name: one for name, one in table.items() if isinstance(one, int | float)}
     for section in (name for name, one in table.items() if isinstance(one, dict)):
         numbers |= {
@@ -417,7 +417,7 @@ def test_any_number_for_any_setting_is_taken_or_refused(value: float) -> None:
         if isinstance(usual, bool) or name in ("data.train", "data.validation", "data.test"):
             continue
         try:
-            complete(small().with_settings({name: value}))
+            complete_settings(small().with_settings({name: value}))
         except UserError as refused:
             lines[name] = len(str(refused).splitlines())
     assert set(lines.values()) == {1}

@@ -15,8 +15,9 @@ from feddraw import catalog
 from feddraw.cli.listing import listed_methods
 from feddraw.core import Joint, Method, Server, why_not_first, why_not_second
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
+from feddraw.experiment.settings import Experiment, make_method, parse_settings
 from feddraw.experiment.verify import verify
 from feddraw.study.plan import read_study
 from small import small
@@ -94,11 +95,11 @@ def test_a_setting_can_make_a_pair_meaningful() -> None:
 
 @pytest.mark.parametrize(("first", "second"), covering(WEIGHTINGS, SECOND))
 def test_each_half_is_recorded_with_its_own_defaults(first: str, second: str) -> None:
-    recorded = complete(Experiment(method=f"{first}+{second}"))
+    recorded = complete_settings(Experiment(method=f"{first}+{second}"))
     mixture = make_method(recorded)
     assert weighting_of(mixture) == weighting_of(made(first))
     assert (mixture.local, server_of(mixture)) == (made(second).local, server_of(made(second)))
-    assert complete(recorded) == recorded
+    assert complete_settings(recorded) == recorded
     assert Experiment.of(recorded.table()) == recorded
 
 
@@ -108,7 +109,7 @@ def test_defaults_that_were_swapped_before() -> None:
     both: Any = {"name": "fedawa+fedlaw", "fedlaw.shrink": False}
     with pytest.raises(UserError, match="fedlaw is a weighting only"):
         made(both)
-    assert complete(Experiment(method="fedadp+feddyn")).method == {
+    assert complete_settings(Experiment(method="fedadp+feddyn")).method == {
         "name": "fedadp+feddyn",
         "fedadp.alpha": 5.0,
         "feddyn.alpha": 0.01,
@@ -142,11 +143,13 @@ def test_a_setting_given_twice_is_refused() -> None:
 def test_every_way_of_setting_one_half_gives_the_same_method(tmp_path: Path) -> None:
     from feddraw.flower.settings import read_run_config
 
-    wanted = complete(Experiment(method={"name": "fedadp+feddyn", "fedadp.alpha": 4.0})).method
+    wanted = complete_settings(
+        Experiment(method={"name": "fedadp+feddyn", "fedadp.alpha": 4.0})
+    ).method
     typed = Experiment().with_settings(
         {"method": "fedadp+feddyn"} | parse_settings(["method.fedadp.alpha=4.0"])
     )
-    assert complete(typed).method == wanted
+    assert complete_settings(typed).method == wanted
     assert (
         read_run_config({"method": "fedadp+feddyn", "set": "method.fedadp.alpha=4.0"})[0].method
         == wanted
@@ -157,19 +160,21 @@ def test_every_way_of_setting_one_half_gives_the_same_method(tmp_path: Path) -> 
     )
     file = tmp_path / "experiment.toml"
     file.write_text('[method]\nname = "fedadp+feddyn"\nfedadp.alpha = 4.0\n')
-    assert complete(Experiment.read(file)).method == wanted
+    assert complete_settings(Experiment.read(file)).method == wanted
     study = tmp_path / "study.toml"
     study.write_text('[method]\nname = "fedadp+feddyn"\nfedadp.alpha = [4.0, 5.0]\n')
     planned = read_study(study)
-    assert [complete(one.experiment).method["fedadp.alpha"] for one in planned] == [4.0, 5.0]  # type: ignore[index]
+    settings = [run.completed.section("method")[1] for run in planned]
+    assert [method["fedadp.alpha"] for method in settings] == [4.0, 5.0]
     assert len({one.label["method"] for one in planned}) == 2
 
 
 def test_a_recorded_setting_can_be_changed_with_or_without_the_methods_name(tmp_path: Path) -> None:
     file = tmp_path / "experiment.toml"
-    file.write_text(tomli_w.dumps(complete(Experiment(method="feddraw+fedprox")).table()))
+    file.write_text(tomli_w.dumps(complete_settings(Experiment(method="feddraw+fedprox")).table()))
     for path in ("method.mu", "method.fedprox.mu"):
-        assert complete(Experiment.read(file).with_settings({path: 0.5})).method["mu"] == 0.5  # type: ignore[index]
+        changed = complete_settings(Experiment.read(file).with_settings({path: 0.5}))
+        assert changed.section("method")[1]["mu"] == 0.5
 
 
 def test_a_mixture_resumes_and_verifies_from_what_it_recorded(tmp_path: Path) -> None:

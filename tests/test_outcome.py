@@ -10,8 +10,9 @@ import pytest
 
 from feddraw.data.scenarios.constructions import CONSTRUCTIONS
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import PRESETS, Experiment, complete
+from feddraw.experiment.settings import PRESETS, Experiment
 from feddraw.results.run_collection import collect_runs
 from feddraw.study.plan import read_study
 from run_folders import make_run
@@ -88,7 +89,9 @@ def test_runs_that_a_change_from_outside_makes_equal_are_told_as_such(tmp_path: 
 def test_the_paper_preset_takes_the_data_set_of_the_scenario() -> None:
     made_of = {"CHX-1": "chexpert", "chx-7": "chexpert", "CHM-3": "chestmnist", "iid": "chestmnist"}
     for scenario, data in made_of.items():
-        found = complete(Experiment.preset("paper").with_settings({"scenario": scenario})).data
+        found = complete_settings(
+            Experiment.preset("paper").with_settings({"scenario": scenario})
+        ).data
         assert not isinstance(found, str)
         assert (found["name"], found["size"], found["clahe"]) == (data, 224, True)
     own = Experiment.preset("paper").with_settings({"scenario": "CHX-1", "data": "phantom"})

@@ -18,9 +18,10 @@ from feddraw.analysis.explain_weights import explain_run_weights
 from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.core import Factored, why_no_policy
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
@@ -123,8 +124,8 @@ def test_the_methods_that_refuse_a_policy_are_these():
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_method_that_limits_would_not_limit_refuses_a_policy_and_says_why(name):
     with pytest.raises(UserError, match=r"a policy cannot limit the weights of this method: it"):
-        complete(small(method=name, **{"policy.cap": 0.5}))
-    complete(small(method=name, **{"policy.max_size": 100}))
+        complete_settings(small(method=name, **{"policy.cap": 0.5}))
+    complete_settings(small(method=name, **{"policy.max_size": 100}))
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - REFUSED))
@@ -230,7 +231,7 @@ def test_a_believable_size_holds_in_a_stream_and_limits_on_weights_are_refused_t
     with pytest.raises(UserError, match="a stream adds an update before all weights are known"):
         Streaming(SIZES, policy=Policy(cap=0.5))
     with pytest.raises(UserError, match="a stream adds an update before all weights are known"):
-        complete(small(stream=True, **{"policy.floor": 0.1}))
+        complete_settings(small(stream=True, **{"policy.floor": 0.1}))
 
 
 # ------------------------------------------------------------------------------------- who is there
@@ -282,7 +283,7 @@ def test_a_policy_that_no_federation_can_keep_is_refused(settings, message):
         policy_of(settings)
     if "policy has no" not in message and "a number, not" not in message:
         with pytest.raises(UserError, match=message):
-            complete(Experiment(policy=settings))
+            complete_settings(Experiment(policy=settings))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from archives import chestmnist_archive, chexpert_archive
 from feddraw.cli import app
 from feddraw.data.image_settings import PreparationEstimate
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import open_experiment_data
-from feddraw.experiment.settings import Experiment, complete
-from feddraw.study.cost import time_in_turn
+from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import read_study
 from feddraw.study.preflight import features_to_compute, preflight, survey_study
 from feddraw.study.progress import StudyEvent
@@ -150,7 +150,7 @@ def test_the_papers_file_needs_nothing_but_the_places_of_both_archives(request):
     assert len(runs) == 8 * 12 * 5
     some = runs[:96:5]
     assert {
-        (run.label["scenario"][:3], run.complete.data["name"], run.complete.data["path"])
+        (run.label["scenario"][:3], run.completed.data["name"], run.completed.data["path"])
         for run in some
     } == {
         ("CHX", "chexpert", "A"),
@@ -241,7 +241,7 @@ def test_a_preflight_says_what_a_study_costs(file, archives, own_cache, tmp_path
 
 def test_a_method_without_time_of_its_own_costs_what_it_adds_on_a_small_network():
     runs = [
-        complete(Experiment().with_settings({"method": name}))
+        complete_settings(Experiment().with_settings({"method": name}))
         for name in ("fedavg", "moon", "feddyn")
     ]
     plain, moon, after = time_in_turn(
@@ -259,7 +259,7 @@ def test_prepared_images_are_found_again_wherever_the_archive_lies(
     file, archives, own_cache, tmp_path
 ):
     for run in read_study(file(MATRIX), paths=places(archives))[:3]:
-        open_experiment_data(run.complete)
+        open_experiment_data(run.completed)
     shutil.copytree(archives[0], tmp_path / "elsewhere" / "chex")  # with the files' times
     shutil.copy2(archives[1], tmp_path / "renamed.npz")
     elsewhere = {
@@ -277,7 +277,7 @@ def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
     folder = tmp_path / "chex"
     shutil.copytree(archives[0], folder)
     runs = read_study(file(MATRIX), paths=places((folder, archives[1])))[:1]
-    open_experiment_data(runs[0].complete)
+    open_experiment_data(runs[0].completed)
     (folder / "valid.csv").touch()
     assert survey_study(runs, tmp_path / "new").opened.popitem()[1][1] == PreparationEstimate()
     next(folder.glob("train/*/*/*.jpg")).touch()
@@ -309,7 +309,7 @@ def test_the_twelve_scenarios_on_frozen_features_are_eleven_methods_and_no_repli
     runs = read_study(file, paths={"chexpert": "A", "chestmnist": "B"})
     assert len(runs) == 11 * 12 * 5
     assert all(run.experiment.trains_on_features for run in runs)
-    assert complete(runs[-1].experiment).training.lr > 1e-5
+    assert complete_settings(runs[-1].experiment).training.lr > 1e-5
     assert "not a replication" in file.read_text()
 
 
@@ -318,12 +318,12 @@ def test_the_learning_rate_on_frozen_features_is_chosen_on_the_same_network_and_
     paths = {"chexpert": "A", "chestmnist": "B"}
     runs = read_study(studies / "paper-frozen.toml", paths=paths)
     candidates = read_study(studies / "paper-frozen-lr.toml", paths=paths)
-    rates = {run.complete.training.lr for run in candidates}
+    rates = {run.completed.training.lr for run in candidates}
     assert len(candidates) == 12 * len(rates)
-    assert {run.complete.training.lr for run in runs} < rates
+    assert {run.completed.training.lr for run in runs} < rates
     assert {run.label["training.lr"] for run in candidates} == {f"{rate:g}" for rate in rates}
-    rate = runs[0].complete.training.lr
-    same_rate = {run.key for run in candidates if run.complete.training.lr == rate}
+    rate = runs[0].completed.training.lr
+    same_rate = {run.key for run in candidates if run.completed.training.lr == rate}
     assert same_rate < {run.key for run in runs}
 
 

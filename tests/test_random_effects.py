@@ -13,9 +13,10 @@ import pytest
 
 from feddraw.core import GRADIENT_MEANS, Measurement, gram
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.settings import Experiment
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.random_effects import (
     EffectSums,
@@ -190,7 +191,9 @@ def test_rho_of_zero_is_fedavg_and_without_end_uniform_to_the_bit(rho, same_as):
 
 
 def test_infinity_as_a_setting_survives_a_file(tmp_path):
-    experiment = complete(small(**{"method": "random_effects", "method.rho": float("inf")}))
+    experiment = complete_settings(
+        small(**{"method": "random_effects", "method.rho": float("inf")})
+    )
     list(run(experiment, tmp_path / "run"))
     assert "rho = inf" in (tmp_path / "run" / "experiment.toml").read_text()
     again = Experiment.read(tmp_path / "run" / "experiment.toml")
@@ -219,7 +222,7 @@ def test_wrong_settings_are_named(wrong):
 
 def test_a_stream_cannot_be_weighed():
     with pytest.raises(UserError, match="cannot stream"):
-        complete(small(method="random_effects", stream=True))
+        complete_settings(small(method="random_effects", stream=True))
 
 
 # ---------------------------------------------------------------------------------------- measuring

@@ -33,9 +33,10 @@ from feddraw.core import (
     why_not_secure,
 )
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
@@ -175,7 +176,7 @@ def test_a_method_that_cannot_is_refused_in_one_line_that_says_why(name: str) ->
     assert why
     assert "\n" not in why
     with pytest.raises(UserError, match="cannot run under secure sums"):
-        complete(small(secure=True, method=name))
+        complete_settings(small(secure=True, method=name))
     sent, _, updates = a_round("fedavg")
     with pytest.raises(UserError, match="cannot run under secure sums"):
         UpdatePart(METHODS[name], _announced(updates), NAMES[0], sent, updates[0])
@@ -238,7 +239,7 @@ def test_a_mixture_is_hidden_as_its_halves_are(name: str) -> None:
 
 def test_a_mixture_whose_server_needs_the_clients_memory_is_refused() -> None:
     with pytest.raises(UserError, match="what each client remembers"):
-        complete(small(secure=True, method="feddraw+feddyn"))
+        complete_settings(small(secure=True, method="feddraw+feddyn"))
 
 
 def test_a_server_rule_of_others_that_wants_single_models_is_refused_when_it_asks() -> None:
@@ -833,7 +834,7 @@ def test_what_secure_sums_cannot_do_is_refused_before_training(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        complete(small(secure=True, **changes))
+        complete_settings(small(secure=True, **changes))
 
 
 def test_rounds_with_fewer_than_three_clients_are_refused_before_training() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from feddraw.core import Server
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import complete
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.collectors import RunningSum
 from feddraw.server.gate import Gate
@@ -131,7 +131,7 @@ def test_a_killed_stream_goes_on_to_the_same_bits(tmp_path):
 )
 def test_what_cannot_stream_is_refused_before_training(changes, message):
     with pytest.raises(UserError, match=message):
-        complete(small(stream=True, **changes))
+        complete_settings(small(stream=True, **changes))
 
 
 @given(scores=st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=30), seed=st.integers(0, 99))

@@ -12,7 +12,8 @@ from feddraw.cli.progress_bars import open_dataset_with_bar
 from feddraw.cli.run import run_display
 from feddraw.data import datasets
 from feddraw.data.synthetic import is_synthetic
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import Experiment
 from feddraw.report.sections import first_screen
 from feddraw.results.run_collection import collect_runs
 from feddraw.study.cost import RunWork
@@ -82,11 +83,13 @@ def test_it_has_no_images_to_prepare_in_a_study_or_by_a_command(noise):
 
 
 def test_its_number_of_images_follows_the_scenario_and_a_missing_mix_is_no_mistake(noise):
-    _, settings = complete(Experiment(data=noise, scenario="CHM-2")).section("data")
-    phantoms = complete(Experiment(data="phantom", scenario="CHM-2")).section("data")[1]
+    _, settings = complete_settings(Experiment(data=noise, scenario="CHM-2")).section("data")
+    phantoms = complete_settings(Experiment(data="phantom", scenario="CHM-2")).section("data")[1]
     assert settings["train"] == phantoms["train"] != 60
     assert "mix" not in settings
-    assert complete(Experiment(data=noise, scenario="iid")).section("data")[1]["train"] == 60
+    assert (
+        complete_settings(Experiment(data=noise, scenario="iid")).section("data")[1]["train"] == 60
+    )
 
 
 def test_the_work_of_a_run_is_counted_from_its_settings(noise):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import complete
+from feddraw.experiment.completion import complete_settings
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.study.plan import read_study
 from feddraw.system.machine import installed
@@ -233,7 +233,7 @@ def test_making_an_experiment_imports_nothing(in_tmp: Path) -> None:
         small(**{section: "nowhere:f"})
     assert sys.path == before
     with suppress(UserError):
-        complete(small(method="nowhere:f"))
+        complete_settings(small(method="nowhere:f"))
     assert sys.path == [*before, str(in_tmp)]
     sys.path.remove(str(in_tmp))
 

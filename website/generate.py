@@ -15,7 +15,8 @@ import typer
 
 from feddraw import explorer
 from feddraw.cli import app
-from feddraw.experiment.settings import SETTINGS_SECTIONS, Experiment, complete
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import SETTINGS_SECTIONS, Experiment
 from feddraw.system.file_writing import toml_values as plain_values
 from website import catalogue
 
@@ -74,7 +75,7 @@ def settings_page() -> str:
     """Every setting of a plain run with its default, and the comment that stands beside it in the
     code.
     """
-    table = plain_values(complete(Experiment()).table())
+    table = plain_values(complete_settings(Experiment()).table())
     remarks = {
         "": remarks_of(Experiment),
         **{name: remarks_of(kind) for name, kind in SETTINGS_SECTIONS.items()},

@@ -35,6 +35,7 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.feature_cache import cached_folders, remove_cached_folder
 from feddraw.data.scenarios.paper_scenarios import paper_scenario
 from feddraw.engines.serial import Serial
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.frozen_features import FEATURE_BATCH, Backbone, FeaturePass
 from feddraw.experiment.run_preparation import (
     PreparedRun,
@@ -44,7 +45,7 @@ from feddraw.experiment.run_preparation import (
     prepare,
 )
 from feddraw.experiment.running import opened_engine
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.settings import Experiment
 from feddraw.federation import Federation, federate
 from feddraw.methods.fedavg import fedavg
 from feddraw.system.machine import cores, peak_memory
@@ -193,7 +194,7 @@ def _federation(setup: PreparedRun, engine: Any) -> Federation:
 
 def _bare_pass() -> Callable[..., None]:
     """The frozen layers of DenseNet121, called one after the other on batch after batch."""
-    build = network_builder(complete(_experiment(FEATURE_BATCH, "float32")), FINDINGS)
+    build = network_builder(complete_settings(_experiment(FEATURE_BATCH, "float32")), FINDINGS)
     module, _ = build()
     frozen = module.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -212,7 +213,7 @@ def _bare_pass() -> Callable[..., None]:
 
 def _feature_passes(session: TimingSession) -> Ratio:
     """Our pass over a batch ÷ the frozen layers called one after the other, on one core."""
-    build = network_builder(complete(_experiment(FEATURE_BATCH, "float32")), FINDINGS)
+    build = network_builder(complete_settings(_experiment(FEATURE_BATCH, "float32")), FINDINGS)
     backbone = Backbone(build, "body", False, SIDE, dict[str, Any]())
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (FEATURE_BATCH, SIDE, SIDE), np.uint8)

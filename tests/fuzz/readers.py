@@ -54,7 +54,8 @@ from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
 from feddraw.experiment import init_own_data, verify
 from feddraw.experiment import inspect_own_data as inspection
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import (
@@ -209,7 +210,7 @@ SETTINGS = [
 
 def read_experiment(data: bytes, room: Path) -> object:
     """Also who takes part and whose data are altered, which is text within the settings."""
-    experiment = complete(Experiment.read(written(data, room / "experiment.toml")))
+    experiment = complete_settings(Experiment.read(written(data, room / "experiment.toml")))
     who, rounds = experiment.participation, min(experiment.rounds, 20)
     who.check(("C1", "C2", "C3"), rounds)
     experiment.corruption.alterations(("C1", "C2", "C3"))
@@ -1050,7 +1051,7 @@ def targets(room: Path) -> list[Target]:
             read_experiment,
             ONE_LINE,
             EXPERIMENTS,
-            [*toml, *settings, complete],
+            [*toml, *settings, complete_settings],
             SETTINGS,
             odd=[
                 *no_file(Experiment.read),
@@ -1163,9 +1164,9 @@ def targets(room: Path) -> list[Target]:
                 run_reader.damage_told,
                 *named(verify, "compare_records compare_files differing_environment"),
                 *functions(explain_weights),
-            ],
                 *functions(weights_in_words),
                 *functions(weights_document),
+            ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'],
             odd=[odd_folders, crowded],
         ),

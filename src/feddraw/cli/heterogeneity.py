@@ -92,8 +92,9 @@ def heterogeneity(
     """Measure how much the sites differ, and which weights that speaks for."""
     from feddraw.analysis.site_heterogeneity import verdict_on
     from feddraw.core import Measurement
+    from feddraw.experiment.completion import complete_settings
     from feddraw.experiment.heterogeneity import HeterogeneityOptions
-    from feddraw.experiment.settings import complete, parse_settings
+    from feddraw.experiment.settings import parse_settings
 
     typed = {
         "data": data,
@@ -117,7 +118,9 @@ def heterogeneity(
         if source is None and data is not None and scenario is None and Path(data).exists():
             # A table of one's own: the sites are in it.
             changes = {"data": data, "scenario": "by_site"} | changes
-        experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
+        experiment = complete_settings(
+            starting_experiment(source, None, None, trust).with_settings(changes)
+        )
         options = HeterogeneityOptions(
             measurement=Measurement(
                 batches=batches,

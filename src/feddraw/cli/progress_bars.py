@@ -139,11 +139,12 @@ def open_dataset_with_bar(
     """
     from feddraw.data.dataset_by_name import open_dataset
     from feddraw.data.synthetic import is_synthetic
-    from feddraw.experiment.settings import Experiment, complete, parse_settings
+    from feddraw.experiment.completion import complete_settings
+    from feddraw.experiment.settings import Experiment, parse_settings
 
     in_file: dict[str, Any] = {}
     if name.endswith(".toml"):
-        name, in_file = complete(Experiment.read(Path(name))).dataset_section()
+        name, in_file = complete_settings(Experiment.read(Path(name))).dataset_section()
         if images.get("skip_bad"):
             in_file["skip_bad"] = True
     options = {} if is_synthetic(name) or ":" in name else dict(images)

@@ -102,14 +102,15 @@ def run(
         )
     say = console()
     with say.status("starting") if say.is_terminal else nullcontext():
-        from feddraw.experiment.settings import complete, parse_settings
+        from feddraw.experiment.completion import complete_settings
+        from feddraw.experiment.settings import parse_settings
         from feddraw.results.run_folder import run_folder_by_name
 
         changes = {
             name: value for name, value in typed.items() if value is not None
         } | parse_settings(set_ or [])
         start = starting_experiment(file, preset, out if resume else None, trust)
-        experiment = complete(start.with_settings(changes))
+        experiment = complete_settings(start.with_settings(changes))
     scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))
     folder = out or run_folder_by_name(scenario, method, experiment.seed, resume=resume)
     run_and_show(experiment, folder, resume=resume)

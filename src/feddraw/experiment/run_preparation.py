@@ -25,9 +25,10 @@ from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.scenario_by_name import make_partition
 from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.frozen_features import backbone_of, dataset_of_features, rows_of_features
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.system.progress import Progress
 from feddraw.text import join_names
 from feddraw.training.client import Trainer
@@ -111,7 +112,7 @@ class PreparedData:
 
 def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
     """Split a data set between the clients as an experiment's settings say."""
-    experiment = complete(experiment)
+    experiment = complete_settings(experiment)
     if experiment.folds:
         dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
     scenario, options = experiment.section("scenario")
@@ -154,7 +155,7 @@ def prepare(
     experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None
 ) -> PreparedRun:
     """Open the data, deal it to the clients, build the network."""
-    experiment = complete(experiment)
+    experiment = complete_settings(experiment)
     # Refuses devices that are not here, before the data are opened.
     device = devices_of(experiment)[0]
     data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
@@ -384,7 +385,7 @@ def open_experiment_data(
     progress: Progress | None = None,
     estimate: PreparationEstimate | None = None,
 ) -> Dataset:
-    name, settings = complete(experiment).dataset_section()
+    name, settings = complete_settings(experiment).dataset_section()
     return open_dataset(
         name, size=settings.pop("size"), options=settings, progress=progress, estimate=estimate
     )

@@ -18,10 +18,11 @@ from feddraw.core import Model, OnItsOwn, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.device_placement import devices_record
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.run_progress import RunProgress
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.settings import Experiment
 from feddraw.federation import Federation, OnUpdate, federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
@@ -108,7 +109,7 @@ def iterate(
     round. To stop before the end, stop asking; with `out` and `resume` it continues later.
     """
     folder = None if out is None else RunFolder(Path(out))
-    experiment = complete(experiment)
+    experiment = complete_settings(experiment)
     table = experiment.table()
     if experiment.tensorboard:
         check_tensorboard()

@@ -9,28 +9,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from feddraw import catalog
-from feddraw.core import Method, secure_sums, why_not_secure, why_not_streaming
+from feddraw.core import Method
 from feddraw.core.participation import Participation
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
-from feddraw.data.dataset_by_name import dataset_defaults
-from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
-from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
+from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 from feddraw.data.synthetic import is_synthetic
-from feddraw.errors import UserError, at_least, not_negative, one_of, unknown
+from feddraw.errors import UserError, unknown
 from feddraw.experiment.method_by_name import (
     Section,
     combined_method,
     method_section,
-    method_with_defaults,
 )
 from feddraw.results.kept_models import Keep
-from feddraw.server.collectors import check_stream_limits
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.system.file_reading import read_toml
-from feddraw.training.devices import device_names
-from feddraw.training.network_by_name import find_model, model_defaults
 from feddraw.training.settings import Training
 
 # A name and its settings; the others have settings only.
@@ -94,7 +88,7 @@ class Experiment:
     workers: int = 0
     devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
-    # Whether `complete` has checked it and written out every default.
+    # Whether `complete_settings` has checked it and written out every default.
     is_complete: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -190,7 +184,7 @@ class Experiment:
         """The experiment itself, unless it names code that the user has not allowed.
 
         Settings that were not typed here (files, run folders, Flower's run settings) pass this
-        check once, before `complete` or anything else imports what they name; making an
+        check once, before `complete_settings` or anything else imports what they name; making an
         `Experiment` imports nothing.
         """
         named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {
@@ -274,153 +268,6 @@ def make_method(experiment: Experiment) -> Method:
     return replace(
         combined_method(*experiment.section("method")), limited=experiment.policy.limits_weights
     )
-
-
-def complete(experiment: Experiment) -> Experiment:
-    """With every default written out, as it is recorded with a run; checks the numbers on the way.
-
-    What it returns is marked, so that only the first of several calls in a run does the work.
-    """
-    if experiment.is_complete:
-        return experiment
-    at_least("rounds", experiment.rounds, 1)
-    if experiment.rounds > MOST_ROUNDS:
-        raise UserError(f"rounds must be at most {MOST_ROUNDS:,}, not {experiment.rounds}")
-    not_negative("seed", experiment.seed)
-    if max(experiment.seed, experiment.partition_seed) >= 2**63:
-        raise UserError("seed and partition_seed must be less than 2 to the power of 63")
-    if not 0 <= experiment.holdout < 1:
-        raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
-    if experiment.folds < 0 or experiment.folds == 1:
-        raise UserError(
-            f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}"
-        )
-    if experiment.proxy < 2:
-        raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
-    not_negative("workers", experiment.workers)
-    device_names(experiment.devices)
-    if ":" not in experiment.engine and experiment.engine not in catalog.names("engines"):
-        raise unknown("engines", experiment.engine, catalog.names("engines"))
-    for section in (experiment.training, experiment.corruption, experiment.policy):
-        section.check()
-    experiment.keep.check(experiment.rounds)
-    method = make_method(experiment)  # its mistakes come first, they cost no time
-    experiment.policy.check_method(method)
-    experiment.gate.check_method(method)
-    if experiment.secure:
-        _check_secure_settings(experiment, method)
-    elif experiment.stream:
-        _check_stream_settings(experiment, method)
-    model, settings = experiment.section("model")
-    completed = replace(
-        experiment,
-        data={**_data_defaults(experiment), **_feature_settings(experiment)},
-        scenario=_scenario_defaults(experiment),
-        method=method_with_defaults(*experiment.section("method")),
-        model={"name": model} | model_defaults(find_model(model)) | settings,
-        partition_seed=(
-            experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
-        ),
-    )
-    object.__setattr__(completed, "is_complete", True)
-    return completed
-
-
-def _check_stream_settings(experiment: Experiment, method: Method) -> None:
-    if why := why_not_streaming(method):
-        name = experiment.section("method")[0]
-        raise UserError(f"{name} cannot stream: {why} (`feddraw list methods` shows which can)")
-    check_stream_limits(experiment.gate, experiment.policy)
-
-
-def _check_secure_settings(experiment: Experiment, method: Method) -> None:
-    import feddraw.secure.sums  # noqa: F401 - says so if cryptography is not installed
-    from feddraw.secure.rounds import rules_of_method
-
-    name = experiment.section("method")[0]
-    if why := why_not_secure(method):
-        raise UserError(
-            f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)"
-        )
-    rules_of_method.check_policy(method, experiment.policy, clear_weights=experiment.clear_weights)
-    if experiment.gate.norm == "refuse" or experiment.gate.clip:
-        instead = "set gate.norm to off or warn, and gate.clip to 0"
-        raise UserError(f"a secure sum cannot leave out or clip single updates: {instead}")
-    if experiment.engine == "flower":
-        raise UserError(
-            "secure = true is for engine serial or processes; over Flower, give the strategy"
-            " secure=True"
-        )
-    if experiment.stream and (secure_sums(method) > 1 or experiment.policy.limits_weights):
-        raise UserError(f"{name} needs more than one exchange per round here: set stream = false")
-
-
-def data_name(experiment: Experiment) -> str:
-    """The data set of an experiment, also where it follows the scenario."""
-    name, _ = experiment.section("data")
-    return (
-        (paper_dataset_of(experiment.section("scenario")[0]) or "chestmnist")
-        if name == DATA_OF_SCENARIO
-        else name
-    )
-
-
-def _data_defaults(experiment: Experiment) -> Section:
-    """Synthetic images have no natural number or mix: they follow the scenario, as the preset
-    `paper` does.
-    """
-    name = data_name(experiment)
-    settings = experiment.dataset_section()[1]
-    defaults = dataset_defaults(name)
-    if is_synthetic(name):
-        scenario, options = experiment.section("scenario")
-        of_scenario = {
-            "train": paper_scenario_images(scenario, options.get("scale", 1.0)),
-            "mix": paper_dataset_of(scenario),
-        }
-        defaults |= {key: value for key, value in of_scenario.items() if value and key in defaults}
-        if settings.get("seed") == SEED_OF_EXPERIMENT:
-            settings["seed"] = experiment.seed
-    return {"name": name} | defaults | settings
-
-
-def _feature_settings(experiment: Experiment) -> dict[str, Any]:
-    """The settings of features, checked; none where nothing of the network is frozen."""
-    data = experiment.section("data")[1]
-    chosen = {key: data[key] for key in FEATURE_SETTINGS if key in data}
-    if not experiment.frozen:
-        if chosen:
-            raise UserError(
-                f"data.{next(iter(chosen))} is for a network with a frozen part: set model.frozen"
-                " (body, or the name of a layer), or leave it out"
-            )
-        return {}
-    catalog.check_setting_types(chosen, FEATURE_SETTINGS, "data")
-    settings = {**FEATURE_SETTINGS, **chosen}
-    one_of("data.features", settings["features"], FEATURE_KINDS)
-    copies = settings["copies"]
-    if not 0 <= copies <= MOST_COPIES:
-        raise UserError(f"data.copies must be from 0 to {MOST_COPIES}, not {copies}")
-    _check_augmentation(experiment.training.augment, copies, settings["features"] == "off")
-    return settings
-
-
-def _check_augmentation(augment: bool, copies: int, every_batch: bool) -> None:
-    """Features cannot be augmented: copies of the images are, before they pass the frozen part."""
-    if augment and not copies and not every_batch:
-        raise UserError(
-            "features of a frozen part cannot be augmented: set data.copies to a number of"
-            " augmented copies per image, data.features = off, or training.augment = false"
-        )
-    if copies and (every_batch or not augment):
-        why = "data.features = off augments every batch" if every_batch else "it is false"
-        raise UserError(f"data.copies goes with training.augment = true on features: {why}")
-
-
-def _scenario_defaults(experiment: Experiment) -> Section:
-    name, settings = experiment.section("scenario")
-    scale = settings.pop("scale", 1.0)
-    return {"name": name, "scale": scale} | complete_scenario_options(name, settings)
 
 
 def parse_settings(assignments: list[str]) -> dict[str, Any]:

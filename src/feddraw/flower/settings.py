@@ -18,13 +18,8 @@ from feddraw.core.participation import Participation
 from feddraw.data.corruption import Corruption
 from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError
-from feddraw.experiment.settings import (
-    NAMED_SECTIONS,
-    Experiment,
-    complete,
-    make_method,
-    parse_settings,
-)
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import NAMED_SECTIONS, Experiment, make_method, parse_settings
 from feddraw.server.policy import Policy
 
 
@@ -104,7 +99,7 @@ def read_run_config(
     if not policy_is_set:
         policy = replace(_ready_policy(experiment), min_sites=experiment.policy.min_sites)
         experiment = replace(experiment, policy=policy)
-    return complete(experiment), federation
+    return complete_settings(experiment), federation
 
 
 def hides_weights(experiment: Experiment, method: Method) -> bool:

@@ -45,7 +45,8 @@ from feddraw.experiment.run_preparation import (
     trained_builder,
 )
 from feddraw.experiment.run_progress import images_to_evaluate
-from feddraw.experiment.settings import FEATURE_SETTINGS, Experiment, complete, make_method
+from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.settings import FEATURE_SETTINGS, Experiment, make_method
 from feddraw.system.machine import peak_memory
 from feddraw.system.workers import Worker, WorkerDied, serve, stop_workers
 from feddraw.training.client import Trainer
@@ -131,7 +132,7 @@ class RunWork:
         None where only the data tell.
         """
         try:
-            experiment = complete(experiment)
+            experiment = complete_settings(experiment)
         except UserError:  # its data are not here
             return None
         data, data_settings = experiment.section("data")
@@ -413,7 +414,7 @@ def without_data(experiment: Experiment) -> Experiment:
     """The experiment on phantoms of the same size, for which a worker needs no files."""
     settings = experiment.section("data")[1]
     kept = {key: settings[key] for key in ("size", *FEATURE_SETTINGS) if key in settings}
-    return complete(replace(experiment, data={"name": "phantom", **kept}, engine="serial"))
+    return complete_settings(replace(experiment, data={"name": "phantom", **kept}, engine="serial"))
 
 
 def _time_experiments_here(

@@ -132,7 +132,7 @@ def what_would_fit(budget: ComparisonBudget, estimates: Mapping[str, RunEstimate
         if fits([run.seconds_with(rounds) for run in here]):
             options.append(f"--set rounds={rounds} (of {here[0].rounds})")
             break
-    size = runs[0].complete.section("data")[1].get("size")
+    size = runs[0].completed.section("data")[1].get("size")
     if isinstance(size, int):
         smaller = size // 2
         while smaller >= SMALLEST_IMAGE:

@@ -21,7 +21,8 @@ from typing import Any
 
 from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError, unknown
-from feddraw.experiment.settings import Experiment, complete, data_name
+from feddraw.experiment.completion import complete_settings, data_name
+from feddraw.experiment.settings import Experiment
 from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_execution
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import read_toml
@@ -40,13 +41,13 @@ class PlannedRun:
     label: Mapping[str, str]  # what tells it from the others, by setting
 
     @cached_property
-    def complete(self) -> Experiment:
+    def completed(self) -> Experiment:
         """The experiment with every default written out."""
-        return complete(self.experiment)
+        return complete_settings(self.experiment)
 
     def is_finished(self, out: Path) -> bool:
         """Whether its folder in `out` has all files; one that holds another run is refused."""
-        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True)
+        return not RunFolder(out / self.name).begin(self.completed.table(), resume=True)
 
     @property
     def key(self) -> str:
@@ -70,7 +71,7 @@ class PlannedRun:
 
 def is_file_data(planned: PlannedRun) -> bool:
     """Whether its images lie in files, and are prepared before the first run."""
-    name = planned.complete.section("data")[0]
+    name = planned.completed.section("data")[0]
     return not is_synthetic(name) and ":" not in name
 
 

@@ -91,24 +91,24 @@ class StudySurvey:
         self, planned: PlannedRun, data: run_preparation.PreparedData, initial: Model | None
     ) -> None:
         """How much a run has to do, and how much it will write."""
-        task = run_preparation.prepare_task(planned.complete, data)
+        task = run_preparation.prepare_task(planned.completed, data)
         self.work[planned.name] = RunWork.of_task(task)
         if initial is not None:
             task.method.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
-        if planned.complete.trains_on_features:
+        if planned.completed.trains_on_features:
             images = len(data.dataset.images)
             rows = frozen_features.rows_of_features(
-                planned.complete, images, data.training_rows, data.evaluated_rows()
+                planned.completed, images, data.training_rows, data.evaluated_rows()
             )
-            key = json.dumps([data_key(planned.complete), self.model_key(planned)])
+            key = json.dumps([data_key(planned.completed), self.model_key(planned)])
             self.on_features.setdefault(key, (planned, []))[1].append(rows)
         sizes = [len(rows) for rows in data.training_rows]
         self.clients.setdefault(planned.label["scenario"], sizes)
 
     def model_key(self, planned: PlannedRun) -> str:
         """Equal for runs with the same network on the same kind of device."""
-        experiment = planned.complete
+        experiment = planned.completed
         findings = len(self.dataset(experiment).findings)
         return json.dumps([findings, experiment.model, experiment.training.device])
 
@@ -121,7 +121,7 @@ def features_to_compute(survey: StudySurvey) -> list[FeatureEstimate]:
     """What the features take that runs need and nobody has computed, by data set and network."""
     estimates = []
     for planned, rows in survey.on_features.values():
-        experiment = planned.complete
+        experiment = planned.completed
         dataset, preparation = survey.opened[data_key(experiment)]
         model = survey.initial.get(survey.model_key(planned))
         if model is None:
@@ -151,19 +151,19 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
             if planned.is_finished(out):
                 survey.finished.add(planned.name)
 
-    by_data = grouped((data_key(planned.complete), planned) for planned in survey.left)
+    by_data = grouped((data_key(planned.completed), planned) for planned in survey.left)
     for key, members in by_data.items():
-        first = members[0].complete
+        first = members[0].completed
         say(f"opening {first.section('data')[0]}")
         with survey.noting(members):
             preparation = PreparationEstimate()
             dataset = run_preparation.open_experiment_data(first, estimate=preparation)
             survey.opened[key] = (dataset, preparation)
-    with_data = [planned for planned in survey.left if data_key(planned.complete) in survey.opened]
+    with_data = [planned for planned in survey.left if data_key(planned.completed) in survey.opened]
 
     by_network = grouped((survey.model_key(planned), planned) for planned in with_data)
     for key, members in by_network.items():
-        first = members[0].complete
+        first = members[0].completed
         say(f"building {first.section('model')[0]}")
         with survey.noting(members):
             first.training.available_device()
@@ -171,9 +171,9 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
             pretrained = partial(build, pretrained=True)
             survey.initial[key] = run_preparation.initial_model(pretrained, first.seed)
 
-    by_partition = grouped((_partition_key(planned.complete), planned) for planned in with_data)
+    by_partition = grouped((_partition_key(planned.completed), planned) for planned in with_data)
     for members in by_partition.values():
-        first = members[0].complete
+        first = members[0].completed
         say(f"partitioning {members[0].label['scenario']}, seed {first.seed}")
         with survey.noting(members):
             data = run_preparation.prepare_client_data(first, survey.dataset(first))
@@ -325,11 +325,11 @@ def _time_runs(
     survey: StudySurvey, runs: Sequence[PlannedRun], places: Sequence[WorkerPlace], seconds: float
 ) -> tuple[dict[str, StepCost], list[float]]:
     """What was timed, by the first method of its kind; and the seconds of each run."""
-    profiles = [cost_profile(planned.complete) for planned in runs]
+    profiles = [cost_profile(planned.completed) for planned in runs]
     firsts: dict[str, PlannedRun] = {}
     for profile, planned in zip(profiles, runs, strict=True):
         firsts.setdefault(profile, planned)
-    experiments = [planned.complete for planned in firsts.values()]
+    experiments = [planned.completed for planned in firsts.values()]
     findings = len(survey.dataset(experiments[0]).findings)
     costs = dict(zip(firsts, time_experiments(experiments, findings, places, seconds), strict=True))
     by_method = {planned.label["method"]: costs[profile] for profile, planned in firsts.items()}

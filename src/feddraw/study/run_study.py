@@ -120,9 +120,9 @@ def prepare_study_data(
     mistakes: dict[str, str] = {}
     unusable = {}
     for planned in runs:
-        key = data_key(planned.complete)
+        key = data_key(planned.completed)
         if key not in mistakes and is_file_data(planned):
-            mistakes[key] = _data_mistake(planned.complete, progress)
+            mistakes[key] = _data_mistake(planned.completed, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     _prepare_features([planned for planned in runs if planned not in unusable], progress)
@@ -137,13 +137,13 @@ def _prepare_features(runs: Sequence[PlannedRun], progress: Progress | None) -> 
     """
     firsts: dict[str, PlannedRun] = {}
     for planned in runs:
-        experiment = planned.complete
+        experiment = planned.completed
         if experiment.trains_on_features and is_file_data(planned):
             key = json.dumps([experiment.data, experiment.model, experiment.scenario])
             firsts.setdefault(key, planned)
     for planned in firsts.values():
         with suppress(UserError, RunFailed):
-            prepare(planned.complete, progress=progress)
+            prepare(planned.completed, progress=progress)
 
 
 def _data_mistake(experiment: Experiment, progress: Progress | None) -> str:

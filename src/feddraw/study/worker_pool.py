@@ -18,10 +18,11 @@ import torch
 
 from feddraw.data.dataset import Dataset
 from feddraw.errors import OutOfMemory, RunFailed, UserError
+from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import iterate
-from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.study.progress import StudyEvent
 from feddraw.study.results_table import results_row
@@ -207,7 +208,7 @@ def _carry_out(
 ) -> RunOutcome:
     try:
         planned = replace(request.experiment, engine="serial", workers=0)
-        experiment = complete(on_device(planned, device))
+        experiment = complete_settings(on_device(planned, device))
         dataset = _open_data(experiment, opened, progress)
         rounds = iterate(
             experiment, request.folder, resume=True, dataset=dataset, progress=progress
