@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
-from feddraw.study.cost import RunEstimate, RunWork, StepCost, estimate_run
+from feddraw.study.cost import RunEstimate, RunWork, StepCost
 from feddraw.study.method_comparison import (
     ComparisonBudget,
     comparison_runs,
@@ -23,6 +23,7 @@ from feddraw.study.method_comparison import (
 from feddraw.study.plan import method_of, unfinished_runs
 from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.study.run_study import run_study
+from feddraw.study.timing_on_own_data import estimate_run
 from small import small
 from typed import typed
 

@@ -24,6 +24,7 @@ from feddraw.study.plan import read_study
 from feddraw.study.preflight import features_to_compute, preflight, survey_study
 from feddraw.study.progress import StudyEvent
 from feddraw.study.run_study import RepeatedFailure, prepare_study_data, run_study
+from feddraw.study.timing_on_made_up_images import time_in_turn
 from feddraw.system.machine import peak_memory
 
 SCALE = 0.002

@@ -22,13 +22,9 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import network_builder
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.study.cost import (
-    StepCost,
-    TimedClient,
-    step_time_factors,
-    time_experiment,
-    without_data,
-)
+from feddraw.study.cost import StepCost
+from feddraw.study.timed_client import TimedClient
+from feddraw.study.timing_on_made_up_images import step_time_factors, time_experiment, without_data
 from feddraw.system.machine import installed
 from feddraw.system.workers import Worker, WorkerDied, stop_workers
 from feddraw.training.device_memory import allot_image_memory

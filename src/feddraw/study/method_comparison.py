@@ -17,9 +17,10 @@ from typing import Any
 from feddraw.data.datasets.phantom import SMALLEST_PHANTOM
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.study.cost import RunEstimate, estimate_runs
+from feddraw.study.cost import RunEstimate
 from feddraw.study.plan import PlannedRun, method_of, planned_run
 from feddraw.study.progress import StudyProgress
+from feddraw.study.timing_on_own_data import estimate_runs
 from feddraw.system.time_left import seconds_until_all_done
 from feddraw.text import grouped
 from feddraw.training.devices import WorkerPlace

@@ -30,8 +30,9 @@ from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.frozen_features import FeatureEstimate
 from feddraw.experiment.settings import Experiment
 from feddraw.results.checkpoint import extract_arrays
-from feddraw.study.cost import RunWork, StepCost, cost_profile, time_experiments
+from feddraw.study.cost import RunWork, StepCost
 from feddraw.study.plan import PlannedRun, data_key
+from feddraw.study.timing_on_made_up_images import cost_profile, time_experiments
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.machine import cores, free_memory
 from feddraw.system.time_left import seconds_until_all_done
