@@ -32,9 +32,9 @@ from feddraw.report.blocks import Bullets, Fold, Paragraph
 from feddraw.report.cells import column_cells
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.section_order import compose_report
-from feddraw.report.sections import aggregation_weights, client_views, first_screen
+from feddraw.report.sections import aggregation_weights, caveats, client_views, first_screen
 from feddraw.report.sections.first_screen import results_table
-from feddraw.report.sections.summary import caveats, summary_sentences
+from feddraw.report.sections.summary import summary_sentences
 from feddraw.report.statistics import MeanOverRepeats, Report, compute_report
 from feddraw.report.trainings import differences_over_trainings
 from feddraw.results.ledger_table import LEDGER_COLUMNS
@@ -600,7 +600,7 @@ def test_a_run_called_by_a_digit_changes_no_number_of_what_is_left_out(in_tmp: P
     make_run(Path("1"), seed=1, rounds=10, finished=False)
     found, here = collect_runs([Path()]), {"folders": [Path()]}
     report = compute_report(found, alpha=0.05, replicates=0, command="", **here)
-    _, left_out, *_ = caveats(report)
+    _, left_out, *_ = caveats.section(report)
     assert left_out == Bullets([f"{in_tmp.name}/1: {found.problems[0].reason}"])
     assert "10 of 10 rounds" in found.problems[0].reason
 

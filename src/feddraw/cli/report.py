@@ -86,7 +86,8 @@ def write_and_show_report(
 
 def show_report(written: WrittenReport) -> None:
     """What was left out, the main results, and where the files are."""
-    from feddraw.report.sections.summary import summary_sentences, uncounted_runs
+    from feddraw.report.sections.caveats import uncounted_runs
+    from feddraw.report.sections.summary import summary_sentences
 
     out = console()
     for problem in written.report.collection.problems:

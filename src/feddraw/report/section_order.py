@@ -17,6 +17,7 @@ from feddraw.report.runs import METRICS
 from feddraw.report.sections import (
     aggregation_weights,
     all_scenarios,
+    caveats,
     client_gains,
     client_sizes,
     client_views,
@@ -56,6 +57,7 @@ def for_each_metric(*sections: MetricSection) -> ScenarioSection:
 BEFORE_SCENARIOS: tuple[Section, ...] = (
     first_screen.section,
     summary.section,
+    caveats.section,
     all_scenarios.section,
     ranks.section,
     paper_form.section,

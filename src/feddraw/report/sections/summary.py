@@ -1,9 +1,9 @@
-"""The headline, the summary in words, and what to keep in mind."""
+"""The headline, and the summary in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -11,28 +11,19 @@ from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.paired_repeats import paired_repeats_in_words
-from feddraw.analysis.statistics import holm, proportion_interval
+from feddraw.analysis.statistics import proportion_interval
 from feddraw.report.blocks import Block, Bullets, Heading
-from feddraw.report.patients import interval_over_patients
-from feddraw.report.runs import (
-    METRICS,
-    REFERENCES,
-    RecordedRun,
-    findings_without_scores,
-    undefined_findings,
-)
+from feddraw.report.result_in_words import result_of_metric
+from feddraw.report.runs import REFERENCES
 from feddraw.report.sections import servers
 from feddraw.report.sections.client_gains import ClientGain, gains_over_alone
-from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report, mean_over_repeats
-from feddraw.report.trainings import ALPHA
 from feddraw.text import grouped, join_names
 
 
 def section(report: Report) -> Iterator[Block]:
     yield Heading("Summary", anchor="summary")
     yield Bullets(list(_after_headline(report)))
-    yield from caveats(report)
 
 
 def summary_sentences(report: Report) -> Iterator[str]:
@@ -45,11 +36,11 @@ def summary_sentences(report: Report) -> Iterator[str]:
 
 
 def headline(report: Report) -> str:
-    return _result_of_metric(report, "auc")
+    return result_of_metric(report, "auc")
 
 
 def _after_headline(report: Report) -> Iterator[str]:
-    yield _result_of_metric(report, "gm")
+    yield result_of_metric(report, "gm")
     yield _what_was_compared(report)
     yield from _wins_and_losses(report)
     yield from _no_worse(report)
@@ -78,144 +69,6 @@ def _what_was_compared(report: Report) -> str:
         f"{len(runs)} finished run{'s' * (len(runs) > 1)}: {join_names(report.shown)}; in"
         f" {join_names(report.scenarios)}; {repeats}."
     )
-
-
-# ---------------------------------------------------------------------------------- the best method
-
-
-def _result_of_metric(report: Report, metric: str) -> str:
-    """The ranks over scenarios, or in one scenario the best method."""
-    ranking = report.rankings[metric]
-    if ranking.comparison is not None:
-        scenarios = len(ranking.comparison.table.scenarios)
-        paired = paired_repeats_in_words(ranking.paired)
-        result = words.comparison_in_words(ranking.comparison)
-        return f"Test {METRICS[metric]} over {scenarios} scenarios, {paired} in each: {result}"
-    if len(report.scenarios) == 1:
-        return _result_in_scenario(report, report.scenarios[0], metric)
-    return _result_without_ranks(report, metric)
-
-
-def _result_without_ranks(report: Report, metric: str) -> str:
-    """What can be claimed where scenarios have too few methods in common to be ranked."""
-    label = METRICS[metric]
-    nothing = f"Nothing can be claimed about which method has the higher test {label}"
-    if not report.methods:
-        return f"{nothing}: there are references only."
-    if len(report.methods) == 1:
-        return f"{nothing}: there is only {report.methods[0]}."
-    compared = [
-        scenario
-        for scenario in report.scenarios
-        if len(report.pairing(scenario, metric).methods) > 1
-    ]
-    reason = report.rankings[metric].reason
-    if not compared:
-        return (
-            f"{nothing}: no two methods have results in the same scenario, here"
-            f" {join_names(report.scenarios)}. {reason}"
-        )
-    if len(compared) == 1:
-        result = _result_in_scenario(report, compared[0], metric)
-        return f"{result} Nothing can be claimed over several scenarios. {reason}"
-    return f"{nothing} over all scenarios, only within each of {join_names(compared)}. {reason}"
-
-
-def _result_in_scenario(report: Report, scenario: str, metric: str) -> str:
-    """What is shown between the methods of one scenario; what is not shown comes first."""
-    label = METRICS[metric]
-    pairing = report.pairing(scenario, metric)
-    if not report.methods:
-        return f"No methods are compared in test {label}: there are references only."
-    if not pairing.methods:
-        return f"Test {label} is undefined in every run."
-    if not pairing.repeats:
-        return (
-            f"Test {label} in {scenario}: the methods are not compared, there is no seed that all"
-            f" of {join_names(pairing.methods)} have."
-        )
-    means = {method: report.mean(scenario, method, metric).value for method in pairing.methods}
-    best, *others = sorted(means, key=lambda method: -means[method])
-    if not others:
-        return f"{best} has a test {label} of {means[best]:.4f} in {scenario}."
-    second = others[0]
-    lead = (
-        f"{means[best]:.4f}, {means[best] - means[second]:+.4f} vs {second}"
-        f"{_intervals_in_brackets(report, scenario, metric, best, second)}"
-    )
-    shown = _shown_differences(report, scenario, metric)
-    evidence = _evidence(report, scenario, metric)
-    beaten = [worse for better, worse in shown if better == best]
-    undecided = [method for method in others if method not in beaten]
-    tied = [method for method in means if f"{means[method]:.4f}" == f"{means[best]:.4f}"]
-    if not shown and len(tied) > 1:
-        return (
-            f"No difference between methods is shown in test {label}: {evidence}. In {scenario}"
-            f" {join_names(tied)} have the same mean to four digits: {means[best]:.4f}."
-        )
-    if not shown:
-        return (
-            f"No difference between methods is shown in test {label}: {evidence}. The highest mean"
-            f" in {scenario} is that of {best}: {lead}."
-        )
-    rule = f"alpha {ALPHA:g}, Holm over all pairs; {evidence}"
-    if not undecided:
-        return (
-            f"{best} has the highest test {label} in {scenario}: {lead}; it is shown to be higher"
-            f" than that of {join_names(others)} ({rule})."
-        )
-    higher = grouped(shown)
-    parts = [f"{better} is higher than {join_names(worse)}" for better, worse in higher.items()]
-    return (
-        f"Which method has the highest test {label} in {scenario} is not shown: no difference"
-        f" between {best} and {join_names(undecided)}. The highest mean is that of {best}: {lead}."
-        f" Shown ({rule}): {'; '.join(parts)}."
-    )
-
-
-def _evidence(report: Report, scenario: str, metric: str) -> str:
-    """How many patients and trainings a comparison rests on."""
-    draws = report.draws[scenario]
-    count = len(report.pairing(scenario, metric).repeats)
-    trainings = "one training" if count == 1 else paired_repeats_in_words([count])
-    return f"{draws.units:,} test {draws.unit}, {trainings}" if draws.units else trainings
-
-
-def _shown_differences(report: Report, scenario: str, metric: str) -> list[tuple[str, str]]:
-    """The pairs of methods (better, worse) that differ over trainings, corrected for all pairs, and
-    over patients where their scores were kept.
-    """
-    methods = report.pairing(scenario, metric).methods
-    differences: list[tuple[str, str, Difference]] = []
-    for place, first in enumerate(methods):
-        by_pair = report.trainings_against(first, metric).differences
-        for second in methods[place + 1 :]:
-            differences.append((first, second, by_pair[scenario, second]))
-    holm_p = holm([difference.p for _, _, difference in differences])
-    shown = []
-    for (first, second, trainings), p in zip(differences, holm_p.tolist(), strict=True):
-        better, worse = (first, second) if trainings.mean > 0 else (second, first)
-        patients = report.over_patients(scenario, metric, better, worse)
-        if p < ALPHA and (patients is None or patients.low > 0):
-            shown.append((better, worse))
-    return shown
-
-
-def _intervals_in_brackets(
-    report: Report, scenario: str, metric: str, first: str, second: str
-) -> str:
-    """Of the difference between two methods: over patients and over trainings, as far as there
-    are.
-    """
-    intervals: dict[str, Interval | Difference] = {}
-    patients = report.over_patients(scenario, metric, first, second)
-    if patients is not None:
-        intervals[interval_over_patients(report.draws[scenario])] = patients
-    trainings = report.trainings_against(first, metric).differences.get((scenario, second))
-    if trainings is not None and trainings.repeats > 1:
-        intervals[f"95 % CI over {trainings.repeats} trainings"] = trainings
-    ends = [f"{name}: {words.interval_from_to(ends)}" for name, ends in intervals.items()]
-    return f" ({'; '.join(ends)})" if ends else ""
 
 
 # ------------------------------------------------------------------------------ the method in focus
@@ -342,86 +195,3 @@ def _gain_of(client: str, gains: Mapping[str, ClientGain]) -> str:
     if gain.interval is not None:
         interval = f", 95 % CI {words.interval_from_to(gain.interval)}"
     return f"{gain.gain.value:+.4f} ({client}{interval})"
-
-
-# ----------------------------------------------------------------------------- what to keep in mind
-
-
-def caveats(report: Report) -> Iterator[Block]:
-    """What was left out, and what makes numbers less certain than they look."""
-    left_out = [*_left_out(report), *uncounted_runs(report)]
-    if left_out:
-        yield Heading("Left out", 3)
-        yield Bullets(left_out)
-    runs = report.collection.runs
-    notes = [*report.collection.notes, *_undefined(runs), *_diverged(runs), *_not_finite(runs)]
-    if notes:
-        yield Heading("To keep in mind", 3)
-        yield Bullets(notes)
-
-
-def _left_out(report: Report) -> Iterator[str]:
-    """Each folder that is not in the tables, and why; paths as the page shows them."""
-    collection = report.collection
-    paths = {run.path for run in collection.runs} | {left.path for left in collection.problems}
-    outside = [path for path in paths if path.is_absolute() or ".." in path.parts]
-    outside.sort(key=lambda path: -len(str(path)))  # one may be the beginning of another
-    for problem in collection.problems:
-        reason = problem.reason
-        for path in outside:
-            reason = reason.replace(str(path), shown_path(path, report.folders))
-        yield f"{shown_path(problem.path, report.folders)}: {reason}"
-
-
-def uncounted_runs(report: Report) -> list[str]:
-    """The finished runs that no mean, rank or test has, because not all methods have their seed."""
-    sentences: dict[str, None] = {}
-    for scenario in report.scenarios:
-        for metric, label in METRICS.items():
-            for sentence in report.pairing(scenario, metric).uncounted_in_words():
-                if metric == "auc":
-                    sentences[f"{scenario}: {sentence}"] = None
-                elif f"{scenario}: {sentence}" not in sentences:
-                    sentences[f"{label} in {scenario}: {sentence}"] = None
-    return list(sentences)
-
-
-def _undefined(runs: Sequence[RecordedRun]) -> list[str]:
-    """Which metrics a finding does not have, and why."""
-    sentences = set()
-    for run in runs:
-        for finding in undefined_findings(run):
-            if math.isnan(run.test("auc", finding)):
-                what = "AUC or GM"
-                why = "only positives or only negatives in the test data"
-            else:
-                what = "GM"
-                why = (
-                    "only positives or only negatives in the validation data, so there is no"
-                    " threshold"
-                )
-            sentences.add(
-                f"{finding} has no {what} in {run.scenario}: {why}, left out of the mean."
-            )
-    return sorted(sentences)
-
-
-def _diverged(runs: Sequence[RecordedRun]) -> Iterator[str]:
-    for run in runs:
-        if run.diverged:
-            divergence = run.diverged
-            yield f"{_named(run)}, diverged in round {divergence.round}: {divergence.why}."
-
-
-def _not_finite(runs: Sequence[RecordedRun]) -> Iterator[str]:
-    for run in runs:
-        findings = findings_without_scores(run)
-        if findings:
-            yield (
-                f"{_named(run)}, has no AUC or GM for {', '.join(findings)}: the model's scores are"
-                " not finite numbers."
-            )
-
-
-def _named(run: RecordedRun) -> str:
-    return f"{run.method} in {run.scenario}, seed {run.repeat}"
