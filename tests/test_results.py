@@ -26,7 +26,8 @@ from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
-from feddraw.results.run_folder import RunFolder, find_run_folders
+from feddraw.results.find_runs import find_run_folders
+from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
 from small import small

@@ -122,7 +122,7 @@ def compare(
 
 def _check_file_and_folder(file: Path, folder: Path) -> None:
     """Refuse a table in the place of an experiment, and a folder that is something else's."""
-    from feddraw.results.run_folder import is_run_folder
+    from feddraw.results.find_runs import is_run_folder
 
     if file.suffix in (".csv", ".gz", ".tsv"):
         raise UserError(f"{file} holds data, not an experiment: feddraw init {file} writes one")

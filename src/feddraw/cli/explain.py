@@ -25,8 +25,8 @@ def explain(
     """Explain in words and numbers how much each client counted, when, and why."""
     from feddraw.analysis.explain_weights import explain_run_weights
     from feddraw.analysis.weights_document import explanation_document
+    from feddraw.results.find_runs import require_run
     from feddraw.results.recorded_run import read_run
-    from feddraw.results.run_folder import require_run
 
     require_run(run)
     try:

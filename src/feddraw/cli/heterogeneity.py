@@ -156,7 +156,7 @@ def heterogeneity(
 
 def _unused_folder(name: str) -> Path:
     """The folder below runs, with a number behind it where that is taken."""
-    from feddraw.results.run_folder import numbered_where_taken
+    from feddraw.results.find_runs import numbered_where_taken
 
     return numbered_where_taken(Path("runs") / folder_name(name))
 

@@ -104,7 +104,7 @@ def run(
     with say.status("starting") if say.is_terminal else nullcontext():
         from feddraw.experiment.completion import complete_settings
         from feddraw.experiment.settings import parse_settings
-        from feddraw.results.run_folder import run_folder_by_name
+        from feddraw.results.find_runs import run_folder_by_name
 
         changes = {
             name: value for name, value in typed.items() if value is not None

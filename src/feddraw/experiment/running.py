@@ -28,7 +28,8 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
 from feddraw.results.metrics import ModelMetrics, RunMetrics
 from feddraw.results.round_log import EvaluatedRound
-from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
+from feddraw.results.run_facts import RunFacts
+from feddraw.results.run_folder import FinalScores, RunFolder
 from feddraw.results.run_reader import read_metrics
 from feddraw.results.tensorboard import check_tensorboard, tensorboard_log
 from feddraw.server.collectors import Streaming, Together

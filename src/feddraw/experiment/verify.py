@@ -16,10 +16,11 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
+from feddraw.results.find_runs import require_run
 from feddraw.results.metrics import KEPT_MODELS
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.round_log import CLOCK_FIELDS, EvaluatedRound
-from feddraw.results.run_folder import RunFolder, require_run
+from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import sha256_of
 from feddraw.system.file_writing import json_values
 from feddraw.text import grouped

@@ -21,8 +21,9 @@ from feddraw.flower.server_checkpoint import (
     listed_sites_in_checkpoint,
     name_owners_in_checkpoint,
 )
+from feddraw.results.find_runs import require_run
 from feddraw.results.recorded_run import read_run
-from feddraw.results.run_folder import RunFolder, require_run
+from feddraw.results.run_folder import RunFolder
 
 UNKNOWN = "-"
 

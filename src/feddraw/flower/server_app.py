@@ -44,7 +44,8 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.metrics import RunMetrics
 from feddraw.results.round_log import RoundLine, divergence_in_scores
-from feddraw.results.run_folder import FinalScores, RunFacts, RunFolder
+from feddraw.results.run_facts import RunFacts
+from feddraw.results.run_folder import FinalScores, RunFolder
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.round import RoundRecord
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from feddraw.data.finding_counts import ClientCounts, one_class_clients
 from feddraw.errors import UserError
+from feddraw.results.find_runs import require_run
 from feddraw.results.ledger_table import MOST_LEDGER_CELLS, LedgerTable, read_pieces
 from feddraw.results.metrics import ClientMetrics, Divergence, ModelMetrics
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.predictions import Predictions, read_predictions
 from feddraw.results.round_log import RoundLine, first_divergence
-from feddraw.results.run_folder import RunFolder, require_run
+from feddraw.results.run_folder import RunFolder
 from feddraw.results.run_reader import RunNames, RunReader, damage_told, read_stop_reason
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_json

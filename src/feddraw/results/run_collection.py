@@ -15,6 +15,7 @@ from pathlib import Path
 
 from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError
+from feddraw.results.find_runs import find_run_folders
 from feddraw.results.outcome_settings import (
     ARCHIVES,
     CONDITIONS,
@@ -24,7 +25,6 @@ from feddraw.results.outcome_settings import (
     outcome_device_kind,
 )
 from feddraw.results.recorded_run import RecordedRun, read_run
-from feddraw.results.run_folder import find_run_folders
 from feddraw.system.file_writing import json_values
 from feddraw.text import distinct_ends, grouped
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,11 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from feddraw.core import Layout, Model
-from feddraw.core.classifier_layer import classifier_in_words
 from feddraw.core.sums import summed_by
 from feddraw.data.dataset import Dataset
-from feddraw.data.finding_counts import findings_per_split
-from feddraw.data.scenarios.partition import Partition
 from feddraw.errors import UserError
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
 from feddraw.results.environment import environment
@@ -41,6 +38,7 @@ from feddraw.results.ledger_table import (
 from feddraw.results.metrics import RunMetrics
 from feddraw.results.outcome_settings import dotted_settings, without_execution
 from feddraw.results.round_log import EvaluatedRound, RoundLine, first_divergence, read_round_log
+from feddraw.results.run_facts import RunFacts
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_toml
@@ -57,9 +55,6 @@ from feddraw.system.file_writing import (
     write_whole,
 )
 from feddraw.system.locks import lock_folder
-from feddraw.text import folder_name
-
-SKIPPED_FOLDERS = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,17 +64,6 @@ class FinalScores:
     metrics: RunMetrics
     kept: Mapping[str, Model] = field(default_factory=dict)  # other models, by name
     predictions: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class RunFacts:
-    """What is written down about a run before its first round, beside its settings."""
-
-    partition: Partition
-    parameters: int  # in all updates together, by which they are summed
-    layout: Layout
-    dataset: Dataset | None = None
-    devices: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -193,7 +177,7 @@ class RunFolder:
 
     def write_settings(self, table: Mapping[str, Any], facts: RunFacts) -> None:
         """The settings, and the environment; other images than those of the run are refused."""
-        document = toml_values({**table, "partition": _partition_record(facts)})
+        document = toml_values({**table, "partition": facts.partition_record()})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != facts.partition.sha256:
@@ -202,7 +186,7 @@ class RunFolder:
             )
         machine = environment() | dict(facts.devices)
         machine["sums"] = summed_by(facts.parameters)
-        machine["network"] = _network_record(facts.layout)
+        machine["network"] = facts.network_record()
         write_json(self.environment, machine)
 
     def forget_from(self, round: int) -> None:
@@ -238,7 +222,8 @@ class RunFolder:
     def replace_line(self, line: RoundLine) -> None:
         """The same round's line again, now that more is known of it."""
         others = [other for other in read_round_log(self.rounds) if other.round != line.round]
-        write_whole(self.rounds, "".join(one.text() for one in (*others, line)).encode())
+        lines = [*others, line]
+        write_whole(self.rounds, "".join(line.text() for line in lines).encode())
 
     def logged(self, round: int) -> bool:
         """Whether a round's line is in the log."""
@@ -309,103 +294,3 @@ class RunFolder:
         notes = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(notes)}), private=True)
-
-
-def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -> Path:
-    """runs/SCENARIO-METHOD-SEED; for a new run with a number behind it where that is taken."""
-    names = [folder_name(name.replace(":", ".")) for name in (scenario, method)]
-    base = Path("runs") / "-".join([*names, str(seed)])
-    return base if resume else numbered_where_taken(base)
-
-
-def numbered_where_taken(base: Path) -> Path:
-    """The folder, or where it holds files the first with a number behind its name that does not."""
-    folder = base
-    number = 2
-    while folder.exists() and any(folder.iterdir()):
-        folder = base.with_name(f"{base.name}-{number}")
-        number = number + 1
-    return folder
-
-
-def _network_record(layout: Layout) -> dict[str, Any]:
-    """What of the network follows from no setting: above all which layer was taken as the
-    classifier.
-    """
-    record: dict[str, Any] = {
-        "classifier": classifier_in_words(layout.classifier, layout.outputs),
-        "parameters": layout.length("param"),
-    }
-    frozen = sum(array.size for array in layout.frozen.values())
-    if frozen:
-        record["frozen"] = frozen
-    return record
-
-
-def _partition_record(facts: RunFacts) -> dict[str, Any]:
-    """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding
-    every client has.
-    """
-    partition = facts.partition
-    dataset = facts.dataset
-    record: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
-    if dataset is None:
-        return record
-    labels = dataset.training_labels()
-    rows = {shard.client: shard.rows for shard in partition.shards}
-    record["findings"] = list(dataset.findings)
-    record["normalization"] = [dataset.mean, dataset.std]
-    record["sizes"] = {shard.client: len(shard) for shard in partition.shards}
-    record["positives"] = {
-        client: labels.values[images].sum(axis=0).tolist() for client, images in rows.items()
-    }
-    record["splits"] = findings_per_split(dataset)
-    if labels.known is not None:
-        record["known"] = {
-            client: labels.known_counts(images).tolist() for client, images in rows.items()
-        }
-    return record
-
-
-# -------------------------------------------------------------------------------- finding folders
-
-
-def is_run_folder(files: Collection[str]) -> bool:
-    """Whether a folder with these files is that of a run, or of a server on Flower or FLARE, which
-    writes no settings.
-    """
-    return "experiment.toml" in files or {"rounds.jsonl", "weights.csv"} <= set(files)
-
-
-def walk_folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and all below it in which runs may be, each with the names of its files."""
-    for place, below, files in os.walk(root):
-        below[:] = sorted(
-            name for name in below if name not in SKIPPED_FOLDERS and not name.startswith(".")
-        )
-        yield Path(place), files
-
-
-def find_run_folders(folders: Iterable[Path]) -> list[Path]:
-    """Every run's folder at or below these, each once."""
-    paths: dict[Path, Path] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"no folder {folder}: give the folder of a run or of a study")
-        if not os.access(folder, os.R_OK | os.X_OK):
-            raise UserError(f"permission denied: {folder} is another user's, and cannot be read")
-        for place, files in walk_folders(folder):
-            if is_run_folder(files):
-                paths.setdefault(place.resolve(), place)
-    return list(paths.values())
-
-
-def require_run(path: Path) -> None:
-    """Refuse what is not the folder of a run or server; a study's folder is named as such."""
-    if path.is_dir() and is_run_folder([child.name for child in path.iterdir()]):
-        return
-    if not path.exists():
-        raise UserError(f"no folder {path}: check the path")
-    below = find_run_folders([path]) if path.is_dir() else []
-    hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
-    raise UserError(f"{path} is not the folder of a run{hint}")

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from feddraw.errors import UserError
+from feddraw.results.find_runs import is_run_folder, walk_folders
 from feddraw.results.round_log import RoundLine
-from feddraw.results.run_folder import is_run_folder, walk_folders
 from feddraw.results.run_reader import RunReader, read_stop_reason, time_of_change
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_json
