@@ -21,7 +21,8 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.results.recorded_run import read_run
 from feddraw.results.round_log import RoundLine, read_round_log
 from feddraw.results.site_evaluations import SiteEvaluation
-from feddraw.watch.followed_runs import FollowedFolder
+from feddraw.watch.followed_folder import FollowedFolder
+from feddraw.watch.run_documents import run_detail, run_summary
 from test_flower_app import carry_out, folders, hospital
 from test_flower_interface import arrays
 from test_flower_names import MARKS, Keyed
@@ -125,7 +126,7 @@ def test_watch_shows_them_and_a_rounds_time_includes_them(run: Path) -> None:
     followed = FollowedFolder(run)
     followed.look()
     (one,) = followed.runs.values()
-    detail = one.detail()
+    detail = run_detail(one)
     told = {site["client"]: site for site in detail["evaluations"]}
     assert told["East"] == {
         "client": "East",
@@ -137,7 +138,7 @@ def test_watch_shows_them_and_a_rounds_time_includes_them(run: Path) -> None:
     assert told["South"]["status"] == "not connected"
     troubles = [(trouble["round"], trouble["client"]) for trouble in detail["trouble"]]
     assert troubles == [(0, "South"), (1, "East"), (2, "North"), (2, "South")]
-    assert one.summary()["trouble"] == 4
+    assert run_summary(one)["trouble"] == 4
     line = read_round_log(run / "rounds.jsonl")[0]
     assert line.whole_seconds == pytest.approx(
         line.seconds["training"] + line.seconds["aggregation"] + line.seconds["evaluation"]

@@ -42,7 +42,8 @@ from feddraw.server.state_dict import layout_of_arrays
 from feddraw.system.file_reading import read_jsonl
 from feddraw.system.locks import locked_inodes
 from feddraw.training.client import Trainer
-from feddraw.watch.followed_runs import FollowedRun
+from feddraw.watch.followed_run import FollowedRun
+from feddraw.watch.run_documents import run_detail
 
 NODES = [{"partition-id": number} for number in range(4)]
 ROUNDS = 3
@@ -709,7 +710,7 @@ def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None
 
     strategy = trained(feddraw(), tmp_path / "memory", folder=tmp_path / "run", on_round=look)
     assert seen == [("running", 1, ROUNDS), ("running", 2, ROUNDS), ("finished", 3, ROUNDS)]
-    told = run.detail()
+    told = run_detail(run)
     assert told["clients"] == list(tiny.NAMES)
     assert [row[-1] for row in told["weights"]] == list(strategy.history[-1].weights.values())
     assert [row[-1] for row in told["client_seconds"]] == list(

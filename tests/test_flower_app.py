@@ -38,7 +38,7 @@ from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl
-from feddraw.watch.followed_runs import FollowedFolder
+from feddraw.watch.followed_folder import FollowedFolder
 from small import small
 
 READY_APP = Path(

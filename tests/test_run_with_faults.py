@@ -17,7 +17,8 @@ from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.cli import app
 from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.results.recorded_run import read_run
-from feddraw.watch.followed_runs import FollowedFolder
+from feddraw.watch.followed_folder import FollowedFolder
+from feddraw.watch.run_documents import run_summary
 from test_flower_app import carry_out, folders, hospital
 
 SITES = ("North", "East", "South", "West")
@@ -137,7 +138,7 @@ def test_the_report_and_watch_name_the_data_and_the_clients_as_they_are(
     followed = FollowedFolder(folder)
     followed.look()
     (run,) = followed.runs.values()
-    assert run.summary()["scenario"] == "own folders"
+    assert run_summary(run)["scenario"] == "own folders"
     typed("report", folder, "--out", tmp_path / "report")
     page = (tmp_path / "report" / "report.md").read_text()
     assert "own folders" in page

@@ -18,7 +18,8 @@ from feddraw.experiment.trained_model import load_trained
 from feddraw.experiment.verify import verify
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_collection import collect_runs
-from feddraw.watch.followed_runs import FollowedFolder
+from feddraw.watch.followed_folder import FollowedFolder
+from feddraw.watch.run_documents import run_detail
 from run_folders import make_run
 
 pytest.importorskip("flwr")
@@ -118,7 +119,7 @@ def test_watch_shows_it_without_metrics(served: Path, of_flare: Path) -> None:
         followed.look()
         (run,) = followed.runs.values()
         assert (run.state, run.done) == (state, ROUNDS)
-        told = run.detail()
+        told = run_detail(run)
         assert told["server"]
         assert told["unlocked"] == (path == of_flare)
         assert told["clients"] == list(tiny.NAMES)

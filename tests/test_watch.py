@@ -13,6 +13,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +22,10 @@ from feddraw.experiment.running import iterate
 from feddraw.results.round_log import RoundLine
 from feddraw.results.run_collection import collect_runs
 from feddraw.results.run_reader import GrowingFile
-from feddraw.watch import followed_runs as following
-from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
+from feddraw.watch import followed_folder
+from feddraw.watch.followed_folder import FollowedFolder
+from feddraw.watch.followed_run import FollowedRun
+from feddraw.watch.run_documents import run_detail
 from feddraw.watch.server import WatchServer, require_loopback, usual_watch_port
 from run_folders import log_line, make_run
 from small import small
@@ -32,8 +35,8 @@ KEY = "a key of a test for the watch"
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(following, "LOOK_EVERY", 0.0)
-    monkeypatch.setattr(following, "SEARCH_EVERY", 0.0)
+    monkeypatch.setattr(followed_folder, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(followed_folder, "SEARCH_EVERY", 0.0)
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_a_run_is_followed_round_by_round(tmp_path):
         seen.append((run.state, run.done))
     assert run.look(None, now) is False
     assert seen == [("running", 1), ("running", 2), ("finished", 3)]
-    told = run.detail()
+    told = run_detail(run)
     assert told["clients"] == ["C1", "C2", "C3"]
     assert sum(row[-1] for row in told["weights"]) == pytest.approx(1)
     assert sum(told["influence"]) == pytest.approx(1)
@@ -143,7 +146,7 @@ def test_whether_somebody_works_on_a_run_is_seen_without_taking_its_lock(study):
 
 
 def test_time_left_is_that_of_the_rounds_to_come_less_what_has_passed():
-    run = FollowedRun(following.Path("nowhere"), "run", 0)
+    run = FollowedRun(Path("nowhere"), "run", 0)
     run.total = 10
     run.rounds = [
         RoundLine(
@@ -328,8 +331,8 @@ def test_names_cannot_break_out_of_the_document(tmp_path):
     followed = FollowedFolder(tmp_path / "x")
     followed.look()
     (run,) = followed.runs.values()
-    assert "\x1b" not in json.dumps(run.detail(), ensure_ascii=False)
-    assert len(run.detail()["clients"]) == 4
+    assert "\x1b" not in json.dumps(run_detail(run), ensure_ascii=False)
+    assert len(run_detail(run)["clients"]) == 4
 
 
 def test_three_hundred_runs_are_cheap_to_look_at(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from feddraw.watch import followed_runs as following
+from feddraw.watch import followed_folder
 from feddraw.watch.server import WatchServer
 from run_folders import make_run
 
@@ -54,7 +54,7 @@ def times(line: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A finished run, one under way with 4 of 6 rounds done with trouble, and one that waits."""
-    monkeypatch.setattr(following, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(followed_folder, "LOOK_EVERY", 0.0)
     root = tmp_path / "study"
     for method in ("feddraw", "fedavg"):
         make_run(

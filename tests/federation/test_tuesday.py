@@ -27,7 +27,9 @@ from needed import KEY_TOOLS, LONG
 
 from feddraw.results.ledger_table import read_ledger
 from feddraw.results.round_log import RoundLine, read_round_log
-from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
+from feddraw.watch.followed_folder import FollowedFolder
+from feddraw.watch.followed_run import FollowedRun
+from feddraw.watch.run_documents import run_detail
 from test_flower_app import hospital
 from test_flower_deployment import script
 
@@ -291,7 +293,7 @@ def expect_the_story(tuesday: Tuesday, broken_round: int, folder: Path) -> None:
     """`watch` and `explain`, as the operator reads them in the evening."""
     run = tuesday.watched()
     assert run.state == "finished"
-    shown = run.detail()
+    shown = run_detail(run)
     assert {site["client"] for site in shown["evaluations"]} == set(LISTED)
     troubles = {(one["round"], one["client"], one["status"]) for one in shown["trouble"]}
     assert (2, "East", "missing") in troubles

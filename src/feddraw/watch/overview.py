@@ -10,7 +10,9 @@ from typing import Any
 
 from feddraw.system.time_left import seconds_until_all_done
 from feddraw.text import grouped
-from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
+from feddraw.watch.followed_folder import FollowedFolder
+from feddraw.watch.followed_run import FollowedRun
+from feddraw.watch.run_documents import run_summary
 
 
 def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
     return {
         "version": followed.version,
         "order": [run.number for run in runs],
-        "changed": [run.summary() for run in runs if run.version > since],
+        "changed": [run_summary(run) for run in runs if run.version > since],
         "left": lefts,
         "waiting": waiting,
         "failed": failed,

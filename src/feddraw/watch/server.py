@@ -32,8 +32,9 @@ from feddraw.data.image_cache import cache_folder
 from feddraw.errors import UserError
 from feddraw.system.file_writing import PRIVATE, make_folder
 from feddraw.text import safe_line
-from feddraw.watch.followed_runs import FollowedFolder
+from feddraw.watch.followed_folder import FollowedFolder
 from feddraw.watch.overview import overview_of_runs
+from feddraw.watch.run_documents import run_detail
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
@@ -190,7 +191,7 @@ class WatchServer(ThreadingHTTPServer):
         with self.lock:
             for run in self.followed.runs.values():
                 if run.number == number:
-                    return f'"{self.instance}-{run.number}-{run.version}"', run.detail()
+                    return f'"{self.instance}-{run.number}-{run.version}"', run_detail(run)
         return None
 
 
