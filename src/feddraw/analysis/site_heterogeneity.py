@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feddraw.core.schedules import schedule
 from feddraw.methods import random_effects as effects
 from feddraw.results.ledger_table import LedgerTable
+from feddraw.system.file_writing import finite_or_none
 
 Floats = NDArray[np.float64]
 # By site: images measured, scalar products of mean gradients, variances.
@@ -222,7 +223,7 @@ def site_distances_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogen
                     site=ledger.clients[place],
                     images=int(ledger["size"][t, place]),
                     measured=int(ledger["measured"][t, place]),
-                    distance=number_or_none(ledger["distance"][t, place]),
+                    distance=finite_or_none(ledger["distance"][t, place]),
                     weights={rule: by_site[number] for rule, by_site in weights.items()},
                 )
             )
@@ -235,10 +236,6 @@ def site_distances_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogen
         )
         by_round.append(Heterogeneity(t, overall, tuple(sites)))
     return by_round
-
-
-def number_or_none(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def site_distances_in_words(group: GroupHeterogeneity) -> str:

@@ -9,9 +9,8 @@ import numpy as np
 
 from feddraw.analysis.events_in_words import absent_evaluations
 from feddraw.analysis.explain_weights import EXACTLY_EQUAL, NEARLY_EQUAL, WeightExplanation
-from feddraw.analysis.site_heterogeneity import number_or_none
 from feddraw.analysis.weights_in_words import HOW_WEIGHTS_SPLIT, percent, weights_in_sentences
-from feddraw.system.file_writing import json_values
+from feddraw.system.file_writing import finite_or_none, json_values
 
 
 def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
@@ -124,7 +123,7 @@ def weight_row(client: Mapping[str, Any]) -> list[str]:
 def _round_document(explained: WeightExplanation, round: int) -> dict[str, Any]:
     ledger = explained.run.ledger
     common = {
-        name: number_or_none(ledger.common(name)[round])
+        name: finite_or_none(ledger.common(name)[round])
         for name in ("gamma", "beta", "q", "q_expected", "rho")
     }
     columns = {"share": explained.shares, **explained.parts}

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
+from feddraw.system.file_writing import finite_or_none
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
@@ -287,7 +288,12 @@ def _differences_document(differences: _Differences) -> dict[str, Any]:
         for difference in of_column:
             row = asdict(difference)
             row["last_five"] = last_rounds.get((difference.scenario, difference.method))
-            documents[column].append({name: _finite_or_none(value) for name, value in row.items()})
+            documents[column].append(
+                {
+                    name: finite_or_none(value) if isinstance(value, float) else value
+                    for name, value in row.items()
+                }
+            )
     return {
         "alpha": differences.alpha,
         "against": differences.reference,
@@ -295,10 +301,6 @@ def _differences_document(differences: _Differences) -> dict[str, Any]:
         "values": documents,
         "left_out": {column: list(words) for column, words in differences.left_out.items()},
     }
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show_differences(differences: _Differences) -> None:

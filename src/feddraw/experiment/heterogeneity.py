@@ -19,6 +19,7 @@ from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import Federation, client_seed, federate
 from feddraw.server.collectors import Together
+from feddraw.system.file_writing import finite_or_none
 from feddraw.system.progress import Progress
 
 # Of parameters that are compared together: their positions in the flat vector.
@@ -118,9 +119,7 @@ def _heterogeneity_of_model(
         zip(prepared.clients, sizes, measured, strict=True)
     ):
         of = {rule: column[number] for rule, column in weights.items()}
-        distance, low, high = map(
-            site_heterogeneity.number_or_none, next(distances) if count else [math.nan] * 3
-        )
+        distance, low, high = map(finite_or_none, next(distances) if count else [math.nan] * 3)
         sites.append(
             site_heterogeneity.SiteDistance(
                 client, size, count * batches.batch_size, distance, low, high, of

@@ -217,6 +217,11 @@ def toml_values(value: Any) -> Any:
     return [toml_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def finite_or_none(value: float) -> float | None:
+    """For JSON, where null stands for every number that is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
 def json_values(value: Any) -> Any:
     """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds
     words.
