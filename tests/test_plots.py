@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from feddraw.analysis import palette, plots
+from feddraw.analysis.critical_difference_plot import critical_difference_figure
 
 WEIGHTS = {
     "A": [0.1, 0.3, 0.25],
@@ -36,7 +37,7 @@ def test_a_users_own_look_of_figures_stays():
         found: Any = SimpleNamespace(
             average_ranks={"a": 1.0, "b": 2.0}, groups=[["a", "b"]], difference=1.2, alpha=0.1
         )
-        plots.critical_difference_figure({"AUC": found})
+        critical_difference_figure({"AUC": found})
         assert dict(mpl.rcParams) == before
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from feddraw.analysis import plots
+from feddraw.analysis.critical_difference_plot import critical_difference_figure
 from feddraw.core.schedules import READINGS, schedule
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.paper import conclusions, published_tables, recomputed_statistics, weight_claims
@@ -290,7 +290,7 @@ def test_nothing_in_the_diagram_is_printed_over_anything_else(methods: int) -> N
     gm: Any = SimpleNamespace(
         average_ranks=ranks, groups=[names], difference=1.2 * methods, alpha=0.05
     )
-    figure = plots.critical_difference_figure({"AUC": auc, "GM": gm})
+    figure = critical_difference_figure({"AUC": auc, "GM": gm})
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     boxes = [

@@ -900,7 +900,7 @@ def test_measures_of_a_partition_by_hand() -> None:
 
 
 def test_figure_has_a_bar_a_client_with_the_first_on_top(small: Labels) -> None:
-    from feddraw.analysis.plots import partition_figure
+    from feddraw.analysis.partition_plot import partition_figure
 
     partition = make_partition("CHM-2", small, seed=0, scale=0.01)
     bars, mix = partition_figure(partition, small).axes

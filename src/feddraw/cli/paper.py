@@ -55,7 +55,8 @@ def paper(
 
 def _draw_diagrams(comparisons: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
-    from feddraw.analysis.plots import critical_difference_figure, save_figure
+    from feddraw.analysis.critical_difference_plot import critical_difference_figure
+    from feddraw.analysis.plots import save_figure
     from feddraw.paper.published_tables import METRICS
 
     try:

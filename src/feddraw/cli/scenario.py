@@ -88,7 +88,8 @@ def show_scenario(
     table, partition = _partition(name, labels, scale, seed, set_)
     measures = measure_skew(partition, table)
     if plot:
-        from feddraw.analysis.plots import partition_figure, save_figure
+        from feddraw.analysis.partition_plot import partition_figure
+        from feddraw.analysis.plots import save_figure
 
         save_figure(partition_figure(partition, table), plot)
     if json:

@@ -144,7 +144,8 @@ def _comparison(
 
 
 def _plot_comparisons(comparisons: Mapping[str, Comparison], path: Path) -> None:
-    from feddraw.analysis.plots import critical_difference_figure, save_figure
+    from feddraw.analysis.critical_difference_plot import critical_difference_figure
+    from feddraw.analysis.plots import save_figure
 
     save_figure(critical_difference_figure(comparisons), path)
 

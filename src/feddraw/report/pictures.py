@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from feddraw.analysis import plots
+from feddraw.analysis.critical_difference_plot import critical_difference_figure
 from feddraw.analysis.statistics import Comparison
 from feddraw.report.blocks import Picture
 from feddraw.report.runs import METRICS, RecordedRun
@@ -27,7 +28,7 @@ def ranks_picture(comparison: Comparison, metric: str, *, prefix: str = "") -> P
     ranks = [f"{method} {rank:.2f}" for method, rank in comparison.average_ranks.items()]
     return Picture(
         name=f"{prefix}ranks-{metric}",
-        figure=plots.critical_difference_figure({label: comparison}),
+        figure=critical_difference_figure({label: comparison}),
         words=f"Average ranks by {label}, best first: {', '.join(ranks)}",
     )
 
