@@ -53,17 +53,20 @@ def demo(
     title = "FedDRAW, FedAvg and uniform averaging on phantoms"
     say.print("writing the report")
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")
-    found = {
+    values_by_method = {
         run.method: [run.test(metric) for metric in METRICS]
         for run in written.report.collection.runs
     }
-    best = [max(column) for column in zip(*found.values(), strict=True)]
+    best = [max(column) for column in zip(*values_by_method.values(), strict=True)]
     rows = []
-    for method, values in found.items():
+    for method, values in values_by_method.items():
         rows.append(
             [
                 method,
-                *(f"{one:.4f}{'*' * (one == top)}" for one, top in zip(values, best, strict=True)),
+                *(
+                    f"{value:.4f}{'*' * (value == highest)}"
+                    for value, highest in zip(values, best, strict=True)
+                ),
             ]
         )
     say.print("\nTest metrics after the last round")

@@ -43,34 +43,34 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
         raise UserError(f"an experiment file ends with .toml: --out {target.with_suffix('.toml')}")
     if not target.parent.is_dir():
         raise UserError(f"cannot write {target}: there is no folder {target.parent}")
-    found = inspect_data(paths, target, images)
-    for file in [target, *(found.sheets if found.written else [])]:
+    inspected = inspect_data(paths, target, images)
+    for file in [target, *(inspected.sheets if inspected.written else [])]:
         if file.exists():
             raise UserError(f"{file} already exists: choose another name with --out, or delete it")
-    chosen = plan_first_run(found)
-    print_init_survey(found, chosen)
-    if found.written:
-        write_whole(found.sheets[0], found.written.encode())
+    chosen = plan_first_run(inspected)
+    print_init_survey(inspected, chosen)
+    if inspected.written:
+        write_whole(inspected.sheets[0], inspected.written.encode())
     options = {"--images": images, "--out": str(out or "")}
     typed = [*map(str, paths), *(word for pair in options.items() if pair[1] for word in pair)]
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
     run_one = f"feddraw run {shown}"
     compare_methods = f"feddraw compare {shown}"
-    if unusable_rows(found):
+    if unusable_rows(inspected):
         # The file keeps skip_bad = false: that rows are left out is a decision to take knowingly.
         run_one = f"feddraw run {shown} --set data.skip_bad=true"
         compare_methods = f"feddraw compare {shown} --set data.skip_bad=true"
-    text = experiment_file_text(found, chosen, command, run_one)
+    text = experiment_file_text(inspected, chosen, command, run_one)
     write_whole(target, text.encode())
-    written = [*(found.sheets if found.written else []), target]
+    written = [*(inspected.sheets if inspected.written else []), target]
     print_line(
         f"wrote {' and '.join(map(str, written))}: read {target}, then run  {run_one}  or "
         f" {compare_methods}"
     )
 
 
-def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
+def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.label_table import describe_row_problems
     from feddraw.experiment.init_own_data import clients_in_words
@@ -80,7 +80,7 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     out.print(
         table(
             ["what", "column"],
-            [[kind, name or "none found"] for kind, name in found.columns.items()],
+            [[kind, name or "none found"] for kind, name in inspected.columns.items()],
             left=2,
         )
     )
@@ -92,45 +92,46 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
         "unknown: uncertain",
         "unknown: no column",
     ]
-    shown = len(header) - (len(found.sheets) == 1)
+    shown = len(header) - (len(inspected.sheets) == 1)
     rows = [
         [name, *(f"{count:,}" for count in counts.values())]
-        for name, counts in found.marks().items()
+        for name, counts in inspected.marks().items()
     ]
     out.print(table(header[:shown], [row[:shown] for row in rows]))
-    if found.images is not None:
-        out.print(f"images: {found.images}")
-    for guess in found.guesses:
+    if inspected.images is not None:
+        out.print(f"images: {inspected.images}")
+    for guess in inspected.guesses:
         out.print(f"note: {guess}")
-    if any(counts[code] for counts in found.marks().values() for code in (-2, -1)):
+    if any(counts[code] for counts in inspected.marks().values() for code in (-2, -1)):
         out.print(
             "note: blank and uncertain labels count as unknown; data.blank and data.uncertain"
             " change this"
         )
-    rows = [["all images", *(f"{count:,}" for count in found.sizes())]]
+    rows = [["all images", *(f"{count:,}" for count in inspected.sizes())]]
     rows += [
-        [name, *(f"{count:,}" for count in counts)] for name, counts in found.positives().items()
+        [name, *(f"{count:,}" for count in counts)]
+        for name, counts in inspected.positives().items()
     ]
     out.print(table(["images with", "train", "validation", "test"], rows))
-    out.print(f"clients: {clients_in_words(found, chosen)}")
-    for sentence in found.class_notes():
+    out.print(f"clients: {clients_in_words(inspected, chosen)}")
+    for sentence in inspected.class_notes():
         out.print(f"note: {sentence}")
-    if unlabelled := list(found.unlabelled()):
+    if unlabelled := list(inspected.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
-    if names := inspected_findings_without_auc(found):
+    if names := inspected_findings_without_auc(inspected):
         out.print(
             f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for"
             " it there"
         )
-    for note in found.table.notes:
+    for note in inspected.table.notes:
         out.print(f"note: {note}")
-    if problems := unusable_rows(found):
-        total = len(found.table.labels) + len(found.table.problems)
-        said = describe_row_problems(found.sheets[0].name, problems, total)
-        out.print(f"note: {said}; data.skip_bad leaves them out")
-    there = len(found.table.paths) - len(found.missing)
-    if found.tried < there:
+    if problems := unusable_rows(inspected):
+        total = len(inspected.table.labels) + len(inspected.table.problems)
+        unusable = describe_row_problems(inspected.sheets[0].name, problems, total)
+        out.print(f"note: {unusable}; data.skip_bad leaves them out")
+    there = len(inspected.table.paths) - len(inspected.missing)
+    if inspected.tried < there:
         out.print(
-            f"note: {found.tried:,} of {there:,} images were opened; the first run names any other"
-            " that cannot be read"
+            f"note: {inspected.tried:,} of {there:,} images were opened; the first run names any"
+            " other that cannot be read"
         )

@@ -43,7 +43,7 @@ class Facts:
     sizes: Column  # (clients,), images, within the policy's limits
     labelled: NDArray[np.bool_] | None = None  # (clients, outputs); None where all label all
     # What a rule made of the first of two sums (`AfterFirstSum.conclude`).
-    told: Column = field(default_factory=lambda: np.zeros(0))
+    concluded: Column = field(default_factory=lambda: np.zeros(0))
 
     @property
     def priors(self) -> Column:
@@ -275,7 +275,9 @@ class Weights:
 
     def times(self, scale: Callable[[Column], Column]) -> tuple[Column, list[Segment]]:
         """The weights and the pieces' weights after a function; a piece without any keeps zeros."""
-        segments = [(span, scale(own) if own.any() else own) for span, own in self.segments]
+        segments = [
+            (span, scale(values) if values.any() else values) for span, values in self.segments
+        ]
         return scale(self.values), segments
 
 

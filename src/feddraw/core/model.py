@@ -214,11 +214,11 @@ class Model:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Name to array, in the network's order, then what is frozen: a state dict in numpy."""
         vectors = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
-        found = {
+        arrays = {
             e.name: vectors[e.kind][e.span].reshape(e.shape).astype(e.dtype)
             for e in self.layout.entries
         }
-        return found | dict(self.layout.frozen)
+        return arrays | dict(self.layout.frozen)
 
     def joined(self) -> Vector:
         """Parameters, then floating buffers: a whole model as a client remembers it."""

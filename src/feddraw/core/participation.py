@@ -54,8 +54,8 @@ class Participation:
                 'participation.plan and participation.sampler = "plan" go together: set both or'
                 " none"
             )
-        joins = _participation_rounds("joins", self.joins)
-        leaves = _participation_rounds("leaves", self.leaves)
+        joins = _rounds_by_client("joins", self.joins)
+        leaves = _rounds_by_client("leaves", self.leaves)
         for client in chain(*_turns_of_plan(self.plan), joins, leaves):
             if client not in clients:
                 raise unknown("clients", client, clients)
@@ -70,8 +70,8 @@ class Participation:
         """Clients that could be asked: those that have joined and not left, in a plan those whose
         turn it is.
         """
-        joins = _participation_rounds("joins", self.joins)
-        leaves = _participation_rounds("leaves", self.leaves)
+        joins = _rounds_by_client("joins", self.joins)
+        leaves = _rounds_by_client("leaves", self.leaves)
         turns = _turns_of_plan(self.plan)
         turn = set(turns[round % len(turns)] if turns else clients)
         there = [
@@ -122,14 +122,14 @@ def _turns_of_plan(plan: str) -> list[list[str]]:
     return turns if plan.strip() else []
 
 
-def _participation_rounds(what: str, text: str) -> dict[str, int]:
+def _rounds_by_client(what: str, text: str) -> dict[str, int]:
     """'C4=5, C2=3' as a dict."""
-    found = {}
+    rounds = {}
     for item in filter(str.strip, text.split(",")):
         name, _, number = item.rpartition("=")
         if not re.fullmatch(r" *[0-9]{1,9} *", number):
             raise UserError(
                 f"participation.{what} must read like 'C4=5, C2=3' (client = round), not '{text}'"
             )
-        found[name.strip()] = int(number)
-    return found
+        rounds[name.strip()] = int(number)
+    return rounds

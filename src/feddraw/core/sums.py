@@ -129,10 +129,10 @@ def segments_of_sum(
     the rest.
     """
     end = 0
-    for span, own in sorted(segments, key=lambda segment: segment[0].start):
+    for span, values in sorted(segments, key=lambda segment: segment[0].start):
         if span.start > end:
             yield slice(end, span.start), column
-        yield span, own
+        yield span, values
         end = span.stop
     if end < length:
         yield slice(end, length), column
@@ -180,8 +180,8 @@ def summed_by(numbers: int) -> str:
         return "numpy: no C compiler"
     if compiled_sums() is None:
         return "numpy: cc cannot compile sums.c"
-    about = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
-    return f"sums.c: {(about.stdout.splitlines() or ['cc'])[0]}"
+    version = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
+    return f"sums.c: {(version.stdout.splitlines() or ['cc'])[0]}"
 
 
 @cache

@@ -112,7 +112,7 @@ class SelfScored(Weighting):
         """The score that stands for the weight one where clients weigh themselves under masks."""
         return max(self.score_range(facts, place)[1] for place in range(len(facts.sizes)))
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
         """What a server can say about weights that clients at these places gave themselves."""
         return {}
 
@@ -178,8 +178,8 @@ class AfterFirstSum(SelfScored):
     def conclude(
         self, total: Column, facts: Facts, places: Sequence[int], state: State
     ) -> tuple[Column, Parts, State]:
-        """From the sum over the clients at some places: what all are told (`Facts.told`), parts
-        for the ledger, and the next state.
+        """From the sum over the clients at some places: what follows from it, and all are told
+        (`Facts.concluded`), parts for the ledger, and the next state.
         """
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
@@ -188,8 +188,8 @@ class AfterFirstSum(SelfScored):
         views = cohort.views()
         contributions = [self.contribute(views[place], facts, place) for place in places]
         total = np.sum(contributions, axis=0)
-        told, common, state = self.conclude(total, facts, places, state)
-        weights = self._weigh_by_scores(cohort, replace(facts, told=told))
+        concluded, common, state = self.conclude(total, facts, places, state)
+        weights = self._weigh_by_scores(cohort, replace(facts, concluded=concluded))
         return replace(weights, parts={**weights.parts, **common}), state
 
 
@@ -237,7 +237,7 @@ class BySize(SelfScored):
         score = math.log(facts.sizes[place])
         return score, score
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)]}
 
 

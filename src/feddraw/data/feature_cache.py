@@ -117,7 +117,7 @@ class FeatureEntry:
         return self.folder / "checksums.bin"
 
     @property
-    def about_file(self) -> Path:
+    def description_file(self) -> Path:
         return self.folder / "about.json"
 
     @cached_property
@@ -140,23 +140,27 @@ class FeatureEntry:
             checksums[: len(there)] = there
         return checksums
 
-    def _about(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         try:
-            about = json.loads(self.about_file.read_text())
+            description = json.loads(self.description_file.read_text())
         except (OSError, ValueError, RecursionError):
             return {}
-        return about if isinstance(about, dict) else {}
+        return description if isinstance(description, dict) else {}
 
     def is_trusted(self) -> bool:
         """Whether the files are as they were when the last rows had been written, by this
         network.
         """
-        about = self._about()
-        return bool(about) and about.get("files") == self._stamps() and self._same_network(about)
+        description = self._description()
+        return (
+            bool(description)
+            and description.get("files") == self._stamps()
+            and self._same_network(description)
+        )
 
-    def _same_network(self, about: Mapping[str, Any]) -> bool:
+    def _same_network(self, description: Mapping[str, Any]) -> bool:
         try:
-            before = np.array(about["of_noise"], np.float32)
+            before = np.array(description["of_noise"], np.float32)
         except (KeyError, TypeError, ValueError):
             return False
         if before.shape != self.of_noise.shape:
@@ -175,8 +179,8 @@ class FeatureEntry:
         """Files with a place for every row, before rows are written; what is damaged or of other
         code is dropped.
         """
-        about = self._about()
-        if about and not self._same_network(about):
+        description = self._description()
+        if description and not self._same_network(description):
             warnings.warn(
                 f"{self.folder} holds features of another version of this network's code: they are"
                 " computed again",
@@ -189,7 +193,7 @@ class FeatureEntry:
             with open_file(file, "ab", private=True) as opened:
                 if opened.tell() < width * self.rows:
                     opened.truncate(width * self.rows)
-        self._write_about([])  # until all rows are written
+        self._write_description([])  # until all rows are written
 
     def _drop_damaged(self) -> None:
         """Compare every row with its checksum."""
@@ -235,12 +239,13 @@ class FeatureEntry:
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
         close_to_others(self.folder, self.features_file, self.checksums_file)
-        self._write_about(self._stamps() or [])
+        self._write_description(self._stamps() or [])
 
-    def _write_about(self, stamps: list[list[int]]) -> None:
-        about = {"format": FEATURE_FORMAT, **vars(self.settings), "rows": self.rows}
+    def _write_description(self, stamps: list[list[int]]) -> None:
+        description = {"format": FEATURE_FORMAT, **vars(self.settings), "rows": self.rows}
         write_entry_json(
-            self.about_file, {**about, "files": stamps, "of_noise": self.of_noise.tolist()}
+            self.description_file,
+            {**description, "files": stamps, "of_noise": self.of_noise.tolist()},
         )
 
 

@@ -61,8 +61,9 @@ def extrapolated_speeds(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
     more = list(speeds)
     teams = {(speed.device, speed.workers) for speed in speeds if speed.workers > 1}
     for device, workers in teams:
-        alone = {one.task: one for one in speeds if (one.device, one.workers) == (device, 1)}
-        team = {one.task: one for one in speeds if (one.device, one.workers) == (device, workers)}
+        timed = [speed for speed in speeds if speed.device == device]
+        alone = {speed.task: speed for speed in timed if speed.workers == 1}
+        team = {speed.task: speed for speed in timed if speed.workers == workers}
         slowdowns = [
             speed.cost.step / alone[task].cost.step for task, speed in team.items() if task in alone
         ]

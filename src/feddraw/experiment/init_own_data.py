@@ -37,11 +37,11 @@ class FirstRun:
     minutes: float
 
 
-def plan_first_run(found: InspectedData, processors: int | None = None) -> FirstRun:
+def plan_first_run(inspected: InspectedData, processors: int | None = None) -> FirstRun:
     """Settings for a first run of some minutes."""
-    sites = found.large_sites
+    sites = inspected.large_sites
     natural = len(sites) > 1
-    images = found.sizes()[0]
+    images = inspected.sizes()[0]
     clients = len(sites) if natural else 4
     smallest = min(sites.values()) if natural else images // 8
     batch = next((size for size in (64, 32, 16) if smallest >= 4 * size), 8)
@@ -50,7 +50,9 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
         px: ROUNDS * FIRST_RUN_EPOCHS * images / 64 * step / busy
         for px, step in STEP_SECONDS.items()
     }
-    fitting = [px for px in STEP_SECONDS if px <= found.pixels and seconds[px] <= FIRST_RUN_SECONDS]
+    fitting = [
+        px for px in STEP_SECONDS if px <= inspected.pixels and seconds[px] <= FIRST_RUN_SECONDS
+    ]
     size = max(fitting, default=min(STEP_SECONDS))
     holdout = 0.2 if smallest >= ENOUGH_TO_HOLD_BACK else 0.0
     return FirstRun(
@@ -58,7 +60,9 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
     )
 
 
-def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, run_it: str) -> str:
+def experiment_file_text(
+    inspected: InspectedData, chosen: FirstRun, command: str, run_it: str
+) -> str:
     """The experiment file, with a comment for everything that one may want to change.
 
     `command` is what was typed to write it, `run_it` what to type to run it.
@@ -85,10 +89,10 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, r
         ),
         "",
         "[data]",
-        *data_section(found, chosen),
+        *data_section(inspected, chosen),
         "",
         "[scenario]",
-        *init_scenario_section(found, chosen),
+        *init_scenario_section(inspected, chosen),
         "",
         "[model]",
         toml_line(
@@ -113,52 +117,54 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, r
     return "\n".join(lines) + "\n"
 
 
-def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
+def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
     names = {
         "split": "training, validation, test",
         "site": "hospital of the image",
         "patient": "kept in one split",
     }
     yield toml_line("name", "folder", "a table and image files")
-    tables = [path_in_toml(sheet) for sheet in found.sheets]
-    one = "the table; relative paths start where the command is typed"
-    several = "one table per site; a finding that a table lacks is unknown there"
-    yield toml_line("path", tables if tables[1:] else tables[0], several if tables[1:] else one)
-    if found.images is not None:
+    tables = [path_in_toml(sheet) for sheet in inspected.sheets]
+    one_table = "the table; relative paths start where the command is typed"
+    several_tables = "one table per site; a finding that a table lacks is unknown there"
+    yield toml_line(
+        "path", tables if tables[1:] else tables[0], several_tables if tables[1:] else one_table
+    )
+    if inspected.images is not None:
         yield toml_line(
-            "images", path_in_toml(found.images), "the folder that its paths start from"
+            "images", path_in_toml(inspected.images), "the folder that its paths start from"
         )
-    yield toml_line("path_column", found.columns["path"], "PNG, JPEG or DICOM files")
+    yield toml_line("path_column", inspected.columns["path"], "PNG, JPEG or DICOM files")
     for kind, meaning in names.items():
-        if found.columns[kind]:
-            yield toml_line(f"{kind}_column", found.columns[kind], meaning)
-    if not found.columns["split"]:
+        if inspected.columns[kind]:
+            yield toml_line(f"{kind}_column", inspected.columns[kind], meaning)
+    if not inspected.columns["split"]:
         yield toml_line(
             "shares",
             [0.7, 0.1, 0.2],
             "training, validation, test: by patient, each finding in proportion",
         )
     yield "findings = ["
-    for name, counts in found.marks().items():
-        said = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
+    for name, counts in inspected.marks().items():
+        counted = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
         unclear = [
             f"{counts[code]:,} {word}" for code, word in UNCLEAR_CELLS.items() if counts[code]
         ]
         yield (
             f"  {json.dumps(name, ensure_ascii=False)},".ljust(31)
-            + f" # {', '.join([said, *unclear])}"
+            + f" # {', '.join([counted, *unclear])}"
         )
     yield "]"
-    first = json.dumps(next(iter(found.marks())), ensure_ascii=False)
-    each = f'unknown, negative, positive, or {{ {first} = "negative" }}'
+    first = json.dumps(next(iter(inspected.marks())), ensure_ascii=False)
+    choices = f'unknown, negative, positive, or {{ {first} = "negative" }}'
     totals = {
-        code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR_CELLS
+        code: sum(counts[code] for counts in inspected.marks().values()) for code in UNCLEAR_CELLS
     }
-    yield toml_line("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {each}")
+    yield toml_line("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {choices}")
     yield toml_line(
         "uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above"
     )
-    if bad := len(unusable_rows(found)):
+    if bad := len(unusable_rows(inspected)):
         yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
     yield toml_line("clahe", False, "equalise contrast, as the paper does")
@@ -169,8 +175,8 @@ def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     )
 
 
-def init_scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
-    yield toml_line("name", chosen.scenario, clients_in_words(found, chosen))
+def init_scenario_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
+    yield toml_line("name", chosen.scenario, clients_in_words(inspected, chosen))
     if chosen.scenario == "by_site":
         yield toml_line(
             "minimum", MIN_SITE_IMAGES, "training images below which a site is left out"
@@ -179,32 +185,34 @@ def init_scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[st
     yield toml_line(
         "clients", chosen.clients, "other scenarios are iid and dirichlet: feddraw list scenarios"
     )
-    if found.columns["patient"]:
+    if inspected.columns["patient"]:
         yield toml_line("patient_disjoint", True, "all images of a patient at one client")
 
 
-def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
+def clients_in_words(inspected: InspectedData, chosen: FirstRun) -> str:
     """Who the clients are, who is left out, and why the table's sites are not the clients where
     they are not.
     """
     if chosen.scenario == "by_site":
-        said = f"each site is a client: {sites_in_words(found.large_sites)}"
+        sites = f"each site is a client: {sites_in_words(inspected.large_sites)}"
         small = {
-            site: count for site, count in found.sites.items() if site not in found.large_sites
+            site: count
+            for site, count in inspected.sites.items()
+            if site not in inspected.large_sites
         }
-        return said + (
+        return sites + (
             f"; left out, under {MIN_SITE_IMAGES} training images: {sites_in_words(small)}"
             if small
             else ""
         )
     few = (
         f"fewer than two sites have {MIN_SITE_IMAGES} training images"
-        f" ({sites_in_words(found.sites)})"
+        f" ({sites_in_words(inspected.sites)})"
     )
     none = "no column with sites was found"
-    if not found.written:
+    if not inspected.written:
         none += ' (if there is one, name it: data.site_column, and scenario.name = "by_site")'
-    why = few if found.sites else none
+    why = few if inspected.sites else none
     return f"{why}, so the images are split into {chosen.clients} simulated clients of unequal size"
 
 

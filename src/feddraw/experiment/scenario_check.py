@@ -76,18 +76,18 @@ def check_scenario(
             models[update.client] = update.model
             if on_update is not None:
                 on_update(0, update)
-        found = []
+        trained = []
         for client, name in enumerate(names):
             scores = engine.predict(models[client], validation)
             areas = {
-                one: metrics.auc(scores[:, c], truth[:, c])
-                for c, one in enumerate(setup.dataset.findings)
+                finding: metrics.auc(scores[:, c], truth[:, c])
+                for c, finding in enumerate(setup.dataset.findings)
             }
             size = len(setup.trainer.shards[client])
-            found.append(
+            trained.append(
                 TrainedAlone(name, size, client in small, metrics.macro(areas.values()), areas)
             )
-    return ScenarioCheck(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
+    return ScenarioCheck(setup.partition.scenario, steps, tuple(trained[:-1]), trained[-1])
 
 
 def _with_clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:

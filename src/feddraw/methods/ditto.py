@@ -35,10 +35,12 @@ class DittoClient(Local):
     def end(
         self, job: Job, update: Update, memory: Memory, client: Client
     ) -> tuple[dict[str, Vector], Memory]:
-        own = self.personal(job.model, memory)
+        personal = self.personal(job.model, memory)
         # pull · (v - x) is a pull to where v begins, and a constant
-        correction = Correction(linear=self.pull * (own.params - job.model.params), pull=self.pull)
-        return {}, {"own": client.trained(own, correction).joined()}
+        correction = Correction(
+            linear=self.pull * (personal.params - job.model.params), pull=self.pull
+        )
+        return {}, {"own": client.trained(personal, correction).joined()}
 
     def personal(self, shown: Model, memory: Memory) -> Model:
         return shown.with_joined(memory["own"]) if "own" in memory else shown

@@ -42,7 +42,7 @@ class FedCavWeighting(AfterFirstSum):
         return mean_loss, {}, state
 
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
-        mean_loss = float(facts.told[0])
+        mean_loss = float(facts.concluded[0])
         clipped = min(client.number("loss"), mean_loss)
         return clipped - mean_loss, {"reputation": clipped}
 

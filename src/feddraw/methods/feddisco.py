@@ -76,7 +76,7 @@ class FedDiscoWeighting(AfterFirstSum):
         return total, {}, state
 
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
-        far = discrepancy(_label_counts(client), self.metric, total=float(facts.told[0]))[0]
+        far = discrepancy(_label_counts(client), self.metric, total=float(facts.concluded[0]))[0]
         prior = float(facts.priors[place])
         weight = max(0.0, prior - self.a * float(far) + self.b)
         log_weight = math.log(weight) if weight else -math.inf
@@ -85,9 +85,9 @@ class FedDiscoWeighting(AfterFirstSum):
     def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
         return -math.inf, math.log(facts.priors[place] + self.b)
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
         largest = float(facts.priors.max() + self.b)
-        return {"prior": facts.priors[list(places)], "reputation": own * largest}
+        return {"prior": facts.priors[list(places)], "reputation": own_weights * largest}
 
 
 def _label_counts(client: ClientView) -> Floats:

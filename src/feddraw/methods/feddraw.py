@@ -61,8 +61,8 @@ class DualReputationAnnealing(SelfScored):
     def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
         return score_range_of(self.annealing, facts, place)
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
-        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own_weights, self.reference(facts), self.annealing, facts, places)
 
 
 def similarity_to_sent(client: ClientView, layer: str, part: LayerPart) -> float:
@@ -105,7 +105,7 @@ def score_range_of(annealing: Annealing, facts: Facts, place: int) -> tuple[floa
 
 
 def parts_of_weights(
-    own: Column, reference: float, annealing: Annealing, facts: Facts, places: Sequence[int]
+    own_weights: Column, reference: float, annealing: Annealing, facts: Facts, places: Sequence[int]
 ) -> Parts:
     """Reputation and similarity as they follow from weights, in rounds that depend on them."""
     gamma, beta = annealing.at(facts.round, facts.rounds)
@@ -116,7 +116,7 @@ def parts_of_weights(
         "beta": beta,
     }
     if beta:
-        xi = (np.log(own) + reference) / beta
+        xi = (np.log(own_weights) + reference) / beta
         parts["reputation"] = xi
         if gamma < 1:
             parts["similarity"] = (xi - gamma * prior) / (1 - gamma)

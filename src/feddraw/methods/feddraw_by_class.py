@@ -59,8 +59,8 @@ class AnnealingByClass(ScoredByOutput):
     def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
         return score_range_of(self.annealing, facts, place)
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
-        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own_weights, self.reference(facts), self.annealing, facts, places)
 
 
 def feddraw_by_class(

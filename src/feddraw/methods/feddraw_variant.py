@@ -97,8 +97,8 @@ class OwnSignal(SelfScored):
     def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
         return score_range_of(self.annealing, facts, place)
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
-        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own_weights, self.reference(facts), self.annealing, facts, places)
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ class PacedSignal(AfterFirstSum):
         where = client.sent.layout.find("classifier")
         sent = client.sent.params[where]
         move = client.update.model.params[where].astype(np.float64) - sent
-        pace = float(facts.told[0]) / client.update.known_steps
+        pace = float(facts.concluded[0]) / client.update.known_steps
         similarity = masked_cosine(sent + pace * move, sent, client.learnt(where))
         return score_of(similarity, self.annealing, facts, place)
 
     def score_range(self, facts: Facts, place: int) -> tuple[float, float]:
         return score_range_of(self.annealing, facts, place)
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
-        return parts_of_weights(own, self.reference(facts), self.annealing, facts, places)
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return parts_of_weights(own_weights, self.reference(facts), self.annealing, facts, places)
 
 
 @dataclass(frozen=True)

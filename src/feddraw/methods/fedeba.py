@@ -54,7 +54,7 @@ class FedEbaWeighting(AfterFirstSum):
 
     def score(self, client: ClientView, facts: Facts, place: int) -> Score:
         loss = client.number("loss")
-        excess = min(HIGHEST_EXCESS, (loss - float(facts.told[0])) / self.temperature)
+        excess = min(HIGHEST_EXCESS, (loss - float(facts.concluded[0])) / self.temperature)
         prior = float(self._priors(facts)[place])
         return excess + math.log(prior), {"prior": prior, "reputation": loss}
 

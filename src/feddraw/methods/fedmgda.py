@@ -38,10 +38,10 @@ def shortest_combination(products: Floats, prior: Floats, epsilon: float) -> Flo
     sums_to_one = {"type": "eq", "fun": lambda v: v.sum() - 1, "jac": np.ones_like}
     how = {"constraints": sums_to_one, "method": "SLSQP", "options": {"ftol": 1e-12}}
     bounds = [(max(0.0, p - epsilon), min(1.0, p + epsilon)) for p in prior]
-    found = minimize(
+    shortest = minimize(
         lambda v: v @ products @ v, prior, jac=lambda v: 2 * products @ v, bounds=bounds, **how
     )
-    values = np.maximum(0, found.x)
+    values = np.maximum(0, shortest.x)
     return np.asarray(values / values.sum())
 
 

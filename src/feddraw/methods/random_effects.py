@@ -141,10 +141,10 @@ def corrected_distances(images: Floats, products: Floats, variances: Floats) -> 
 
 def distances_by_variance(images: Floats, products: Floats, variances: Floats) -> Floats:
     """The corrected ones as multiples of S², which is the unit of rho."""
-    found = estimate_effects(EffectSums.of(images, products, variances))
-    if found is None or not found.variance:
+    effects = estimate_effects(EffectSums.of(images, products, variances))
+    if effects is None or not effects.variance:
         return np.zeros(len(images))
-    return np.asarray(corrected_distances(images, products, variances) / found.variance)
+    return np.asarray(corrected_distances(images, products, variances) / effects.variance)
 
 
 def weights_by_rho(sizes: Floats, rho: float) -> Floats:
@@ -220,7 +220,7 @@ class RandomEffects(AfterFirstSum):
         log_weight = self._log_weight(facts, place)
         return log_weight, log_weight
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)]}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
@@ -229,7 +229,7 @@ class RandomEffects(AfterFirstSum):
         return replace(weights, parts={**weights.parts, **self.distances(cohort)}), state
 
     def _log_weight(self, facts: Facts, place: int) -> float:
-        rho = float(facts.told[0])
+        rho = float(facts.concluded[0])
         size = float(facts.sizes[place])
         return 0.0 if rho >= LARGEST_RHO else math.log(size / (1 + rho * size))
 

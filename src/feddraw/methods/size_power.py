@@ -28,7 +28,7 @@ class PowerOfSize(SelfScored):
         log_weight = self.power * math.log(facts.sizes[place])
         return log_weight, log_weight
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own_weights: Column, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)]}
 
 

@@ -412,8 +412,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _stop_without_steps(self) -> None:
         """Stop if the method computes with steps, and no client tells them."""
         models = self._models.values()
-        told = any(STEPS_KEY in model.meta for model in models)
-        if self._method.needs.steps and models and not told:
+        steps_known = any(STEPS_KEY in model.meta for model in models)
+        if self._method.needs.steps and models and not steps_known:
             raise self._failure(
                 f"{self.method} needs the clients' optimiser steps, and no site sends {STEPS_KEY}"
                 f" in its model's meta: {self._how_to_send_sizes()}"

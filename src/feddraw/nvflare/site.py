@@ -113,15 +113,15 @@ class Site:
         """Let the network have the job's frozen layers, from the model that came or from its own
         file.
         """
-        own = self.trainer.network.layout.frozen
-        sent = {name: arrays[name] for name in own if name in arrays}
+        frozen = self.trainer.network.layout.frozen
+        sent = {name: arrays[name] for name in frozen if name in arrays}
         if sent:
-            check_frozen_shapes(sent, own)
+            check_frozen_shapes(sent, frozen)
             agreed = frozen_digest(sent)
-        if not agreed or agreed == frozen_digest(own):
+        if not agreed or agreed == frozen_digest(frozen):
             return
         if self.backbone:
-            OwnLayers(self.backbone, lambda: own).check(agreed)
+            OwnLayers(self.backbone, lambda: frozen).check(agreed)
         if not sent:
             raise UserError(
                 f"the job's frozen layers (SHA-256 {one_line(agreed, 64)}) went out with its first"

@@ -146,9 +146,9 @@ def _form_refusal(update: Update, sent: Model) -> str:
     if update.model.layout is not sent.layout and update.model.layout != sent.layout:
         return "another network: its tensors differ in name, shape or type"
     for name in ("params", "buffers", "counters"):
-        own = getattr(update.model, name)
-        other = getattr(sent, name)
-        if reason := _array_refusal(name, own, other.shape, other.dtype):
+        array = getattr(update.model, name)
+        expected = getattr(sent, name)
+        if reason := _array_refusal(name, array, expected.shape, expected.dtype):
             return reason
     if update.labelled is None:
         return ""
@@ -173,11 +173,11 @@ def _numbers_refusal(update: Update, max_size: int) -> str:
 
 def _steps_refusal(update: Update, method: Method) -> str:
     """A client need not tell its steps, unless the method computes with them."""
-    said: Any = update.steps  # of whatever type a client has sent
-    if said is None:
+    steps: Any = update.steps  # of whatever type a client has sent
+    if steps is None:
         return NO_STEPS if method.needs.steps else ""
-    possible = isinstance(said, Integral) and 0 < int(said) <= MOST_STEPS
-    return "" if possible else f"{said!s:.20} steps: it has not trained"
+    possible = isinstance(steps, Integral) and 0 < int(steps) <= MOST_STEPS
+    return "" if possible else f"{steps!s:.20} steps: it has not trained"
 
 
 def finite_number(value: Any) -> bool:

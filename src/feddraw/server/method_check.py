@@ -283,17 +283,17 @@ def secure_clients_give_the_same_weights(made: MadeUpFederation) -> str:
         return "it is said to be secure, but its clients cannot score themselves"
     cohort = made.round().cohort(made.updates)
     expected, _ = weigh_cohort(weighting, cohort, made.state["weighting"])
-    facts = _told(weighting, cohort.facts(), made)
+    facts = _facts_after_first_sum(weighting, cohort.facts(), made)
     views = cohort.views()
-    own = np.array([own_weight(weighting, views[i], facts, i) for i in range(len(views))])
-    for place, weight in enumerate(own):
+    own_weights = np.array([own_weight(weighting, views[i], facts, i) for i in range(len(views))])
+    for place, weight in enumerate(own_weights):
         low, high = own_weight_range(weighting, facts, place)
         if not low - CLOSE <= weight <= high + CLOSE:
             return (
                 f"{CLIENTS[place]} has exp(score) = {weight:.6g} times the reference, outside of"
                 f" what score_range allows: {low:.6g} to {high:.6g}"
             )
-    apart = np.abs(own / own.sum() - expected.values).max()
+    apart = np.abs(own_weights / own_weights.sum() - expected.values).max()
     return "" if apart <= CLOSE else f"weights that differ by {apart:.2g}"
 
 
@@ -334,15 +334,15 @@ class _SumsOnly(Sums):
         return self.summed.extra_by(name, by, span)
 
 
-def _told(weighting: SelfScored, facts: Facts, made: MadeUpFederation) -> Facts:
+def _facts_after_first_sum(weighting: SelfScored, facts: Facts, made: MadeUpFederation) -> Facts:
     """The facts after the first of two sums, where the rule has two."""
     if not isinstance(weighting, AfterFirstSum):
         return facts
     views = made.round().cohort(made.updates).views()
     places = range(len(views))
     total = np.sum([weighting.contribute(views[i], facts, i) for i in places], axis=0)
-    told, _, _ = weighting.conclude(total, facts, places, made.state["weighting"])
-    return replace(facts, told=told)
+    concluded, _, _ = weighting.conclude(total, facts, places, made.state["weighting"])
+    return replace(facts, concluded=concluded)
 
 
 def a_policy_holds(made: MadeUpFederation) -> str:
@@ -394,7 +394,7 @@ def check_method(method: Method) -> list[Property]:
     A rule that does not return weights is refused: every property would say the same.
     """
     not_applicable = _not_applicable(method)
-    found = []
+    properties = []
     for name, check in PROPERTIES.items():
         try:
             wrong = check(MadeUpFederation.of(method))
@@ -404,15 +404,17 @@ def check_method(method: Method) -> list[Property]:
             wrong = str(error)
         except Exception as error:  # somebody's own code may raise anything
             wrong = f"{type(error).__name__}: {error}"
-        found.append(Property(name, wrong, applies=name not in not_applicable))
-    return found
+        properties.append(Property(name, wrong, applies=name not in not_applicable))
+    return properties
 
 
 def _difference(first: RoundResult, second: RoundResult, *, exactly: bool) -> str:
     """What differs between two results of one round."""
-    for one, other in zip(first.ledger, second.ledger, strict=True):
-        if abs(one.weight - other.weight) > (0.0 if exactly else CLOSE):
-            return f"{one.client} has the weight {one.weight:.12g}, and {other.weight:.12g}"
+    for entry, same_entry in zip(first.ledger, second.ledger, strict=True):
+        if abs(entry.weight - same_entry.weight) > (0.0 if exactly else CLOSE):
+            return (
+                f"{entry.client} has the weight {entry.weight:.12g}, and {same_entry.weight:.12g}"
+            )
     if exactly and not np.array_equal(first.model.params, second.model.params):
         return "other bits in the model"
     if not np.allclose(first.model.params, second.model.params, atol=1e-5):

@@ -48,19 +48,19 @@ def layout_of_arrays(
     for if `ask`.
     """
     tensors = [
-        (name, _tensor_kind(name, one), tuple(one.shape), str(one.dtype))
-        for name, one in arrays.items()
+        (name, _tensor_kind(name, array), tuple(array.shape), str(array.dtype))
+        for name, array in arrays.items()
     ]
     layout = Layout.of(tensors, "")
     params = [entry for entry in layout.entries if entry.kind == "param"]
     if not params:
         raise UserError("the initial arrays hold no parameters: give a state dict")
-    found = (
+    last_layers = (
         choose_classifier(params, classifier, outputs)
         if classifier or ask
         else likely_classifier(params, outputs)
     )
-    return replace(layout, classifier=found)
+    return replace(layout, classifier=last_layers)
 
 
 def _tensor_kind(name: str, array: Tensorlike) -> Kind:
@@ -79,11 +79,11 @@ def plain_arrays(params: Any) -> Arrays:
         kind = type(params).__name__
         hint = ": give its state_dict()" if hasattr(params, "state_dict") else ""
         raise TypeError(f"of type {kind}, no state dict of arrays by name{hint}")
-    found = {
+    loaded = {
         name: value.materialize() if hasattr(value, "materialize") else value
         for name, value in params.items()
     }
-    return {name: as_numpy(value) for name, value in found.items()}
+    return {name: as_numpy(value) for name, value in loaded.items()}
 
 
 def as_numpy(value: Any) -> NDArray[Any]:
@@ -122,13 +122,13 @@ def flatten_state_dict(params: Arrays, layout: Layout) -> Model:
     return model
 
 
-def _names_refusal(own: Set[str], sent: Set[str]) -> str:
+def _names_refusal(updated: Set[str], sent: Set[str]) -> str:
     """How the names of a client's tensors differ from those that were sent."""
-    if not own:
+    if not updated:
         return f"it has no tensors where {len(sent)} were sent"
     differences = []
-    if missing := sorted(sent - own):
+    if missing := sorted(sent - updated):
         differences.append(f"{len(missing)} of {len(sent)} are missing, such as {missing[0]}")
-    if added := sorted(map(str, own - sent)):
+    if added := sorted(map(str, updated - sent)):
         differences.append(f"{len(added)} were not sent, such as {added[0]:.60}")
     return f"its tensors have other names: {', '.join(differences)}"

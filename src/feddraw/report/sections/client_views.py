@@ -27,7 +27,7 @@ COMPARED_WITH = {ALONE: "vs training alone", FEDAVG: "vs FedAvg"}
 
 
 @dataclass(frozen=True)
-class ClientView:
+class ClientDifferences:
     """How a method does for one client: its AUC, and differences to the methods that it is compared
     with.
     """
@@ -82,7 +82,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
 
 def client_views(
     runs: Sequence[RecordedRun], draws: PatientBootstrap, replicates: int
-) -> list[ClientView]:
+) -> list[ClientDifferences]:
     """Of every client that kept images back, for every method that is no reference."""
     kept = {}
     for run in runs:
@@ -109,7 +109,7 @@ def client_views(
         areas = dict(zip(methods, rows, strict=True))
         for method in compared:
             views.append(
-                ClientView(
+                ClientDifferences(
                     client=client,
                     method=method,
                     images=images,
@@ -162,7 +162,7 @@ def differences_on_all_patients(
 # ---------------------------------------------------------------------------------- words and cells
 
 
-def _in_words(view: ClientView) -> str:
+def _in_words(view: ClientDifferences) -> str:
     sentences = [f"{view.client} with {view.method}"]
     populations = {"On its own patients": view.own, "On all patients": view.common}
     for population, differences in populations.items():
@@ -191,7 +191,7 @@ def _gain_or_loss(difference: Interval, compared: str) -> str:
     )
 
 
-def _row(view: ClientView) -> list[Cell]:
+def _row(view: ClientDifferences) -> list[Cell]:
     return [
         Cell(view.client),
         Cell(view.method),

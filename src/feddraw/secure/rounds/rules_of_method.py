@@ -193,7 +193,7 @@ def why_weights_do_not_fit(method: Method, facts: Facts) -> str:
     """Why sizes and settings allow weights that are too small to be exact; empty where they do
     not, or where it is known only when the weights are.
     """
-    if secure_sums(method) == 2 and not len(facts.told):
+    if secure_sums(method) == 2 and not len(facts.concluded):
         return ""
     rule = weighting_of(method)
     ranges = [rule.score_range(facts, place) for place in range(len(facts.sizes))]
