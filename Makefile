@@ -70,10 +70,11 @@ mutants: .venv/installed-dev
 	$(subst .venv/,.venv-federation/,$(PIP)) --editable '.[dev,densenet,dicom,simulation]'
 	@touch $@
 
-# Federations of real processes, killed, starved, interrupted and attacked, and Flower's simulation on Ray; some forty
-# minutes. The tests of strangers need nginx (apt install nginx).
+# Federations of real processes, killed, starved, interrupted and attacked, and Flower's simulation on Ray. They mostly
+# wait, so three run at a time. The tests of strangers need nginx (apt install nginx).
 test-federation: .venv-federation/installed
-	FEDDRAW_FEDERATION=1 .venv-federation/bin/python -m pytest tests/federation tests/test_flower_deployment.py
+	FEDDRAW_FEDERATION=1 .venv-federation/bin/python -m pytest tests/federation tests/test_flower_deployment.py \
+		--numprocesses 3 --dist loadgroup --no-loadscope-reorder --durations 0
 
 # Every way to run every method, with the code of BASE and with this one, compared bit by bit; some eight minutes.
 # SAME_BITS='--quick', '--only serial,resume' or '--without secure' for a part of it.

@@ -15,6 +15,10 @@ import feddraw.system.workers
 from warm_workers import warm_multiprocessing
 
 SLOWEST = (
+    "test_tuesday.py",
+    "test_restarts.py",
+    "test_guide.py",
+    "test_deployments.py",
     "test_study.py",
     "test_engines.py",
     "test_report.py",

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -47,9 +48,9 @@ class Service:
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._address = str(folder / f"{name}.socket")
-        Path(self._address).unlink(missing_ok=True)
-        self._notified.bind(self._address)
+        # abstract, as the path of a test's folder may be longer than an address can be
+        self._address = f"@{uuid.uuid4()}"
+        self._notified.bind("\0" + self._address[1:])
         self._notified.settimeout(0.1)
         self._thread = threading.Thread(target=self._supervise, daemon=True)
 

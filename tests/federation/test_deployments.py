@@ -210,6 +210,7 @@ def started(port: str) -> list[str]:
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+one_at_a_time = pytest.mark.xdist_group("ray")  # Ray's own files are the machine's
 
 
 def simulate(method: str, folder: Path, **environment: str) -> None:
@@ -223,6 +224,7 @@ def simulate(method: str, folder: Path, **environment: str) -> None:
 
 
 @needs_ray
+@one_at_a_time
 @pytest.mark.parametrize("method", ["feddraw", "scaffold"])
 def test_flowers_simulation_on_ray_gives_the_same_bits(method: str, tmp_path: Path) -> None:
     simulate(method, tmp_path / "ray")
@@ -252,6 +254,7 @@ def cluster(nodes: int) -> Iterator[str]:
 
 
 @needs_ray
+@one_at_a_time
 def test_flowers_simulation_over_a_cluster_that_is_there_gives_the_same_bits(
     tmp_path: Path,
 ) -> None:
