@@ -67,7 +67,7 @@ def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_strange
             made.supernode(f"node{number}", f"partition-id={number}")
         made.stranger()
         said = made.run(
-            f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600
+            f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=1800
         )
         assert local.REFUSED in made.log("stranger")
         assert "SuperNode ID" not in made.log("stranger")

@@ -28,7 +28,7 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.system.file_reading import read_csv, read_json
 from feddraw.training.network_by_name import build_network
 from feddraw.training.own_frozen_layers import frozen_digest
-from test_flower_app import folders, hospitals, keyed, state  # noqa: F401 - fixtures
+from test_flower_app import NODES, config, folders, hospitals, keyed, state  # noqa: F401 - fixtures
 from test_frozen import half_frozen
 
 GROWTH = 8
@@ -149,6 +149,15 @@ def test_a_site_that_has_the_file_is_sent_no_frozen_tensor_and_the_bits_are_the_
     assert [sent.kind for sent in grids["file"].sent].count(QUESTION) == 3  # once for each node
     models = [(tmp_path / way / "model.safetensors").read_bytes() for way in grids]
     assert models[0] == models[1]
+
+
+def test_nodes_of_a_partition_have_the_frozen_part_by_the_runs_settings(tmp_path: Path) -> None:
+    run = config(rounds=1, out=str(tmp_path / "run"), **{"model.frozen": "body"})
+    grid = Watched(app, NODES, run)
+    serve_flower_run(grid, run)
+    assert [sent.kind for sent in grid.sent].count(QUESTION) == len(NODES)
+    assert grid.sent_layers() == set()
+    assert (tmp_path / "run" / "metrics.json").exists()
 
 
 def test_a_site_whose_file_has_another_hash_is_refused_in_a_line_and_the_others_go_on(

@@ -38,6 +38,7 @@ NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/us
 NAME = "local"  # of the connection in Flower's configuration
 FLOWER_VERSION = tuple(map(int, version("flwr").split(".")[:2]))
 SEVERAL_PORTS = FLOWER_VERSION < (1, 38)  # of a SuperLink: for nodes, for `flwr`, for its own apps
+LONGEST_START = 180.0  # seconds, on a machine that is busy with other things
 REFUSED = "the server does not accept this site's key"  # what a stranger's node says
 
 
@@ -219,7 +220,7 @@ class Federation:
         ports = {self.port, self.control}
         wait_for(
             lambda: all(map(answers, ports)) or link.poll() is not None,
-            60,
+            LONGEST_START,
             "the SuperLink does not answer",
         )
         if link.poll() is not None:
@@ -250,7 +251,9 @@ class Federation:
         self.start("nginx", str(NGINX), "-e", log, "-p", folder, "-c", settings)
         process = self.processes["nginx"]
         wait_for(
-            lambda: answers(self.door) or process.poll() is not None, 30, "nginx does not answer"
+            lambda: answers(self.door) or process.poll() is not None,
+            LONGEST_START,
+            "nginx does not answer",
         )
         if process.poll() is not None:
             raise SystemExit(f"nginx has ended: {self.log('nginx')}")
@@ -429,9 +432,7 @@ def show_stranger(made: Federation) -> None:
     outside.
     """
     key = made.stranger()
-    wait_for(
-        lambda: REFUSED in made.log("stranger"), 60, "the stranger was not refused within a minute"
-    )
+    wait_for(lambda: REFUSED in made.log("stranger"), LONGEST_START, "the stranger was not refused")
     print(f"stranger's node: {REFUSED}")
     commands: dict[str, list[str | Path]] = {
         "supernode list": [],
@@ -455,7 +456,13 @@ def knock(
     line = [str(Path(sys.executable).with_name("flwr")), command, *map(str, arguments), NAME]
     environment = made.environment | {"FLWR_HOME": str(home)}
     return subprocess.run(
-        line, env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=120
+        line,
+        env=environment,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_START,
     )
 
 

@@ -7,6 +7,9 @@ import shutil
 
 import pytest
 
+# Seconds that a test waits for what takes a few on a machine with nothing else to do.
+PATIENCE = 300.0
+
 LONG = pytest.mark.skipif(
     not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation"
 )

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
-from needed import LONG
+from needed import LONG, PATIENCE
 from safetensors.numpy import load_file
 
 from feddraw.experiment.run_preparation import prepare
@@ -53,7 +53,7 @@ def test_client_memory_crosses_rounds_and_processes(tmp_path: Path) -> None:
     """
     with script().federation(tmp_path / "federation", secure=False) as made:
         nodes(made)
-        made.run(f'{settings(rounds=2, method="scaffold")} nodes=3 out="run"', timeout=900)
+        made.run(f'{settings(rounds=2, method="scaffold")} nodes=3 out="run"', timeout=1800)
     expect_bits(tmp_path / "federation" / "run", tmp_path / "serial", rounds=2, method="scaffold")
 
 
@@ -67,7 +67,7 @@ def test_a_node_killed_in_mid_round_is_missing_and_the_round_goes_on(tmp_path: P
             os.killpg(made.processes["node2"].pid, signal.SIGKILL)
 
         threading.Thread(target=kill_when_training, daemon=True).start()
-        made.run(f'{settings(rounds=2)} nodes=2 timeout=240.0 out="run"', timeout=900)
+        made.run(f'{settings(rounds=2)} nodes=2 timeout=240.0 out="run"', timeout=1800)
     status = {
         (line["round"], line["client"]): line["status"]
         for line in read_csv(made.folder / "run" / "weights.csv")
@@ -93,7 +93,7 @@ def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_co
 
         def kill_in_the_second_round() -> None:
             local.wait_for(
-                (made.folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round"
+                (made.folder / "run" / "checkpoint" / "state.safetensors").is_file, 900, "no round"
             )
             began = made.log("node2").count("Received")
             while made.log("node2").count("Received") == began:
@@ -108,7 +108,7 @@ def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_co
                 time.sleep(30)
 
         threading.Thread(target=kill_in_the_second_round, daemon=True).start()
-        made.run(f'{settings(**experiment)} nodes=3 timeout=120.0 out="run"', timeout=900)
+        made.run(f'{settings(**experiment)} nodes=3 timeout=120.0 out="run"', timeout=1800)
     counted = {
         (int(line["round"]), line["client"])
         for line in read_csv(ledger)
@@ -146,14 +146,14 @@ def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
 
     def run_and_lose() -> None:
         with pytest.raises(SystemExit):
-            made.run(said, timeout=600)
+            made.run(said, timeout=1800)
 
     with local.federation(folder, **how) as made:
         nodes(made)
         threading.Thread(target=run_and_lose, daemon=True).start()
         local.wait_for(
             (folder / "run" / "checkpoint" / "state.safetensors").is_file,
-            400,
+            900,
             "no round was finished",
         )
         for process in local.descendants(
@@ -163,7 +163,7 @@ def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
                 os.kill(process, signal.SIGKILL)
     with local.federation(folder, **how) as made:
         nodes(made)
-        log = made.run(f"{said} {resumed}", timeout=900)
+        log = made.run(f"{said} {resumed}", timeout=1800)
     assert (folder / "run" / "model.safetensors").is_file(), log
     expect_bits(folder / "run", tmp_path / "serial", rounds=3, method="scaffold")
 
@@ -171,7 +171,7 @@ def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
 def test_too_few_nodes_are_a_clear_line_and_not_a_wait_for_ever(tmp_path: Path) -> None:
     with script().federation(tmp_path / "federation", secure=False) as made:
         nodes(made, 1)
-        said = made.run(f'{settings(rounds=1)} nodes=3 wait=15.0 out="run"', timeout=300)
+        said = made.run(f'{settings(rounds=1)} nodes=3 wait=15.0 out="run"', timeout=1800)
         command = [sys.executable, "-m", "feddraw", "operator", "sites", "--json"]
         listed = subprocess.run(
             command, capture_output=True, check=True, env=made.environment, text=True
@@ -185,18 +185,21 @@ def test_too_few_nodes_are_a_clear_line_and_not_a_wait_for_ever(tmp_path: Path) 
 
 
 def test_ctrl_c_stops_everything_that_the_script_started(tmp_path: Path) -> None:
+    local = script()
     command = [sys.executable, str(EXAMPLE), "--insecure", "--folder", str(tmp_path / "federation")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = process.stdout.readline().split(",")[0].rpartition(":")[2]
         assert "SuperNodes started" in process.stdout.readline()
-        time.sleep(10)  # the run is under way
-        assert started(port)
+        local.wait_for(lambda: runs_under_way(port), PATIENCE, "no run")
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert "everything that was started is stopped" in rest
-    time.sleep(3)
-    assert started(port) == []
+    local.wait_for(lambda: not started(port), PATIENCE, f"still there: {started(port)}")
+
+
+def runs_under_way(port: str) -> list[str]:
+    return [command for command in started(port) if "flwr-serverapp" in command]
 
 
 def started(port: str) -> list[str]:

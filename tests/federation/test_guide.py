@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from needed import LONG, NGINX
+from needed import LONG, NGINX, PATIENCE
 
 from feddraw.results.recorded_run import read_run
 from test_flower_deployment import script
@@ -173,7 +173,9 @@ class Reader:
         )
         ports = {"flower-superlink": self.superlink_port, "nginx": self.address.partition(":")[2]}
         if name in ports:
-            self.local.wait_for(lambda: self.local.answers(int(ports[name])), 60, f"no {name}")
+            self.local.wait_for(
+                lambda: self.local.answers(int(ports[name])), PATIENCE, f"no {name}"
+            )
 
     def start_site(self, line: str, site: str) -> None:
         line = line.replace("federation.toml", "federation/federation.toml")

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from needed import PATIENCE
 from test_guide import SITES, Reader, data, guide_lines, pytestmark  # noqa: F401
 
 from feddraw.results.recorded_run import read_run
@@ -46,7 +47,7 @@ def connections(made: Any, name: str = "node0") -> int:
 
 def wait_for_connections(made: Any, number: int, name: str = "node0") -> None:
     LOCAL.wait_for(
-        lambda: connections(made, name) >= number, 150, f"not connected: {made.log(name)}"
+        lambda: connections(made, name) >= number, PATIENCE, f"not connected: {made.log(name)}"
     )
 
 
@@ -80,17 +81,19 @@ def test_a_node_comes_back_when_its_process_is_killed_and_when_a_server_lost_its
     time.sleep(5)
     made.superlink()  # without its database: the key is not registered any more
     LOCAL.wait_for(
-        lambda: "the server has forgotten the node" in made.log("node0"), 60, made.log("node0")
+        lambda: "the server has forgotten the node" in made.log("node0"),
+        PATIENCE,
+        made.log("node0"),
     )
     LOCAL.wait_for(
-        lambda: made.log("node0").count("does not accept this site's key") > 1, 60, "no line"
+        lambda: made.log("node0").count("does not accept this site's key") > 1, PATIENCE, "no line"
     )
     made.register("node0")
     wait_for_connections(made, 3)
     assert made.processes["node0"].poll() is None  # the hospital has done nothing
 
     made.processes["node0"].send_signal(signal.SIGTERM)
-    assert made.processes["node0"].wait(timeout=30) == 0
+    assert made.processes["node0"].wait(timeout=PATIENCE) == 0
 
 
 def test_a_node_ends_with_the_process_that_keeps_it(made: Any) -> None:
@@ -99,7 +102,7 @@ def test_a_node_ends_with_the_process_that_keeps_it(made: Any) -> None:
     wait_for_connections(made, 1)
     family = psutil.Process(made.processes["node0"].pid).children(recursive=True)
     made.processes["node0"].kill()
-    gone, alive = psutil.wait_procs(family, timeout=30)
+    gone, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert gone
     assert not alive
 
@@ -208,7 +211,7 @@ def test_a_federation_of_service_units_survives_kills_of_server_site_and_databas
         machines.follow(line)
     sites = {name: machines.services[name] for name in SITES}
     for site in sites.values():
-        LOCAL.wait_for(lambda site=site: "SuperNode ID" in site.log, 120, site.log)
+        LOCAL.wait_for(lambda site=site: "SuperNode ID" in site.log, PATIENCE, site.log)
         assert "READY=1" in site.messages()
     assert container_health("site.Containerfile", {"9094": str(machines.site_ports["North"])}) == 0
     server = {"8000": str(machines.superlink_port), "/etc/feddraw": str(machines.server)}
@@ -217,21 +220,21 @@ def test_a_federation_of_service_units_survives_kills_of_server_site_and_databas
     # A database that is locked for longer than Flower waits: nodes are told 500, and stay.
     with closing(sqlite3.connect(machines.folder / "state" / "superlink.db")) as database:
         database.execute("BEGIN IMMEDIATE")
-        LOCAL.wait_for(lambda: "answers 500" in sites["North"].log, 60, sites["North"].log)
+        LOCAL.wait_for(lambda: "answers 500" in sites["North"].log, PATIENCE, sites["North"].log)
         database.rollback()
-    LOCAL.wait_for(lambda: "is over, after" in sites["North"].log, 60, sites["North"].log)
+    LOCAL.wait_for(lambda: "is over, after" in sites["North"].log, PATIENCE, sites["North"].log)
     # The SuperLink's own SuperExec does not: without it no run begins, and the health check sees it.
-    LOCAL.wait_for(lambda: not machines.is_healthy(), 60, "the health check sees nothing")
+    LOCAL.wait_for(lambda: not machines.is_healthy(), PATIENCE, "the health check sees nothing")
     machines.services["superlink"].kill()
-    LOCAL.wait_for(machines.is_healthy, 120, machines.services["superlink"].log)
+    LOCAL.wait_for(machines.is_healthy, PATIENCE, machines.services["superlink"].log)
 
     machines.follow("flwr run")
     checkpoint = machines.folder / "first-run" / "checkpoint" / "state.safetensors"
-    LOCAL.wait_for(checkpoint.is_file, 400, machines.services["run"].log)
+    LOCAL.wait_for(checkpoint.is_file, 900, machines.services["run"].log)
     machines.services["superlink"].kill()
     machines.services["run"].restart()  # its unit is PartOf the SuperLink's
     sites["South"].kill()
-    LOCAL.wait_for(lambda: machines.services["run"].finished, 900, machines.services["run"].log)
+    LOCAL.wait_for(lambda: machines.services["run"].finished, 1800, machines.services["run"].log)
 
     assert all(service.starts == 1 for name, service in sites.items() if name != "South")
     assert sites["South"].starts == 2

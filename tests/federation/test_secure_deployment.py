@@ -136,7 +136,7 @@ def test_an_unchanged_app_trains_while_a_node_is_killed_in_mid_round_and_no_mode
             target=kill_at, args=(made, "C4", 3), daemon=True
         )  # asked for its masked words
         killer.start()
-        said = made.run("num-server-rounds=2", timeout=900, app=app)
+        said = made.run("num-server-rounds=2", timeout=1800, app=app)
         assert not killer.is_alive()
     status = {
         (line["round"], line["client"]): line["status"]
@@ -182,5 +182,5 @@ def test_the_ready_app_under_secure_sums_gives_the_bits_of_the_serial_engine(
     small = {"rounds": 2, "secure": True, "scenario.clients": 4}
     with federation(tmp_path / "federation") as made:
         secured(made)
-        made.run(f'{settings(**small)} nodes=4 timeout=300.0 out="run"', timeout=900)
+        made.run(f'{settings(**small)} nodes=4 timeout=300.0 out="run"', timeout=1800)
     expect_bits(tmp_path / "federation" / "run", tmp_path / "serial", **small)

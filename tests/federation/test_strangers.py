@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from needed import LONG, NGINX
+from needed import LONG, NGINX, PATIENCE
 
 from test_flower_deployment import EXAMPLE, FILES, script
 
@@ -85,7 +85,7 @@ def made(tmp_path: Path) -> Iterator[Any]:
 
 
 def wait_for_connection(made: Any) -> None:
-    LOCAL.wait_for(lambda: "SuperNode ID" in made.log("node0"), 120, made.log("node0"))
+    LOCAL.wait_for(lambda: "SuperNode ID" in made.log("node0"), PATIENCE, made.log("node0"))
 
 
 def plain(text: str) -> str:
@@ -107,7 +107,9 @@ def test_a_stranger_with_the_address_and_ca_crt_can_neither_list_register_run_no
         "run", canary, LOCAL.NAME, "--run-config", "seconds=60"
     )  # the operator's, under way
     (run,) = re.findall(r"started run (\d+)", said)
-    LOCAL.wait_for((tmp_path / "ran-at-the-server").exists, 60, "the operator's run does not begin")
+    LOCAL.wait_for(
+        (tmp_path / "ran-at-the-server").exists, PATIENCE, "the operator's run does not begin"
+    )
     (tmp_path / "ran-at-the-server").unlink()
     refused("supernode", "list")
     refused("supernode", "register", key.with_name("own.key.pub"))
@@ -135,9 +137,9 @@ def test_a_stranger_cannot_have_a_node_not_even_without_a_key(made: Any, tmp_pat
         LOCAL.free_port(),
     ]
     made.start("nameless", "flower-supernode", *nameless)  # asks to be registered as what it is
-    assert made.processes["nameless"].wait(timeout=90)
+    assert made.processes["nameless"].wait(timeout=PATIENCE)
     assert "Exit Code: 305" in made.log("nameless")
-    assert made.processes["stranger"].wait(timeout=150) == 1
+    assert made.processes["stranger"].wait(timeout=PATIENCE) == 1
     last = made.log("stranger").partition("feddraw: ")[2].partition("\n")[0]
     assert last.startswith(LOCAL.REFUSED)
     assert "ask the operator to register its public half" in last
@@ -151,7 +153,7 @@ def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_i
     ran = tmp_path / "ran-at-the-site"
 
     def run() -> str:
-        return plain(made.run("seconds=0", app=canary, timeout=300))
+        return plain(made.run("seconds=0", app=canary, timeout=2 * PATIENCE))
 
     assert (
         "the node says: the site refuses the app: the operator has not signed this bundle" in run()
@@ -165,7 +167,7 @@ def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_i
     made.sign(canary)
     made.invite()
     made.processes["node0"].terminate()
-    made.processes["node0"].wait(timeout=30)
+    made.processes["node0"].wait(timeout=PATIENCE)
     made.supernode("node0", "partition-id=0", register=False)  # with the operator's new file
     wait_for_connection(made)
     assert "the node says: done" in run()
@@ -185,14 +187,17 @@ def test_the_tutorials_federation_gives_the_bits_of_its_command_in_one_process(
     said = ["--folder", "federation", "--run-config", 'rounds=2 out="run"', "--stranger"]
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True}
     shown = subprocess.run(
-        [sys.executable, EXAMPLE, *said], check=True, timeout=600, **options
+        [sys.executable, EXAMPLE, *said], check=True, timeout=4 * PATIENCE, **options
     ).stdout
     assert "4 SuperNodes started" in shown
     assert shown.count("stranger's flwr") == shown.count(": refused\n") == 3
     one = ["run", "--method", "feddraw", "--scenario", "CHM-2", "--rounds", "2"]
     one += ["--set", "policy.cap_times=1.5", "--out", "plain"]  # the ready app's own limit
     subprocess.run(
-        [Path(sys.executable).with_name("feddraw"), *one], check=True, timeout=300, **options
+        [Path(sys.executable).with_name("feddraw"), *one],
+        check=True,
+        timeout=2 * PATIENCE,
+        **options,
     )
     for name in FILES:
         assert (tmp_path / "federation" / "run" / name).read_bytes() == (

@@ -67,7 +67,7 @@ from feddraw.flower.site_errors import failure_in_one_line
 from feddraw.server.policy import Policy, read_policy
 from feddraw.text import one_line
 from feddraw.training.client import Trainer
-from feddraw.training.own_frozen_layers import OwnLayers
+from feddraw.training.own_frozen_layers import Arrays, OwnLayers
 
 # records of tensors that are not the model
 BESIDE_THE_MODEL = ("broadcast", "memory", frozen_layers.FROZEN)
@@ -98,13 +98,19 @@ def nothing_of_its_own(context: Context) -> None:
     """For sites without a file of frozen layers."""
 
 
+def no_layers(context: Context) -> Arrays:
+    """For sites whose network may have other frozen layers than the server's."""
+    return {}
+
+
 def client(
     open_site: Callable[[Context], Site],
     own_layers: Callable[[Context], OwnLayers | None] = nothing_of_its_own,
+    shared_layers: Callable[[Context], Arrays] = no_layers,
 ) -> ClientApp:
     """A ClientApp for the site that a function opens; a node's process may ask for it again in
     every round. `own_layers` gives the frozen layers of a file that the site has, and opens no
-    images.
+    images. `shared_layers` gives those that a site has by the run's settings, as the server does.
 
     At a node with a key it takes part in secure sums only (`secure_mod`). Models travel flat where
     the server is ours (`flat_mod`). What fails is in one line for the server, and whole in a file
@@ -132,7 +138,9 @@ def client(
     def query_frozen_layers(message: Message, context: Context) -> Message:
         with failure_in_one_line(context.node_config):
             folder = memory_folder(context.node_config)
-            reply = frozen_layers.answer_question(message.content, folder, own_layers(context))
+            reply = frozen_layers.answer_question(
+                message.content, folder, own_layers(context), shared_layers(context)
+            )
         return Message(reply, reply_to=message)
 
     return app
@@ -382,6 +390,16 @@ def own_layers(context: Context) -> OwnLayers | None:
     return _layers_of_backbone(run, str(node["backbone"]), node.get("trust") is True)
 
 
+def shared_layers(context: Context) -> Arrays:
+    """The frozen layers of a partition's network: the run's settings say where its weights are."""
+    node = context.node_config
+    if node.get("data") or "partition-id" not in node:
+        return {}
+    run = json.dumps(dict(context.run_config), sort_keys=True)
+    scenario = _prepared_scenario(run, node.get("trust") is True)
+    return scenario.trainer.network.layout.frozen
+
+
 @lru_cache(maxsize=1)
 def _layers_of_backbone(run: str, backbone: str, trust: bool) -> OwnLayers:
     """Once per process: a process that trains several clients would read the file for each."""
@@ -401,4 +419,4 @@ def _policy_of_node(node: Mapping[str, Any]) -> Policy | None:
     return read_policy(Path(str(node["policy"]))) if node.get("policy") else None
 
 
-app = client(open_site, own_layers)
+app = client(open_site, own_layers, shared_layers)

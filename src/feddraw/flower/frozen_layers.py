@@ -106,15 +106,20 @@ class FrozenLayers:
 # --------------------------------------------------------------------------------------- at a site
 
 
-def answer_question(content: RecordDict, folder: Path, own: OwnLayers | None) -> RecordDict:
+def answer_question(
+    content: RecordDict, folder: Path, own: OwnLayers | None, shared: Arrays
+) -> RecordDict:
     """What a site holds: the digest of its own file's layers, else the one that the server names if
-    these were kept in its folder.
+    its network has these by the run's settings (`shared`), or they were kept in its folder.
     """
     agreed = _agreed_digest(content)
     held = ""
     if own is not None:
         held = own.digest
-    elif agreed and frozen_digest(_layers_kept(_kept_file(folder, agreed))) == agreed:
+    elif agreed and agreed in (
+        frozen_digest(shared),
+        frozen_digest(_layers_kept(_kept_file(folder, agreed))),
+    ):
         held = agreed
     return RecordDict({"client": ConfigRecord({FROZEN: held} if held else {})})
 
