@@ -1364,13 +1364,16 @@ def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
 
 
 def strategy_of_sites(
-    federation: Federation, answer: Callable[[Message, Context], Message], **options: Any
+    federation: Federation,
+    answer: Callable[[Message, Context], Message],
+    rounds: int = 1,
+    **options: Any,
 ) -> tuple[FedDRAW, Any]:
-    """One round of the ready server over these sites, whose answers pass through a function."""
+    """Rounds of the ready server over these sites, whose answers pass through a function."""
     grid = InProcessGrid(answer, [])  # type: ignore[arg-type]
     grid.contexts = {context.node_id: context for context in federation.contexts.values()}
-    strategy = FedDRAW(min_available_nodes=4, secure=True, **options)
-    return strategy, strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), 1)
+    strategy = FedDRAW(min_available_nodes=len(federation.contexts), secure=True, **options)
+    return strategy, strategy.start(grid, ArrayRecord({"head.weight": Array(MODEL)}), rounds)
 
 
 def test_an_answer_that_is_too_large_is_not_read(federation: Federation) -> None:

@@ -21,14 +21,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
 from feddraw.flower import secure_messages, secure_site_memory
 from feddraw.flower.array_records import pack_array
+from feddraw.flower.secure_server import FlowerSecureServer, SecureCounts
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.fednova import fednova
-from feddraw.secure.rounds.counts_part import CountsPart
-from feddraw.secure.rounds.driver import Opened, SecureRound
+from feddraw.secure.rounds.counts_part import CountingRules, CountsPart
+from feddraw.secure.rounds.driver import Opened, Rules, SecureRound
 from feddraw.secure.rounds.in_process import InProcess, Secure
 from feddraw.secure.rounds.messages import (
     Add,
@@ -59,13 +60,25 @@ from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
 from feddraw.server.state_dict import layout_of_arrays
-from test_secure_attacks import LONG, MODEL, SITES, Federation, met, offered, refused, terms
+from test_secure_attacks import (
+    LONG,
+    MODEL,
+    SITES,
+    Federation,
+    met,
+    offered,
+    refused,
+    strategy_of_sites,
+    terms,
+)
 from tiny import cohort_of
 
 METHOD = feddisco(a=0.1)
 TERMS = terms(  # has every message
     METHOD, policy=Policy(cap_times=1.5), sums=("first", "moves"), clear_weights=True
 )
+COUNTS = Terms("evaluate", ("counts",), 0, 3, findings=2, reading={"classifier": "head"})
+AGREED = {"train": TERMS, "evaluate": COUNTS}
 OTHER_MODEL = MODEL + np.float32(1)
 
 
@@ -94,6 +107,7 @@ class Wire:
     """An honest server's transport; `before` and `after` see each of North's messages."""
 
     federation: Federation
+    kind: str = "train"
     before: Tamper = lambda stage, content: None
     after: Tamper = lambda stage, content: None
     sent: dict[str, RecordDict] = field(default_factory=dict)  # to North, by name
@@ -110,9 +124,9 @@ class Wire:
 
     def _send(self, site: str, stage: str, content: RecordDict) -> RecordDict:
         if site != "North":
-            return self.federation.send(site, content)
+            return self.federation.send(site, content, self.kind)
         self.before(stage, content)
-        answer = self.federation.send(site, content)
+        answer = self.federation.send(site, content, self.kind)
         self.sent[stage] = content
         self.answers[stage] = answer
         self.after(stage, content)
@@ -120,14 +134,17 @@ class Wire:
 
     def play(self, model: Any = MODEL) -> Opened:
         """A whole round."""
+        agreed = AGREED[self.kind]
         keys = {}
         for site in SITES:
-            answer = self._send(site, "Offer", offered(model=model, agreed=TERMS))
-            keys[site] = secure_messages.keys_of_records(answer)
+            offer = offered(model=model, kind=self.kind, agreed=agreed)
+            keys[site] = secure_messages.keys_of_records(self._send(site, "Offer", offer))
         layout = layout_of_arrays({"head.weight": MODEL}, "head")
         state = {"weighting": {}, "server": {}}
-        rules = TrainingRules(METHOD, Gate(), layout, state)
-        round = SecureRound(TERMS, self, rules)
+        rules: Rules = TrainingRules(METHOD, Gate(), layout, state)
+        if self.kind == "evaluate":
+            rules = CountingRules(agreed.findings)
+        round = SecureRound(agreed, self, rules)
         opened = round.run(SITES, keys)
         assert round.left_out == {}
         return opened
@@ -144,6 +161,9 @@ STAGES = (
     "Sign moves",
     "Reveal moves",
 )
+COUNTING = ("Offer", "Meet", "Add counts", "Sign counts", "Reveal counts")
+STAGES_OF_KIND = {"train": STAGES, "evaluate": COUNTING}
+both_kinds = pytest.mark.parametrize("kind", STAGES_OF_KIND)
 
 
 @pytest.fixture
@@ -156,9 +176,10 @@ class Attempts:
     """Lies to North, each in a world of its own: what it remembers is put back afterwards."""
 
     federation: Federation
+    kind: str = "train"
     outcomes: dict[str, set[str]] = field(default_factory=dict)  # by message
 
-    def attempt(self, stage: str, content: RecordDict, kind: str = "train") -> RecordDict | None:
+    def attempt(self, stage: str, content: RecordDict) -> RecordDict | None:
         """What North answers; None where it refuses."""
         folder = Path(str(self.federation.contexts["North"].node_config["memory"]))
         kept = folder.with_name("kept")
@@ -167,7 +188,7 @@ class Attempts:
             shutil.copytree(folder, kept)
         runs = list(self.federation.runs)
         try:
-            answer = self.federation.send("North", content, kind)
+            answer = self.federation.send("North", content, self.kind)
         except UserError as error:
             self.outcomes.setdefault(stage, set()).add(f"refused: {error!s:.60}")
             answer = None
@@ -182,7 +203,13 @@ class Attempts:
 
 
 def says_only_what_is_listed(answer: RecordDict) -> None:
-    """The table of docs/privacy.md: name, size, findings labelled, own weight and steps."""
+    """The table of docs/privacy.md: name, size, findings labelled, own weight and steps; nothing to
+    an evaluation that is not secure.
+    """
+    if "metrics" in answer:
+        assert set(answer) == {"metrics"}
+        assert dict(answer.metric_records["metrics"]) == {}
+        return
     assert set(answer) <= {"secure", "client", "words"}
     facts = json.loads(str(answer.config_records["secure"]["facts"]))
     assert set(facts) <= {"digest", "size", "labelled", "signatures", "statement"}
@@ -202,15 +229,17 @@ def same_answer(one: RecordDict | None, other: RecordDict) -> bool:
 # ------------------------------------------------------------------------------ a server that lies
 
 
-def test_a_message_that_comes_again_gets_nothing_new(sites: EveryMessage) -> None:
+@both_kinds
+def test_a_message_that_comes_again_gets_nothing_new(sites: EveryMessage, kind: str) -> None:
     """Replay: at once, and after every later message; the offer makes fresh keys until all meet."""
-    attempts = Attempts(sites)
-    wire = Wire(sites)
+    attempts = Attempts(sites, kind)
+    wire = Wire(sites, kind)
+    stages = STAGES_OF_KIND[kind]
 
     def again(stage: str, content: RecordDict) -> None:
         for earlier, message in list(wire.sent.items()):
             answer = attempts.attempt(f"{earlier} after {stage}", message)
-            fresh_keys = earlier == "Offer" and STAGES.index(stage) < STAGES.index("Meet")
+            fresh_keys = earlier == "Offer" and stages.index(stage) < stages.index("Meet")
             assert fresh_keys or answer is None or same_answer(answer, wire.answers[earlier])
 
     wire.after = again
@@ -218,22 +247,20 @@ def test_a_message_that_comes_again_gets_nothing_new(sites: EveryMessage) -> Non
     assert opened.survivors == tuple(sorted(SITES))
     assert sorted(site for site, _, _ in sites.runs) == sorted(SITES)
     answered = {lie for lie, outcome in attempts.outcomes.items() if "answered" in outcome}
-    assert answered == {
-        "Offer after Offer",
-        "Sign first after Sign first",
-        "Sign moves after Sign moves",
-    }
+    signing = {f"{stage} after {stage}" for stage in stages if stage.startswith("Sign")}
+    assert answered == {"Offer after Offer"} | signing
 
 
+@both_kinds
 @pytest.mark.parametrize("order", ["same", "other"])
 def test_messages_of_another_round_are_refused_at_every_stage(
-    sites: EveryMessage, order: str
+    sites: EveryMessage, order: str, kind: str
 ) -> None:
     """Split view and reordering: the same sites and terms, another model; in turn, or not."""
-    rehearsal = Wire(sites)
+    rehearsal = Wire(sites, kind)
     rehearsal.play(OTHER_MODEL)
-    attempts = Attempts(sites)
-    wire = Wire(sites)
+    attempts = Attempts(sites, kind)
+    wire = Wire(sites, kind)
 
     def elsewhere(stage: str, content: RecordDict) -> None:
         for other, message in rehearsal.sent.items():
@@ -258,8 +285,11 @@ def fewer(request: Request) -> Iterator[Request]:
                     for s, keys in request.keys.items()
                 }
             )
-        yield Meet({"moves": request.keys["moves"]})
-        yield Meet({**request.keys, "first": {n: request.keys["first"][n] for n in SITES[:3]}})
+        *earlier, last = request.keys
+        yield Meet({"another": request.keys[last]})
+        for sum in earlier:
+            yield Meet({last: request.keys[last]})
+            yield Meet({**request.keys, sum: {n: request.keys[sum][n] for n in SITES[:3]}})
     if isinstance(request, Weigh | Add):
         parties = request.announcement.parties
         for some in (parties[:1], parties[:2], parties[2:], ()):
@@ -275,8 +305,9 @@ def fewer(request: Request) -> Iterator[Request]:
             yield replace(request, signatures={name: request.signatures[name] for name in names})
 
 
-def test_a_message_about_too_few_others_is_refused(sites: EveryMessage) -> None:
-    attempts = Attempts(sites)
+@both_kinds
+def test_a_message_about_too_few_others_is_refused(sites: EveryMessage, kind: str) -> None:
+    attempts = Attempts(sites, kind)
 
     def subsets(stage: str, content: RecordDict) -> None:
         if stage != "Offer":
@@ -284,8 +315,8 @@ def test_a_message_about_too_few_others_is_refused(sites: EveryMessage) -> None:
                 lie = secure_messages.request_to_records(request)
                 assert attempts.attempt(stage, lie) is None, request
 
-    assert len(Wire(sites, before=subsets).play().survivors) == 4
-    assert set(attempts.outcomes) == set(STAGES[1:])
+    assert len(Wire(sites, kind, before=subsets).play().survivors) == 4
+    assert set(attempts.outcomes) == set(STAGES_OF_KIND[kind][1:])
 
 
 EVERY = 1 if LONG else 31  # of the retyped messages, how many are sent
@@ -321,8 +352,9 @@ def retyped_records(content: RecordDict, junk: Any) -> Iterator[RecordDict]:
             yield RecordDict({**others, "config": ConfigRecord({**config, name: other})})
 
 
-def test_messages_of_other_types_are_refused_in_one_line(sites: EveryMessage) -> None:
-    attempts = Attempts(sites)
+@both_kinds
+def test_messages_of_other_types_are_refused_in_one_line(sites: EveryMessage, kind: str) -> None:
+    attempts = Attempts(sites, kind)
     numbers = iter(range(10**6))
 
     def retype(stage: str, content: RecordDict) -> None:
@@ -331,14 +363,14 @@ def test_messages_of_other_types_are_refused_in_one_line(sites: EveryMessage) ->
                 if next(numbers) % EVERY == 0:  # others at every stage
                     attempts.attempt(stage, lie)
 
-    assert len(Wire(sites, before=retype).play().survivors) == 4
-    assert set(attempts.outcomes) == set(STAGES)
+    assert len(Wire(sites, kind, before=retype).play().survivors) == 4
+    assert set(attempts.outcomes) == set(STAGES_OF_KIND[kind])
 
 
-def test_a_restart_before_every_message_changes_nothing(tmp_path: Path) -> None:
-    sites = EveryMessage(tmp_path / "sites", clear_weights=True)
-    attempts = Attempts(sites)
-    wire = Wire(sites)
+@both_kinds
+def test_a_restart_before_every_message_changes_nothing(sites: EveryMessage, kind: str) -> None:
+    attempts = Attempts(sites, kind)
+    wire = Wire(sites, kind)
 
     def restart(stage: str, content: RecordDict) -> None:
         secure_site_memory.SHARED.__init__()  # type: ignore[misc]
@@ -354,9 +386,10 @@ def test_a_restart_before_every_message_changes_nothing(tmp_path: Path) -> None:
     assert len(sites.runs) == 4
 
 
+@both_kinds
 @pytest.mark.parametrize("size", [10**4])
-def test_messages_that_are_too_large_are_refused(sites: EveryMessage, size: int) -> None:
-    attempts = Attempts(sites)
+def test_messages_that_are_too_large_are_refused(sites: EveryMessage, size: int, kind: str) -> None:
+    attempts = Attempts(sites, kind)
     strangers = [f"Ghost {number}" for number in range(size)]
 
     def enlarge(stage: str, content: RecordDict) -> None:
@@ -366,8 +399,9 @@ def test_messages_that_are_too_large_are_refused(sites: EveryMessage, size: int)
                 deep = text.replace('"head"', "[" * depth + "]" * depth)
                 lie = {"arrays": content["arrays"], "config": ConfigRecord({"feddraw": deep})}
                 attempts.attempt(stage, RecordDict(lie))
-            wide = replace(TERMS, reading={"size": "num-examples", "classifier": strangers})
-            attempts.attempt(stage, offered(agreed=wide))
+            reading = {"size": "num-examples", "classifier": strangers}
+            wide = replace(AGREED[kind], reading=reading)
+            attempts.attempt(stage, offered(kind=kind, agreed=wide))
             return
         request = secure_messages.request_of_records(content)
         lies: list[Request] = []
@@ -389,7 +423,7 @@ def test_messages_that_are_too_large_are_refused(sites: EveryMessage, size: int)
         for lie in lies:
             assert attempts.attempt(stage, secure_messages.request_to_records(lie)) is None
 
-    assert len(Wire(sites, before=enlarge).play().survivors) == 4
+    assert len(Wire(sites, kind, before=enlarge).play().survivors) == 4
 
 
 # ------------------------------------------------------ what an app sees, and nobody has agreed on
@@ -838,3 +872,92 @@ def test_a_site_that_falls_silent_at_any_message_stops_nobody(
     result = round_with(lambda asked, answer: None if asked == stage else answer, monkeypatch)
     in_the_sum = stage in ("Sign moves", "Reveal moves")
     assert counted(result) == (ALL if in_the_sum else ONE_REFUSED)
+
+
+def test_whatever_a_site_answers_to_an_evaluation_the_others_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each round South puts something else in the place of one of its numbers or texts."""
+    federation = Federation(tmp_path / "sites")
+    honest = Wire(federation, "evaluate")
+    honest.play()
+    lies = []
+    for stage in COUNTING:
+        facts = json.loads(str(honest.answers[stage].config_records["secure"]["facts"]))
+        lies += [(stage, lie) for junk in (*JUNK, 1e300) for lie in retyped(facts, junk)]
+    lies = lies[:: 1 if LONG else 61]
+    under_way = iter(lies)
+    current = [lies[0]]
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = federation.app(message, context)
+        if message.metadata.message_type != "evaluate" or context.node_id != 1003:
+            return reply
+        order = secure_messages.secure_order_in(message.content) or {}
+        stage = order.get("stage", "offer").capitalize()
+        if stage == "Offer":
+            current[0] = next(under_way)
+        asked, facts = current[0]
+        if asked.partition(" ")[0] == stage:
+            record = dict(reply.content.config_records["secure"])
+            reply.content["secure"] = ConfigRecord(record | {"facts": json.dumps(facts)})
+        return reply
+
+    counted: list[SecureCounts] = []
+    count = FlowerSecureServer.count
+
+    def watched(server: FlowerSecureServer, answers: Any, group: str) -> SecureCounts:
+        counted.append(count(server, answers, group))
+        return counted[-1]
+
+    monkeypatch.setattr(FlowerSecureServer, "count", watched)
+    options = {"findings": ["a", "b"], "masked_counts": True}
+    strategy_of_sites(federation, answer, rounds=len(lies), **options)
+    assert len(counted) == len(lies)
+    for lie, result in zip(lies, counted, strict=True):
+        assert {"North", "East", "West"} <= set(result.summed), lie
+        assert result.content is not None
+        images = result.content.metric_records["metrics"]["num-examples"]
+        assert images == 5 * len(result.summed), lie
+
+
+# ------------------------------------------------------------ two rounds of one site, one in the other
+
+
+def in_run(sites: Federation, number: int) -> None:
+    """The run that all further messages belong to."""
+    for context in sites.contexts.values():
+        context.run_id = number
+    secure_site_memory.SHARED.__init__()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("run", [1, 2], ids=["another model", "another run of Flower"])
+def test_a_round_within_a_round_leaves_the_outer_one_closed_for_good(
+    sites: EveryMessage, run: int
+) -> None:
+    """A second digest before every message, between `Sign` and `Reveal` too: the inner round gives
+    its sum, and no site says anything more about the outer one.
+    """
+    stages = STAGES[1:] if LONG else ("Meet", "Add first", "Reveal moves")
+    for number, stage in enumerate(stages):
+        model = MODEL + np.float32(10 + number)
+        begun: list[RecordDict] = []
+
+        def inner_round(
+            now: str,
+            content: RecordDict,
+            stage: str = stage,
+            model: Any = model,
+            begun: list[RecordDict] = begun,
+        ) -> None:
+            if now == stage and not begun:
+                begun.append(content)
+                in_run(sites, run)
+                inner = Wire(sites).play(OTHER_MODEL - model if run == 1 else model)
+                assert len(inner.survivors) == 4
+                in_run(sites, 1)
+
+        outer = Wire(sites, before=inner_round)
+        with pytest.raises((RunFailed, UserError), match=r"are needed|needs at least 3"):
+            outer.play(model)
+        assert stage not in outer.sent
