@@ -9,11 +9,10 @@ trains on a file of features in a process of its own and prints by how much its 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.speed.own_cache import cache_in
 from benchmarks.speed.timing import (
     Ratio,
     TimingSession,
@@ -68,7 +68,7 @@ def measure_frozen_part(session: TimingSession) -> dict[str, Any]:
     """Ratios of times and of memory; in a quick session with fewer images."""
     images = 64 if session.quick else IMAGES
     sizes = _client_sizes(session.quick)
-    with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
+    with tempfile.TemporaryDirectory() as folder, cache_in(folder):
         first_run = _first_runs(session, images)
         round_on_images = _rounds(session, images)
         features = Path(folder) / "features.npy"
@@ -91,19 +91,6 @@ def _client_sizes(quick: bool) -> tuple[int, ...]:
     scenario = paper_scenario("CHM-5", 0.1 if quick else 1.0)
     assert scenario is not None
     return scenario.sizes
-
-
-@contextmanager
-def _cache_in(folder: str) -> Iterator[None]:
-    before = os.environ.get("FEDDRAW_CACHE")
-    os.environ["FEDDRAW_CACHE"] = folder
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["FEDDRAW_CACHE"]
-        else:
-            os.environ["FEDDRAW_CACHE"] = before
 
 
 # --------------------------------------------------------------------------- DenseNet121 on images
