@@ -201,7 +201,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 def test_a_full_disk_is_told_before_the_work_begins(monkeypatch):
     monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(Numbers, "read", lambda *_: pytest.fail("work has begun"))
-    with pytest.raises(UserError, match=r"needs 0.0 GB and has 0.0 GB free"):
+    with pytest.raises(UserError, match=r"needs 0.1 MB and has 0.0 MB free"):
         prepare_images(Numbers(), Recipe(16), "numbers")
 
 

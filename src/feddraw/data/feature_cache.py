@@ -268,6 +268,8 @@ def open_features(
     if entry.is_trusted() and not len(entry.missing(needed)):
         return entry.mapped()
     say = progress or no_progress
+    if not entry.folder.exists():  # nobody computes them, so that no folder need be left behind
+        require_cache_space(entry.folder, len(needed) * entry.row_bytes)
     try:
         make_subfolder(entry.folder, private=True)
         with locked_entry(entry.folder, say):

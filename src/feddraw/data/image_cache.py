@@ -30,10 +30,17 @@ from numpy.typing import NDArray
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
-from feddraw.system.file_writing import close_to_others, make_subfolder, open_file, write_whole
+from feddraw.system.file_writing import (
+    close_to_others,
+    make_subfolder,
+    nearest_existing,
+    open_file,
+    write_whole,
+)
 from feddraw.system.locks import flock
 from feddraw.system.progress import Progress, no_progress
 from feddraw.system.workers import in_workers
+from feddraw.text import bytes_in_words
 
 CACHE_FORMAT = 1  # raise it when the same settings give other pixels
 CHUNK = 128  # images prepared, written and logged together
@@ -332,10 +339,11 @@ def locked_entry(entry: Path, say: Progress) -> Iterator[None]:
 
 
 def require_cache_space(entry: Path, needed: int) -> None:
+    """Refuse what the disk has no room for; the entry need not be there yet."""
     there = sum(_bytes_on_disk(file) for file in entry.glob("images.partial.npy"))
-    free = shutil.disk_usage(entry).free + there
+    free = shutil.disk_usage(nearest_existing(entry)).free + there
     if needed > free:
-        sizes = f"needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free"
+        sizes = f"needs {bytes_in_words(needed)} and has {bytes_in_words(free)} free"
         raise UserError(
             f"the cache {entry.parent} {sizes}; make room, or set FEDDRAW_CACHE to another folder"
         )
