@@ -14,6 +14,7 @@ import pytest
 from feddraw.core import GRADIENT_MEANS, Measurement, gram
 from feddraw.errors import UserError
 from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
@@ -31,7 +32,7 @@ from feddraw.server.policy import Policy
 from feddraw.system.file_reading import read_csv
 from feddraw.training.batch_gradients import gradient_summary, whole_batches
 from small import small
-from tiny import NAMES, bench, cohort_of, initial, same, shards, train, weighting_of
+from tiny import NAMES, aggregate, bench, cohort_of, initial, same, shards, train, weighting_of
 
 GRADIENTS = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
 IMAGES, VARIANCES = np.array([10.0, 20.0, 30.0]), np.array([2.0, 3.0, 1.0])
@@ -87,6 +88,37 @@ def test_weights_and_ledger_of_three_sites_by_hand():
     assert weights.parts["rho"] == pytest.approx(float(RHO))
     assert weights.parts["measured"].tolist() == IMAGES.tolist()
     assert state == {"excess": pytest.approx(float(RHO))}
+
+
+def sites_with_steps(steps):
+    """The three sites, with the progress that FedNova's clients tell."""
+    cohort = three_sites(steps=list(steps))
+    updates = [
+        replace(update, extra={**update.extra, "progress": np.array([taken], np.float32)})
+        for update, taken in zip(cohort.updates, steps, strict=True)
+    ]
+    return replace(cohort, updates=updates)
+
+
+def test_with_fednova_a_sites_pull_is_its_weight_however_many_steps_it_took():
+    """A move is about as long as its steps are many, so weight times steps is what a site pulls.
+
+    Together they move as far as the weighted moves would.
+    """
+    both = combined_method("random_effects+fednova", {})
+    steps = np.array([8.0, 4.0, 1.0])
+    coefficients = aggregate(both, sites_with_steps([8, 4, 1])).coefficients
+    weights = np.array(shares(RHO))
+    pull = coefficients * steps
+    assert pull / pull.sum() == pytest.approx(weights)
+    assert pull.sum() == pytest.approx(weights @ steps)
+    assert coefficients == pytest.approx(weights @ steps * weights / steps)
+
+
+def test_with_fednova_and_equal_steps_nothing_changes():
+    both = combined_method("random_effects+fednova", {})
+    coefficients = aggregate(both, sites_with_steps([5, 5, 5])).coefficients
+    assert coefficients == pytest.approx(shares(RHO))
 
 
 def test_a_site_without_a_measurement_counts_by_the_others_rho():
