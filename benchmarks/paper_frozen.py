@@ -170,9 +170,9 @@ def _compute_features(runs: Sequence[PlannedRun], progress: Progress | None) -> 
     """Of all images of each data set."""
     firsts: dict[str, PlannedRun] = {}
     for planned in runs:
-        firsts.setdefault(data_key(planned.complete), planned)
+        firsts.setdefault(data_key(planned.completed), planned)
     for planned in firsts.values():
-        experiment = planned.complete
+        experiment = planned.completed
         dataset = open_experiment_data(experiment)
         build = trained_builder(experiment, len(dataset.findings))
         with_features(
