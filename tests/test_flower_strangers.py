@@ -14,6 +14,8 @@ from flwr.clientapp import ClientApp
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import MethodStrategy
 from feddraw.flower.in_process_grid import FIRST_NODE
+from feddraw.flower.reply_intake import Reply
+from feddraw.flower.roster import Roster
 from feddraw.methods.fedavg import fedavg
 from test_flower_interface import arrays
 from test_flower_names import MARKS, Keyed
@@ -107,6 +109,17 @@ def test_its_evaluation_is_not_averaged_in_even_if_it_answers_unasked() -> None:
     result = strategy.start(grid, arrays(), 2)
     means = [dict(record) for record in result.evaluate_metrics_clientapp.values()]
     assert means == [{"auc": pytest.approx(AUC)}] * 2
+
+
+def test_a_reply_of_an_unlisted_node_is_refused_whatever_name_it_gives_itself() -> None:
+    """Also if it came as one of those that were asked."""
+    roster = Roster({"North": 1, "East": 2})
+    replies = [
+        Reply(node, name, (0, 0, name), RecordDict()) for node, name in [(1, "North"), (3, "Else")]
+    ]
+    accepted, refused = roster.recognize(replies)
+    assert [reply.name for reply in accepted] == ["North"]
+    assert refused == {3: "its key node 3 is not on the operator's list of sites"}
 
 
 def test_an_evaluation_under_another_nodes_name_is_left_out_without_a_list() -> None:

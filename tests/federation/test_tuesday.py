@@ -195,6 +195,7 @@ def tuesday(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuesday
     for seed, name in enumerate(HOSPITALS):
         hospital(data / name, 40, seed)
     with LOCAL.federation(tmp_path / "federation", behind_nginx=LOCAL.NGINX is not None) as made:
+        made.invite(*REGISTERED)
         yield Tuesday(made, data)
 
 

@@ -52,6 +52,7 @@ def make_federation(
     )
     print_line(f"{made.private}: your private keys; keep them, and keep them off the server")
     print_line(f"{made.server}: copy it to {server_folder} on the server, after `invite`")
+    print_line(f"{made.path / 'constraints.txt'}: send it to the sites, which install with it")
     print_line("next: every site runs `feddraw site key NAME` and sends you NAME.site.toml;")
     print_line(f"then: feddraw operator invite {folder} NAME.site.toml NAME.site.toml …")
 
@@ -79,6 +80,8 @@ def invite(
         print_line(f"  {name}  {key_fingerprint(key)}")
     print_line(f"send {made.federation} to every site; each asks you for the federation's code:")
     typer.echo(f"  {federation.code()}")
+    if federation.secure:
+        print_line("the sites also compare it with each other: then nobody else has keys in it")
     print_line(f"copy {made.server} to the server")
 
 

@@ -120,4 +120,5 @@ def _is_confirmed(federation: FederationFile, code: str) -> bool:
     typer.echo(f"the server {federation.address} sees {what}")
     print_line(f"sites: {', '.join(federation.sites)}")
     typer.echo(f"the federation's code: {federation.code()}")
-    return typer.confirm("does the operator say the same code by telephone?")
+    others = ", and do the other sites," if federation.secure else ""
+    return typer.confirm(f"does the operator{others} say the same code by telephone?")

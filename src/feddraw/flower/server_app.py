@@ -8,6 +8,7 @@ added up.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.common.logger import update_console_handler
 from flwr.serverapp import Grid, ServerApp
 
 from feddraw.analysis.evaluation import Evaluator
@@ -304,5 +306,6 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    update_console_handler(colored=os.isatty(2))  # `flwr log` and log files are no terminals
     end_in_one_line()
     serve_flower_run(grid, context.run_config)
