@@ -104,7 +104,7 @@ class EffectsThenUniform(AfterFirstSum):
 
     def _log_weight(self, facts: Facts, place: int) -> float:
         share = self._effects_share(facts)
-        by_effects = weights_by_rho(facts.sizes, float(facts.told[0]))
+        by_effects = weights_by_rho(facts.sizes, float(facts.concluded[0]))
         return math.log(share * by_effects[place] + (1 - share) / len(facts.sizes))
 
     def _effects_share(self, facts: Facts) -> float:
@@ -301,7 +301,7 @@ class SizeUntilSlow(AfterFirstSum):
         return log_weight, log_weight
 
     def _log_weight(self, facts: Facts, place: int) -> float:
-        return 0.0 if facts.told[0] else math.log(facts.sizes[place])
+        return 0.0 if facts.concluded[0] else math.log(facts.sizes[place])
 
     def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)]}
