@@ -151,6 +151,24 @@ def test_a_site_that_has_the_file_is_sent_no_frozen_tensor_and_the_bits_are_the_
     assert models[0] == models[1]
 
 
+def test_a_site_with_images_of_its_own_opens_no_file_that_the_server_names(
+    hospitals: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The run's settings come from the server; a path in them is one of the server's machine."""
+    weights = weights_file(tmp_path, "server.pt", seed=5)
+    run = cut_run(tmp_path, weights, rounds=1)
+
+    class Elsewhere(Watched):
+        def _answer(self, message: Message) -> Message:
+            weights.unlink(missing_ok=True)  # the server has read it
+            return super()._answer(message)
+
+    nodes = with_settings(hospitals, tmp_path, North={}, East={}, South={})
+    strategy = serve_flower_run(Elsewhere(app, nodes, run), run)
+    assert strategy.history[0].weights.keys() == set(NAMES)
+
+
 def test_nodes_of_a_partition_have_the_frozen_part_by_the_runs_settings(tmp_path: Path) -> None:
     run = config(rounds=1, out=str(tmp_path / "run"), **{"model.frozen": "body"})
     grid = Watched(app, NODES, run)

@@ -31,6 +31,7 @@ from feddraw.flower.frozen_layers import ACTION, QUESTION
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
+from feddraw.flower.secure_server import FlowerSecureServer, SecureCounts
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
@@ -561,8 +562,9 @@ DEAD = np.zeros(SHAPE, np.float32)
 class Federation:
     """Sites with a Flower app behind `secure_mod`, and a server that sends them what it likes."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = SITES, **settings: Any) -> None:
         identify_in_process_grid()
+        self.names = names
         self.runs: list[tuple[str, float, int]] = []  # site, the model's first number, its seed
         self.app = ClientApp(mods=[secure_mod])
         self.app.train()(self._train)
@@ -570,11 +572,11 @@ class Federation:
         self.app.query()(self._evaluate)
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
-        for name in SITES:
+        for name in names:
             lines.append(site_directory_line(name, new_signing_key(folder / f"{name}.key")))
         (folder / "sites.toml").write_text("\n".join(lines))
         self.contexts = {}
-        for number, name in enumerate(SITES):
+        for number, name in enumerate(names):
             node: dict[str, Any] = {"partition-id": number, "key": str(folder / f"{name}.key")}
             node |= {"sites": str(folder / "sites.toml"), "memory": str(folder / name)} | settings
             self.contexts[name] = Context(1, 1001 + number, node, RecordDict(), {})
@@ -585,9 +587,10 @@ class Federation:
         received = next(iter(message.content.array_records.values()))
         orders = job_orders.read_orders(message.content)
         sent = next(iter(received.values())).numpy()
-        self.runs.append((SITES[number], float(sent.ravel()[0]), int(orders.get("client-seed", 0))))
+        site = self.names[number]
+        self.runs.append((site, float(sent.ravel()[0]), int(orders.get("client-seed", 0))))
         if sent.ravel()[0] == 99:
-            raise ValueError(f"patient 4711 at {SITES[number]}")
+            raise ValueError(f"patient 4711 at {site}")
         moved = sent + np.float32(0.1 * (number + 1))
         metrics = MetricRecord({"num-examples": 10 + number, "loss": 0.5 + number, "num-steps": 3})
         arrays = ArrayRecord({"head.weight": Array(moved)})
@@ -595,7 +598,7 @@ class Federation:
         return Message(reply, reply_to=message)
 
     def _evaluate(self, message: Message, context: Context) -> Message:
-        self.runs.append((SITES[int(context.node_config["partition-id"])], 0.0, 0))
+        self.runs.append((self.names[int(context.node_config["partition-id"])], 0.0, 0))
         metrics = MetricRecord({"num-examples": 5, "loss": 0.25, "validation-places": [0]})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -1267,6 +1270,70 @@ def test_a_row_of_evaluation_counts_needs_t_sites_as_well(tmp_path: Path) -> Non
     told.check_summed(SEVEN[:3], asked=3)  # all who label it, where nobody else was asked
 
 
+def said_in_the_docs(sentence: str) -> bool:
+    """Whether docs/privacy.md names what is not prevented."""
+    text = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text()
+    return sentence in " ".join(text.split())
+
+
+DIFFERENCE_OF_FINDINGS = "compares two findings that different sites label"
+
+
+def test_rows_of_two_findings_that_all_but_one_site_label_show_that_sites_row() -> None:
+    """Not prevented: two totals over other sites. Here the others' labels of both are the same, and
+    the server has sent the same row for both.
+    """
+    moves = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
+    moves[:, 5] = moves[:, 4]
+    sent = np.ones(6, np.float32)
+    cohort = cohort_of(sent + moves, [5] * 4, sent=sent)
+    marks = [all_but_last(labelled=name != "South") for name in SITES]
+    updates = [replace(update, labelled=marks[update.client]) for update in cohort.updates]
+    collect = Secure(SITES, [5] * 4, marks)
+    method = fedavg()
+    state = method.init(cohort.sent)
+    result = collect(Round(1, 15, cohort.sent, method, state, SITES, range(4)), updates)
+    mean_of_four, mean_of_three = (result.next_model.params - sent)[4:]
+    south = 4 * mean_of_four - 3 * mean_of_three
+    assert south == pytest.approx(moves[SITES.index("South"), 4], abs=1e-5)
+    assert said_in_the_docs(DIFFERENCE_OF_FINDINGS)
+
+
+def test_counts_of_two_findings_that_all_but_one_site_label_show_that_sites_counts(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not prevented: the same, of an evaluation, where the model gives both findings one score."""
+    counts_of_site = {}
+
+    def evaluate(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        scores = np.random.default_rng(number).random((20, 1)).repeat(2, axis=1)
+        labelled = [True, SITES[number] != "South"]
+        truth = np.where(labelled, np.zeros((20, 2)), np.nan)
+        counts = score_histograms.count_by_score(scores, truth)
+        counts_of_site[SITES[number]] = counts[:, 0].sum(axis=0)
+        metrics = score_histograms.histograms_to_metrics("validation", counts)
+        reply = RecordDict({"metrics": MetricRecord({"num-examples": 20, **metrics})})
+        reply["client"] = ConfigRecord({"name": SITES[number], "labelled": labelled})
+        return Message(reply, reply_to=message)
+
+    opened: list[Any] = []
+    count = FlowerSecureServer.count
+
+    def watched(server: FlowerSecureServer, answers: Any, group: str) -> Any:
+        opened.append(count(server, answers, group).content)
+        return SecureCounts(None, (), {})
+
+    monkeypatch.setattr(FlowerSecureServer, "count", watched)
+    federation.app = ClientApp(mods=[secure_mod])
+    federation.app.train()(federation._train)
+    federation.app.evaluate()(evaluate)
+    strategy_of_sites(federation, federation.app, findings=["a", "b"], masked_counts=True)
+    first, second = score_histograms.add_up_histograms(opened, "validation", 2).sum(axis=0)
+    assert np.array_equal(first - second, counts_of_site["South"])
+    assert said_in_the_docs(DIFFERENCE_OF_FINDINGS)
+
+
 @attack(
     "(a site) claims a finding that too few others label, so that no sum is opened",
     "it is left out by name, and the others go on",
@@ -1284,7 +1351,7 @@ def test_a_site_that_claims_a_rare_finding_is_left_out_by_name(
 @attack(
     "asks for sites' own weights in clear, or names a policy that needs them (FedDRAW, FedDisco)",
     "refused before training by a site that does not allow it; unless all allow it, weights are"
-    " summed under masks, and a crafted model tells nothing of one site",
+    " summed under masks, and the server sees their sum",
 )
 def test_a_site_says_a_weight_that_tells_of_its_update_only_where_it_allows_that(
     tmp_path: Path,
@@ -1305,6 +1372,31 @@ def test_a_site_says_a_weight_that_tells_of_its_update_only_where_it_allows_that
     statement = strict.add("South", joined, method=feddraw()).statement
     assert statement is not None
     assert (statement.own, statement.steps) == ((), 3)
+
+
+def test_settings_can_make_one_site_the_whole_sum_unless_a_policy_is_required(
+    tmp_path: Path,
+) -> None:
+    """Not prevented: q-FedAvg under a large q is the update of the site with the largest loss."""
+    method = qfedavg(q=150)
+    rng = np.random.default_rng(4)
+    sent = rng.normal(size=6).astype(np.float32)
+    rows = sent + 0.1 * rng.normal(size=(4, 6)).astype(np.float32)
+    losses = [{"loss": np.array([loss], np.float32)} for loss in (0.9, 1.0, 1.05, 0.8)]
+    cohort = cohort_of(rows, [5] * 4, sent=sent, extra=losses)
+    collect = Secure(SITES, [5] * 4)
+    state = method.init(cohort.sent)
+    round = Round(1, 15, cohort.sent, method, state, SITES, range(4))
+    moved = collect(round, cohort.updates).next_model.params - sent
+    move = rows[2] - sent
+    assert moved @ move / np.linalg.norm(moved) / np.linalg.norm(move) > 0.9999
+    assert said_in_the_docs("q-FedAvg with a large q")
+    (tmp_path / "policy.toml").write_text("[policy]\ncap_times = 1.5\n")
+    strict = Federation(tmp_path / "sites", policy=str(tmp_path / "policy.toml"))
+    with refused("another policy than this site requires"):
+        strict.offer("South", agreed=terms(method))
+    with refused("a policy cannot limit the weights of this method"):
+        strict.offer("South", agreed=terms(method, policy=Policy(cap_times=1.5)))
 
 
 @attack(

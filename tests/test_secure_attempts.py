@@ -373,7 +373,7 @@ def test_a_restart_before_every_message_changes_nothing(sites: EveryMessage, kin
     wire = Wire(sites, kind)
 
     def restart(stage: str, content: RecordDict) -> None:
-        secure_site_memory.SHARED.__init__()  # type: ignore[misc]
+        in_a_process_of_its_own()
         for context in sites.contexts.values():
             context.state = RecordDict()
         for earlier, message in wire.sent.items():
@@ -429,18 +429,9 @@ def test_messages_that_are_too_large_are_refused(sites: EveryMessage, size: int,
 # ------------------------------------------------------ what an app sees, and nobody has agreed on
 
 
-def met_elsewhere(sites: Federation, change: Callable[[Context], None]) -> dict[str, str]:
-    """All agree on the same; South meets the others under a change. By site, why it refused."""
-    keys = {site: sites.offer(site) for site in SITES}
-    change(sites.contexts["South"])
-    request = met(keys)
-    reasons = {}
-    for site in SITES:
-        try:
-            sites.ask(site, request)
-        except UserError as error:
-            reasons[site] = str(error)
-    return reasons
+def in_a_process_of_its_own() -> None:
+    """What sites of one process share is gone: the next message finds its site's own disk only."""
+    secure_site_memory.SHARED.__init__()  # type: ignore[misc]
 
 
 CHANGES: dict[str, Callable[[Context], None]] = {
@@ -449,19 +440,23 @@ CHANGES: dict[str, Callable[[Context], None]] = {
 }
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_site_meets_the_others_in_the_run_that_it_agreed_to(
-    tmp_path: Path, change: Callable[[Context], None], restarted: bool
+    tmp_path: Path, change: Callable[[Context], None], apart: bool
 ) -> None:
+    """All agree on the same; South meets the others under a change."""
     sites = Federation(tmp_path / "sites")
-
-    def change_and_restart(context: Context) -> None:
-        change(context)
-        if restarted:
-            secure_site_memory.SHARED.__init__()  # type: ignore[misc]
-
-    reasons = met_elsewhere(sites, change_and_restart)
+    request = met({site: sites.offer(site) for site in SITES})
+    change(sites.contexts["South"])
+    reasons = {}
+    for site in SITES:
+        if apart:
+            in_a_process_of_its_own()
+        try:
+            sites.ask(site, request)
+        except UserError as error:
+            reasons[site] = str(error)
     assert reasons.keys() == {"South"}
     assert "another run" in reasons["South"]
     assert "South" not in {site for site, _, _ in sites.runs}
@@ -520,6 +515,7 @@ def test_an_app_sees_nothing_of_a_message_that_was_not_agreed_on(tmp_path: Path)
     assert len({one.digest for one in keys.values()}) == 1
     request = secure_messages.request_to_records(met(keys))
     for site in SITES:
+        in_a_process_of_its_own()
         group, ttl = ("999", 5.0) if site == "South" else ("1 1", 60.0)
         context = sites.contexts[site]
         message = Message(request, context.node_id, "train", group_id=group, ttl=ttl)
@@ -928,7 +924,7 @@ def in_run(sites: Federation, number: int) -> None:
     """The run that all further messages belong to."""
     for context in sites.contexts.values():
         context.run_id = number
-    secure_site_memory.SHARED.__init__()  # type: ignore[misc]
+    in_a_process_of_its_own()
 
 
 @pytest.mark.parametrize("run", [1, 2], ids=["another model", "another run of Flower"])

@@ -8,16 +8,20 @@ each of these works, so the bound of docs/privacy.md is the right one to within 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
+from feddraw.flower import job_orders, secure_messages
+from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.secure.rounds.terms import Announcement, Party, Terms
 from feddraw.secure.sums import shamir
 from feddraw.secure.sums.client import SecureSumClient
@@ -25,6 +29,7 @@ from feddraw.secure.sums.masks import apply_masks, pair_mask, self_mask
 from feddraw.secure.sums.message_fields import SecureSumRefused, unpack_fields
 from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import Session, SessionId, session_threshold
+from test_secure_attacks import Federation, strategy_of_sites
 
 SITES = tuple(f"site {number:02d}" for number in range(10))
 KEYS = {name: Ed25519PrivateKey.generate() for name in SITES}
@@ -214,3 +219,58 @@ def test_a_row_that_is_summed_holds_two_honest_sites_whatever_colluding_ones_cla
         except UserError:
             continue
         assert honest >= 2
+
+
+# ----------------------------------------------------------------------------- ten sites on the wire
+
+
+class Server:
+    """The ready server over ten sites; it may lie to some of them, and some may fall silent."""
+
+    def __init__(
+        self, folder: Path, lied_to: Collection[int] = (), silent: Mapping[int, str] | None = None
+    ) -> None:
+        self.federation = Federation(folder, names=SITES)
+        self._lied_to = lied_to
+        self._silent = silent or {}  # by site, the message that it does not answer
+        options = {"findings": ["a", "b"], "masked_counts": True}
+        self.strategy, _ = strategy_of_sites(self.federation, self._answer, **options)
+        self.weighted = set(self.strategy.history[0].weights) if self.strategy.history else set()
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        number = context.node_id - FIRST_NODE
+        order = secure_messages.secure_order_in(message.content) or {}
+        if self._silent.get(number) == order.get("stage", "offer"):
+            raise ConnectionError("gone")
+        if number in self._lied_to and "terms" in order:
+            message.content = job_orders.with_order(message.content, "round", 2)
+        return self.federation.app(message, context)
+
+    @property
+    def evaluated(self) -> set[str]:
+        return {site.client for site in self.strategy.evaluation.sites if site.evaluated}
+
+
+def sites_at(places: Iterable[int]) -> set[str]:
+    return {SITES[place] for place in places}
+
+
+def test_three_of_ten_that_are_sent_something_else_are_left_out_and_with_four_nobody_trains(
+    tmp_path: Path,
+) -> None:
+    made = Server(tmp_path / "three", lied_to=(0, 4, 9))
+    others = sites_at({*range(10)} - {0, 4, 9})
+    assert made.weighted == made.evaluated == others
+    assert {site for site, _, _ in made.federation.runs} == others
+    split = Server(tmp_path / "four", lied_to=(0, 4, 7, 9))
+    assert not split.weighted
+    assert split.federation.runs == []
+
+
+@pytest.mark.parametrize("stage", ["offer", "add", "reveal"])
+def test_three_of_ten_may_fall_silent_at_any_message_of_training_and_evaluation(
+    stage: str, tmp_path: Path
+) -> None:
+    made = Server(tmp_path / "sites", silent=dict.fromkeys((1, 2, 8), stage))
+    summed = range(10) if stage in ("sign", "reveal") else {*range(10)} - {1, 2, 8}
+    assert made.weighted == made.evaluated == sites_at(summed)
