@@ -1,0 +1,334 @@
+"""The study of weights, work and similarity: its rule, its runs on a small table, and its analysis
+on simulated tables whose truth is known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+
+from benchmarks import work_study, work_study_tables
+from benchmarks.work_study import Cell, FeatureTable, Outcome, Task, planned_cells
+from benchmarks.work_study_tables import (
+    by_cell,
+    contrasts,
+    nadeau_bengio,
+    similarity_verdict,
+    variance_by_source,
+    weights_and_work,
+)
+from feddraw.data.dataset import Labels
+from feddraw.errors import UserError
+from feddraw.methods.fedavg import fedavg
+from feddraw.methods.uniform import uniform
+from feddraw.system.progress import no_progress
+from studies.label_gate import label_gate, pearson_statistic
+from tiny import cohort_of
+
+# --------------------------------------------------------------------------------- the label gate
+
+SIZES = (100, 50, 30)
+ALIKE = np.array([[20, 50], [10, 25], [6, 15]], np.float32)
+UNLIKE = np.array([[20, 50], [30, 25], [6, 15]], np.float32)
+
+
+def labelled_sites(positives):
+    extra = [{"labels": counts} for counts in positives]
+    return cohort_of(np.zeros((3, 2)), SIZES, extra=extra)
+
+
+def test_the_gates_statistic_is_pearsons_from_sums_alone():
+    sizes = np.array(SIZES, float)
+    positives = UNLIKE.astype(float)
+    squares = (positives**2 / sizes[:, None]).sum(axis=0)
+    statistic, freedom = pearson_statistic(sizes.sum(), positives.sum(axis=0), squares, sites=3)
+    expected = [
+        chi2_contingency(np.stack([column, sizes - column]), correction=False)
+        for column in positives.T
+    ]
+    assert statistic == pytest.approx(sum(found.statistic for found in expected))
+    assert freedom == sum(found.dof for found in expected)
+
+
+def test_a_finding_that_all_or_none_have_says_nothing():
+    statistic, freedom = pearson_statistic(10.0, np.array([0.0, 10.0]), np.array([0.0, 10.0]), 3)
+    assert (statistic, freedom) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("positives", "same_as"), [(ALIKE, fedavg), (UNLIKE, uniform)])
+def test_the_gate_is_fedavg_where_labels_are_alike_and_uniform_where_they_are_not(
+    positives, same_as
+):
+    cohort = labelled_sites(positives)
+    weights, _ = label_gate().aggregation.weighting.weigh(cohort, {})
+    expected, _ = same_as().aggregation.weighting.weigh(cohort, {})
+    assert weights.values == pytest.approx(expected.values)
+    assert weights.parts["q_expected"] == 4
+
+
+# ----------------------------------------------------------------------------------------- the runs
+
+
+def small_table() -> FeatureTable:
+    """Features in which a finding shows, of patients with three images each, at two large sites and
+    one that is too small.
+    """
+    rng = np.random.default_rng(0)
+    images = 900
+    values = (rng.random((images, 5)) < 0.3).astype(np.uint8)
+    features = rng.standard_normal((images, 8)).astype(np.float32)
+    features[:, :5] += 2 * values
+    patients = np.array([f"P{number // 3:03d}" for number in range(images)])
+    sites = np.where(np.arange(images) % 30 < 9, "AP", "PA")
+    sites[:6] = "rare"
+    names = np.array([f"{number:04d}.png" for number in range(images)])
+    labels = Labels(values, tuple("abcde"), names, patients=patients, sites=sites)
+    return FeatureTable(features, labels)
+
+
+@pytest.fixture(scope="module")
+def table() -> FeatureTable:
+    return small_table()
+
+
+def cell(rule="fedavg", work="epochs", partition="natural", **changes) -> Cell:
+    return replace(Cell(0, partition, work, rule, lr=0.05, head=0, order=0), **changes)
+
+
+def test_no_patient_is_in_two_parts_and_every_image_is_in_one(table):
+    parts = work_study.split_rows(table.labels, seed=3)
+    assert sorted(np.concatenate(parts)) == list(range(900))
+    patients = [patient for rows in parts for patient in set(table.labels.patients[rows])]
+    assert len(patients) == len(set(patients))
+
+
+@pytest.mark.filterwarnings("ignore:left out of the federation")
+def test_natural_sites_are_those_of_the_table_and_the_others_are_four_to_one(table):
+    training, *_ = work_study.split_rows(table.labels, seed=0)
+    natural = work_study.client_rows(table.labels, training, "natural", seed=0)
+    assert natural.keys() == {"AP", "PA"}
+    assert all((table.labels.sites[rows] == site).all() for site, rows in natural.items())
+    tilt = work_study.client_rows(table.labels, training, "random", seed=0)
+    sizes = sorted(len(rows) for rows in tilt.values())
+    assert sizes[0] == sizes[2]
+    assert sizes[3] / sizes[0] == pytest.approx(49_968 / 9_500, rel=0.02)
+    assert len(training) - 8 <= sum(sizes) <= len(training)
+
+
+@pytest.mark.filterwarnings("ignore:left out of the federation")
+def test_equal_epochs_give_the_large_site_more_steps_and_equal_steps_do_not(table, monkeypatch):
+    monkeypatch.setattr(work_study, "ROUNDS", 2)
+    task = Task.of(table, split=0, partition="natural")
+    epochs = task.run(cell())
+    steps = task.run(cell(work="steps"))
+    assert epochs.largest_steps > 0.6
+    assert steps.largest_steps == pytest.approx(0.5)
+    assert steps.steps == epochs.steps
+    assert epochs.from_size == pytest.approx(0)
+    assert epochs.largest_weight == pytest.approx(steps.largest_weight)
+    assert epochs.test_auc > 0.6
+    assert repr(task.run(cell())) == repr(epochs)  # to the last digit
+    assert task.run(cell(order=5)).test_auc != epochs.test_auc
+    assert task.run(cell(head=5)).test_auc != epochs.test_auc
+
+
+@pytest.mark.filterwarnings("ignore:left out of the federation")
+def test_what_similarity_moves_is_measured_beside_the_same_rule_without_it(table, monkeypatch):
+    monkeypatch.setattr(work_study, "ROUNDS", 3)
+    task = Task.of(table, split=0, partition="natural")
+    moved = {rule: task.run(cell(rule)).from_constant for rule in work_study.RULES}
+    for rule in ("constant", "alone, constant"):
+        assert moved[rule] == pytest.approx(0, abs=1e-12)
+    for rule in ("fedavg", "uniform", "fednova", "random_effects", "label_gate"):
+        assert math.isnan(moved[rule])
+    assert 0 < moved["feddraw"] < moved["alone x 10"] < moved["alone x 50"]
+
+
+def test_a_stopped_stage_goes_on_and_shards_are_read_together(table, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(work_study, "ROUNDS", 1)
+    rules = {name: work_study.RULES[name] for name in ("fedavg", "uniform")}
+    monkeypatch.setattr(work_study, "RULES", rules)
+    monkeypatch.setitem(work_study.SPLITS, "choose", range(1000, 1002))
+    monkeypatch.setattr(work_study, "RATES", (1e-3, 1e-2))
+    random = {"random": work_study.PARTITIONS["random"]}
+    monkeypatch.setattr(work_study, "PARTITIONS", random)
+    cells = planned_cells("choose", {})
+    assert len(cells) == 2 * 1 * 2 * 2 * 2
+    first = work_study.shard_of_splits(cells, "1/2")
+    file = work_study.table_file("choose", "1/2", tmp_path)
+    work_study.carry_out(table, first, file, set(), no_progress)
+    with pytest.raises(UserError, match="8 runs of the choice of learning rates are missing"):
+        work_study.rates_of_finished_choice(tmp_path)
+    before = file.read_bytes()
+    done = {done for done, _ in work_study.read_rows("choose", tmp_path)}
+    whole = work_study.table_file("choose", folder=tmp_path)
+    work_study.carry_out(table, cells, whole, done, no_progress)
+    rows = work_study.read_rows("choose", tmp_path)
+    assert [one for one, _ in rows] == sorted(cells)
+    assert file.read_bytes() == before
+    rates = work_study.rates_of_finished_choice(tmp_path)
+    assert rates.keys() == {
+        ("random", work, rule) for work in ("epochs", "steps") for rule in rules
+    }
+
+
+def test_the_rate_with_the_best_mean_validation_is_chosen_whatever_the_test_says():
+    def outcome(validation, test):
+        return replace(OUTCOME, validation_auc=validation, test_auc=test)
+
+    rows = [
+        (cell(lr=1e-3, split=0), outcome(0.80, 0.1)),
+        (cell(lr=1e-3, split=1), outcome(0.70, 0.1)),
+        (cell(lr=1e-2, split=0), outcome(0.60, 0.9)),
+        (cell(lr=1e-2, split=1), outcome(0.85, 0.9)),
+    ]
+    assert work_study.chosen_rates(rows) == {("natural", "epochs", "fedavg"): 1e-3}
+
+
+def test_no_split_serves_two_stages():
+    seeds = [seed for splits in work_study.SPLITS.values() for seed in splits]
+    assert len(seeds) == len(set(seeds))
+
+
+def test_every_run_that_varies_its_seeds_has_an_order_of_its_own():
+    rates = dict.fromkeys(
+        [
+            (partition, work, rule)
+            for partition in work_study.PARTITIONS
+            for work in work_study.WORKS
+            for rule in work_study.RULES
+        ],
+        1e-3,
+    )
+    of_one = [
+        (planned.head, planned.order)
+        for planned in planned_cells("vary", rates)
+        if (planned.split, planned.partition, planned.work, planned.rule)
+        == (2000, "natural", "steps", "uniform")
+    ]
+    assert len({head for head, _ in of_one}) == 3
+    assert len({order for _, order in of_one}) == len(of_one) == 9
+    assert len(planned_cells("run", rates)) == 200 * 4 * 2 * len(work_study.RULES)
+
+
+# ------------------------------------------------------------------------------------- the analysis
+
+OUTCOME = Outcome(0.7, 0.7, 0.0, 0.3, math.nan, 0.6, 0.7, 0.7, 40)
+
+
+def simulated_runs(gains, spread=0.01, splits=200, moved=0.2, steps_of_largest=0.25):
+    """Runs whose mean test AUC is .7 plus what (work, rule) gains in every partition."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for split in range(splits):
+        of_split = rng.normal(0, 0.05)
+        for partition in work_study.PARTITIONS:
+            for work in work_study.WORKS:
+                for rule in work_study.RULES:
+                    gain = gains.get((work, rule), 0.0)
+                    value = 0.7 + of_split + gain + rng.normal(0, spread / math.sqrt(2))
+                    outcome = replace(
+                        OUTCOME,
+                        test_auc=value,
+                        from_constant=moved,
+                        largest_weight=0.25 if rule == "uniform" else 0.6,
+                        largest_steps=0.6 if work == "epochs" else steps_of_largest,
+                    )
+                    rows.append((cell(rule, work, partition, split=split), outcome))
+    return rows
+
+
+def test_a_gain_that_is_work_alone_is_found_to_be_work():
+    answers = weights_and_work(by_cell(simulated_runs({("epochs", "uniform"): 0.05})))
+    by_epochs, by_steps, of_work, _ = answers.values()
+    assert {estimate.verdict() for estimate in by_epochs.values()} == {"higher"}
+    assert {estimate.verdict() for estimate in by_steps.values()} == {"not decided"}
+    assert {estimate.verdict() for estimate in of_work.values()} == {"higher"}
+
+
+def test_a_gain_that_is_weights_alone_is_found_to_be_weights():
+    gains = {("epochs", "uniform"): 0.05, ("steps", "uniform"): 0.05}
+    by_epochs, by_steps, of_work, _ = weights_and_work(by_cell(simulated_runs(gains))).values()
+    assert {estimate.verdict() for estimate in by_epochs.values()} == {"higher"}
+    assert {estimate.verdict() for estimate in by_steps.values()} == {"higher"}
+    assert {estimate.verdict() for estimate in of_work.values()} == {"not decided"}
+
+
+def test_work_that_was_not_made_equal_is_not_judged(tmp_path: Path):
+    for steps_of_largest, verdict in ((0.25, "higher"), (0.4, "not judged")):
+        rows = simulated_runs({("epochs", "uniform"): 0.05}, 0.01, 20, 0.2, steps_of_largest)
+        folder = tmp_path / verdict
+        folder.mkdir()
+        work_study.append_rows(work_study.table_file("run", folder=folder), rows)
+        of_work = work_study_tables.all_tables(folder).split("**")[6]
+        assert of_work.count(f"| {verdict} |") == 4
+
+
+def test_similarity_is_judged_by_what_it_moved_before_what_it_gained():
+    effect = contrasts(
+        by_cell(simulated_runs({("epochs", "feddraw"): 0.004}, spread=0.0005)),
+        work_study_tables.SIMILARITY,
+    )
+    found = {
+        contrast: similarity_verdict(estimate, moved=0.2) for contrast, estimate in effect.items()
+    }
+    verdicts = {(c.first, c.second, c.work): verdict for c, verdict in found.items()}
+    assert verdicts["feddraw", "constant", "epochs"] == "higher"
+    assert verdicts["feddraw", "constant", "steps"] == "within 0.002"
+    estimate = next(iter(effect.values()))
+    assert similarity_verdict(estimate, moved=0.005) == "not administered"
+    vague = next(iter(contrasts(by_cell(simulated_runs({})), work_study_tables.SIMILARITY).items()))
+    assert similarity_verdict(vague[1], moved=0.2) == "not decided"
+
+
+def test_more_splits_do_not_shorten_an_interval_below_its_floor():
+    rng = np.random.default_rng(2)
+    few, many = (nadeau_bengio(rng.normal(0, 0.02, count)) for count in (40, 4000))
+    assert (many.high - many.low) / 2 == pytest.approx(many.floor, rel=0.001)
+    assert many.floor == pytest.approx(1.96 * 0.02 * math.sqrt(0.25 / 0.65), rel=0.05)
+    assert (few.high - few.low) / 2 > few.floor
+
+
+def test_the_interval_covers_the_truth_over_splits_that_share_patients():
+    """Each draw is a population of patients, a mean of its own, and splits of these."""
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(400):
+        patients = rng.normal(0.01, 0.3, 400)
+        splits = [rng.choice(patients, 100, replace=False).mean() for _ in range(50)]
+        estimate = nadeau_bengio(np.array(splits))
+        covered += estimate.low <= 0.01 <= estimate.high
+    assert 0.93 <= covered / 400 <= 1
+
+
+def test_sources_of_variance_are_told_apart():
+    rng = np.random.default_rng(4)
+    splits, heads, orders = 4000, 3, 3
+    values = (
+        rng.normal(0, 0.03, (splits, 1, 1))
+        + rng.normal(0, 0.02, (splits, heads, 1))
+        + rng.normal(0, 0.01, (splits, heads, orders))
+    )
+    sources = variance_by_source(values)
+    assert math.sqrt(sources.split) == pytest.approx(0.03, rel=0.05)
+    assert math.sqrt(sources.head) == pytest.approx(0.02, rel=0.05)
+    assert math.sqrt(sources.order) == pytest.approx(0.01, rel=0.05)
+    only_order = variance_by_source(rng.normal(0, 0.01, (splits, heads, orders)))
+    assert abs(only_order.split) < 3e-6
+    assert abs(only_order.head) < 3e-6
+
+
+def test_the_tables_are_made_from_the_files_alone(tmp_path: Path):
+    assert "not run" in work_study_tables.all_tables(tmp_path)
+    rows = simulated_runs({("epochs", "uniform"): 0.05}, splits=20)
+    work_study.append_rows(work_study.table_file("run", folder=tmp_path), rows)
+    text = work_study_tables.all_tables(tmp_path)
+    first_line = next(line for line in text.splitlines() if line.startswith("| random |"))
+    assert "higher" in first_line
+    assert "+0.05" in first_line
+    assert text == work_study_tables.all_tables(tmp_path)
