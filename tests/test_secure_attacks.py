@@ -902,6 +902,16 @@ def test_after_a_signed_list_nothing_is_masked_again(federation: Federation) -> 
     assert len(federation.runs) == 4
 
 
+def test_another_setting_is_another_evaluation_of_the_same_images(federation: Federation) -> None:
+    """Not prevented: all sites are asked, and once more all but one under a setting of no meaning."""
+    for sites, orders in ((SITES, {}), (SITES[:3], {"x": 1})):
+        keys = {site: federation.offer(site, kind="evaluate", orders=orders) for site in sites}
+        for site in sites:
+            federation.ask(site, met(keys, sites), "evaluate")
+    assert [site for site, _, _ in federation.runs] == [*SITES, *SITES[:3]]
+    assert said_in_the_docs("evaluates the same model once more with one site fewer")
+
+
 @attack(
     "calls the run by another name, to begin a round again",
     "refused: a site's memory is keyed by its own key and by what it ran",
@@ -945,8 +955,14 @@ def test_a_site_weighs_itself_once_and_for_what_it_masks(tmp_path: Path) -> None
     told = federation.announcement(joined, policy=policy)
     others = (replace(told.parties[1], size=9999), *told.parties[2:])
     federation.ask("North", Weigh(told))
+    changed = replace(told, parties=(told.parties[0], *others))
     with refused("says it once"):
-        federation.ask("North", Weigh(replace(told, parties=(told.parties[0], *others))))
+        federation.ask("North", Weigh(changed))
+    shares = {
+        peer: one.shares["moves"].closed["North"] for peer, one in joined.items() if peer != "North"
+    }
+    with refused("has changed since this site agreed"):
+        federation.ask("North", Add("moves", changed, shares))
     with refused("not its own"):
         federation.ask("East", Weigh(replace(told, parties=(told.parties[0], *others))))
     with refused("clients that were not asked"):
@@ -1303,7 +1319,7 @@ def test_counts_of_two_findings_that_all_but_one_site_label_show_that_sites_coun
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not prevented: the same, of an evaluation, where the model gives both findings one score."""
-    counts_of_site = {}
+    counts_of_site: dict[str, Any] = {}
 
     def evaluate(message: Message, context: Context) -> Message:
         number = int(context.node_config["partition-id"])
