@@ -645,6 +645,26 @@ def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_
     assert ("counts reveal" in grid.stages) == summed
 
 
+def test_sites_that_answered_are_not_missing_where_the_counts_of_too_few_came(
+    keys: Path, tmp_path: Path
+) -> None:
+    silent = ("South", "West")
+
+    def lose(stage: str, site: str, reply: Message) -> list[Message]:
+        lost = reply.metadata.message_type == "evaluate" and site in silent
+        return [] if lost else [reply]
+
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path), lose)
+    strategy = run(
+        grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b")
+    )
+    assert strategy.evaluation is not None
+    found = {site.client: site.status for site in strategy.evaluation.sites}
+    assert {name for name, status in found.items() if status == "missing"} == set(silent)
+    for name in set(tiny.NAMES) - set(silent):
+        assert "keys came from 2 of 4 clients" in found[name]
+
+
 def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(
     keys: Path, tmp_path: Path
 ) -> None:

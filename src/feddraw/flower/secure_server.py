@@ -303,9 +303,11 @@ class FlowerSecureServer:
 
     def _left_out(self, outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
         """By the ledger's name, why sites that answered the offer are not in the sum."""
+        # a sum can fail before a site has said more than its keys
+        failed = dict.fromkeys(names, outcome.failure)
         return {
             names[own]: why
-            for own, why in {**outcome.left_out, **outcome.reasons()}.items()
+            for own, why in {**failed, **outcome.left_out, **outcome.reasons()}.items()
             if why and own in names and own not in _summed(outcome)
         }
 

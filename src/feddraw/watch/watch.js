@@ -285,7 +285,10 @@
     chart(byId("chart-weights"), shares, rounds, { zero: true }, `Weights by round: ${clients.map((name, i) => `${name} ${shown(lastWeight[i])}`).join(", ")}.`);
     const judged = validation.some((value) => value !== null);
     const lossKnown = !run.done || loss.some((value) => value !== null);
-    write(byId("quality-heading"), judged ? "Validation AUC" : lossKnown ? "Training loss" : "Training loss: not in this folder");
+    // a server writes the ledger when a round has trained, and the round's line when it was evaluated
+    const evaluating = run.state === "running" && run.done === 1;
+    const noLoss = evaluating ? "Training loss: known after the evaluation" : "Training loss: not in this folder";
+    write(byId("quality-heading"), judged ? "Validation AUC" : lossKnown ? "Training loss" : noLoss);
     const quality = over(judged ? validation : loss);
     chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(quality.at(-1)?.[1])}.`);
     legend(byId("legend-clients"), clients.map((name, i) => [name, legendWords(lastWeight[i], influence[i], sizes[i])]));
@@ -294,7 +297,7 @@
     const timed = client_seconds.some((row) => row.some((value) => value !== null));
     byId("chart-seconds").hidden = !timed;
     byId("no-seconds").hidden = timed;
-    write(byId("no-seconds"), run.done ? "The clients of this run do not say how long they train." : "Known after the first round.");
+    write(byId("no-seconds"), run.done && !evaluating ? "The clients of this run do not say how long they train." : "Known after the first round.");
     if (timed) chart(byId("chart-seconds"), client_seconds.map(over), rounds, { zero: true, seconds: true, height: 170 }, `Seconds of training by round and client: ${clients.map((name, i) => `${name} ${shown(lastOf(client_seconds[i]), 1)}`).join(", ")}.`);
     write(byId("evaluated"), evaluationWords(detail.data.evaluations));
     drawNumbers();
