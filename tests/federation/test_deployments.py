@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
-from needed import LONG, PATIENCE
+from needed import LONG, PATIENCE, wait_until_connected
 from safetensors.numpy import load_file
 
 from feddraw.experiment.run_preparation import prepare
@@ -43,8 +43,10 @@ def expect_bits(folder: Path, reference: Path, **changes: Any) -> None:
 
 
 def nodes(made: Any, count: int = 3) -> None:
-    for number in range(count):
-        made.supernode(f"node{number}", f"partition-id={number}")
+    names = [f"node{number}" for number in range(count)]
+    for number, name in enumerate(names):
+        made.supernode(name, f"partition-id={number}")
+    wait_until_connected(made, *names)
 
 
 def test_client_memory_crosses_rounds_and_processes(tmp_path: Path) -> None:

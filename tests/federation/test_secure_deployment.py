@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from needed import KEY_TOOLS, LONG
+from needed import KEY_TOOLS, LONG, wait_until_connected
 from test_deployments import expect_bits
 from test_strangers import PROJECT
 
@@ -116,6 +116,7 @@ def secured(made: Any) -> None:
     made.invite(*SITES)
     for number, site in enumerate(SITES):
         made.supernode(site, f"partition-id={number} simulated=true")
+    wait_until_connected(made, *SITES)
 
 
 def kill_at(made: Any, node: str, message: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from needed import LONG, NGINX, PATIENCE
+from needed import LONG, NGINX, PATIENCE, wait_until_connected
 
 from test_flower_deployment import EXAMPLE, FILES, script
 
@@ -80,12 +80,8 @@ def made(tmp_path: Path) -> Iterator[Any]:
     """A federation with one node, behind its door."""
     with LOCAL.federation(tmp_path / "federation") as started:
         started.supernode("node0", "partition-id=0")
-        wait_for_connection(started)
+        wait_until_connected(started, "node0")
         yield started
-
-
-def wait_for_connection(made: Any) -> None:
-    LOCAL.wait_for(lambda: "SuperNode ID" in made.log("node0"), PATIENCE, made.log("node0"))
 
 
 def plain(text: str) -> str:
@@ -169,7 +165,7 @@ def test_a_site_refuses_an_app_until_the_operator_has_signed_it_and_again_when_i
     made.processes["node0"].terminate()
     made.processes["node0"].wait(timeout=PATIENCE)
     made.supernode("node0", "partition-id=0", register=False)  # with the operator's new file
-    wait_for_connection(made)
+    wait_until_connected(made, "node0")
     assert "the node says: done" in run()
     assert ran.exists()
 

@@ -18,12 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from needed import KEY_TOOLS, LONG
+from needed import KEY_TOOLS, LONG, wait_until_connected
 
 from feddraw.results.ledger_table import read_ledger
 from feddraw.results.round_log import RoundLine, read_round_log
@@ -100,13 +99,6 @@ class Tuesday:
 
     def start(self, name: str, *, register: bool = True) -> None:
         self.made.supernode(name, self.config[name], register=register)
-
-    def wait_until_connected(self, *names: str) -> None:
-        for name in names:
-            self.wait(partial(self._is_connected, name), f"{name} does not connect")
-
-    def _is_connected(self, name: str) -> bool:
-        return "SuperNode ID" in self.made.log(name)
 
     def kill_at_work(self, name: str, kind: str, round: int) -> None:
         """As soon as the node gets this message; it is restarted within seconds."""
@@ -215,7 +207,7 @@ def live_through_it(tuesday: Tuesday) -> int:
     """
     for name in ("North", "East", "South", "Twin", "Stranger"):
         tuesday.start(name)
-    tuesday.wait_until_connected("North", "East", "South", "Twin", "Stranger")
+    wait_until_connected(tuesday.made, "North", "East", "South", "Twin", "Stranger")
     tuesday.begin(resume=False)
 
     tuesday.wait_until_trained(0)
@@ -223,7 +215,7 @@ def live_through_it(tuesday: Tuesday) -> int:
 
     tuesday.kill_at_work("East", "train", 2)
     tuesday.kill_at_work("South", "evaluate", 3)
-    tuesday.wait_until_connected("East", "South", "West")
+    wait_until_connected(tuesday.made, "East", "South", "West")
 
     before = 1 + max(tuesday.lines())  # a round that may have begun without one of them
     tuesday.wait_until_evaluated(before)
