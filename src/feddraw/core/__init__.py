@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from feddraw.core.addressed import TAG, addressed, drawn_tag, own_row
 from feddraw.core.capabilities import (
     only_weighs,
     secure_sums,
@@ -44,6 +45,7 @@ from feddraw.core.exchange import (
     LOSS,
     MOST_IMAGES,
     MOST_STEPS,
+    TRAINED_LOSS,
     Asked,
     Extra,
     Holds,
@@ -113,6 +115,8 @@ __all__ = [
     "LOSS",
     "MOST_IMAGES",
     "MOST_STEPS",
+    "TAG",
+    "TRAINED_LOSS",
     "AfterFirstSum",
     "Asked",
     "Bound",
@@ -166,6 +170,8 @@ __all__ = [
     "Weighted",
     "Weighting",
     "Weights",
+    "addressed",
+    "drawn_tag",
     "empty_model",
     "extras_of",
     "gram",
@@ -175,6 +181,7 @@ __all__ = [
     "only_weighs",
     "output_name",
     "own_output_weight",
+    "own_row",
     "own_weight",
     "own_weight_range",
     "secure_sums",

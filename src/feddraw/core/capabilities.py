@@ -7,7 +7,7 @@ package decides it.
 
 from __future__ import annotations
 
-from feddraw.core.exchange import HELD
+from feddraw.core.exchange import ASKED, HELD
 from feddraw.core.local import Local, OnItsOwn
 from feddraw.core.method import Method
 from feddraw.core.server import Factored, Joint, Server, StandingMean
@@ -133,6 +133,8 @@ def why_not_first(method: Method) -> str:
         return "trains in one place, so there are no clients to weigh"
     if isinstance(method.aggregation, Joint):
         return ""  # it has no weighting to give, and takes the other's local rule instead
+    if _weighs_by_own_clients(method):
+        return "weighs by what only its own clients send, so it cannot come first"
     if isinstance(method.aggregation.weighting, BySize | Equal) and not only_weighs(method):
         return "has no weighting of its own, so it cannot come first: use fedavg or uniform instead"
     return ""
@@ -146,9 +148,19 @@ def why_not_second(method: Method) -> str:
         return "never trains on the common model, so it cannot come second"
     if isinstance(method.aggregation, Joint):
         return "makes model and weights together, so it takes no weights and cannot come second"
+    if _weighs_by_own_clients(method):
+        return "changes its clients for its own weights only, so it cannot come second"
     if only_weighs(method):
         return "is a weighting only, so it cannot come second"
     return ""
+
+
+def _weighs_by_own_clients(method: Method) -> bool:
+    """Whether its weighting asks for what only its own local rule sends."""
+    if isinstance(method.aggregation, Joint):
+        return False
+    asks = method.aggregation.weighting.needs.asks
+    return any(extra.name not in ASKED for extra in asks)
 
 
 def only_weighs(method: Method) -> bool:

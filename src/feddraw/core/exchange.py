@@ -31,7 +31,9 @@ MOST_LOSS = 1e6  # of a mean loss: no honest one is near it, and powers of it st
 Holds = Literal["numbers", "gradients", "moves"]
 
 Measured = Literal["gradient mean", "classifier gradient mean", "gradient spread"]
-Asked = Literal["loss", "accuracy", "labels", "gradient", "groups", "held"] | Measured
+Asked = (
+    Literal["loss", "trained loss", "accuracy", "labels", "gradient", "groups", "held"] | Measured
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Extra:
 
 # What a weighting or a server rule may ask of every client; a client answers only what is asked.
 LOSS = Extra("loss", "number", 0.0, MOST_LOSS, words="clients' loss")
+TRAINED_LOSS = Extra("trained loss", "number", 0.0, MOST_LOSS, words="loss after training")
 ACCURACY = Extra("accuracy", "number", 0.0, 1.0, words="clients' accuracy")
 LABELS = Extra("labels", "findings", 0.0, MOST_IMAGES, words="label counts")
 GRADIENT = Extra("gradient", "params", holds="gradients", words="clients' gradient")
@@ -63,16 +66,17 @@ CLASSIFIER_GRADIENT_MEAN = Extra(
 )
 GRADIENT_SPREAD = Extra("gradient spread", "spread", 0.0, words="their variance")
 
-# LOSS: of the received model, over the client's images, in evaluation mode. ACCURACY: of the
-# trained model, the share of labels that it gets right. LABELS: images with each finding.
-# GRADIENT: of the loss at the received model. GROUPS: how the received model treats two groups of
-# patients, as counts. HELD: what the client remembered before this training (`Local.held`).
-# The others: over some batches at the received model, as `Measurement` says; zeros from a client
-# that is too small to measure.
+# LOSS: of the received model, over the client's images, in evaluation mode. TRAINED_LOSS: the same
+# of the trained model. ACCURACY: of the trained model, the share of labels that it gets right.
+# LABELS: images with each finding. GRADIENT: of the loss at the received model. GROUPS: how the
+# received model treats two groups of patients, as counts. HELD: what the client remembered before
+# this training (`Local.held`). The others: over some batches at the received model, as
+# `Measurement` says; zeros from a client that is too small to measure.
 ASKED: Mapping[str, Extra] = {
     extra.name: extra
     for extra in (
         LOSS,
+        TRAINED_LOSS,
         ACCURACY,
         LABELS,
         GRADIENT,

@@ -53,6 +53,9 @@ class Client(Protocol):
     def trained(self, start: Model, correction: Correction) -> Model:
         """Another model after this round's training."""
 
+    def accuracy_of(self, model: Model) -> float:
+        """The share of the client's labels that a model gets right, in evaluation mode."""
+
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
         """A frozen copy of a model, in evaluation mode: images to the classifier's input."""
 

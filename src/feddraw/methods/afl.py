@@ -12,6 +12,7 @@ that joins later starts at 1/K.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,6 +46,16 @@ def onto_simplex(point: Floats) -> Floats:
     return np.asarray(np.maximum(0, point - excess[np.flatnonzero(falling > excess)[-1]]))
 
 
+def shares_of_all(known: Mapping[str, float], population: int) -> Floats:
+    """(population,): the share of each client, present or not.
+
+    Those that are new start at 1/K, and the others keep their proportions.
+    """
+    shares = np.array([known.get(str(client), np.nan) for client in range(population)])
+    new = np.isnan(shares)
+    return np.where(new, 1 / population, shares * (1 - new.mean()))
+
+
 @dataclass(frozen=True)
 class AgnosticWeighting(Weighting):
     rate: float = 0.1
@@ -57,11 +68,7 @@ class AgnosticWeighting(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         losses = np.full(cohort.population, cohort.number("loss").mean())
         losses[list(cohort.clients)] = cohort.number("loss")
-        known = np.array(
-            [state["lambda"].get(str(client), np.nan) for client in range(cohort.population)]
-        )
-        new = np.isnan(known)  # these start at 1/K, and the others keep their proportions
-        before = np.where(new, 1 / cohort.population, known * (1 - new.mean()))
+        before = shares_of_all(state["lambda"], cohort.population)
         now = before[list(cohort.clients)]
         after = onto_simplex(before + self.rate * losses)
         state = {"lambda": {str(client): value for client, value in enumerate(after.tolist())}}

@@ -219,25 +219,33 @@ class _Client:
             return self.full_gradient()
         if question == "held":
             return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
-        targets = self._trainer.examples.targets[self._rows]
         if question == "labels":
-            return np.asarray(np.nansum(targets, axis=0))
-        return self._answer_by_scores(question, trained, targets)
-
-    def _answer_by_scores(self, question: str, trained: Model, targets: Vector) -> Vector:
+            return np.asarray(np.nansum(self._targets, axis=0))
         if question == "loss":
-            logits = self._logits(self._job.model)
-            loss = loop.loss_over_known(
-                self._trainer.smoothed_loss, logits, torch.from_numpy(targets)
-            )
-            return np.array([loss], np.float32)
+            return np.array([self._loss_of(self._job.model)], np.float32)
+        if question == "trained loss":
+            return np.array([self._loss_of(trained)], np.float32)
         if question == "accuracy":
-            right = (self._logits(trained).numpy() >= 0) == (targets >= 0.5)
-            return np.array([np.mean(right[~np.isnan(targets)])], np.float32)
+            return np.array([self.accuracy_of(trained)], np.float32)
         logits = self._logits(self._job.model)
         groups = self._trainer.examples.groups
         groups = None if groups is None else groups[self._rows]
-        return group_counts(logits.numpy(), targets, groups)
+        return group_counts(logits.numpy(), self._targets, groups)
+
+    def accuracy_of(self, model: Model) -> float:
+        """The share of the client's known labels that a model gets right."""
+        right = (self._logits(model).numpy() >= 0) == (self._targets >= 0.5)
+        return float(np.mean(right[~np.isnan(self._targets)]))
+
+    def _loss_of(self, model: Model) -> float:
+        """The mean loss over the client's images, in evaluation mode."""
+        targets = torch.from_numpy(self._targets)
+        loss = loop.loss_over_known(self._trainer.smoothed_loss, self._logits(model), targets)
+        return float(loss)
+
+    @property
+    def _targets(self) -> Vector:
+        return np.asarray(self._trainer.examples.targets[self._rows])
 
     def _logits(self, model: Model) -> Tensor:
         network = self._trainer.reference(0)
