@@ -51,6 +51,8 @@ NO_LONGER_SECURE = {"random_effects", "scaffold", "fedcav", "fedeba"}
 NO_LONGER_SECURE_PAIRS = {("feddraw_by_class", "fednova"), ("feddraw_by_class", "qfedavg")}
 # Its score needs the client's own update only, so it streams.
 NOW_STREAMS = {"feddraw_variant"}
+# These came since. FedCE weighs by what only its own clients send, so it is no half of a mixture.
+SINCE = {"fedce": "-0P--", "feddg_ga": "-0PA-", "fedpidavg": "-0PA-", "shapfed": "-0PA-"}
 # Joint rules combine with another's local rule; FedMGDA+'s weights fit any server rule.
 NOW_FIRST = {"fedlaw", "ldawa", "median", "trimmed_mean", "fedmgda"}
 
@@ -81,6 +83,16 @@ def test_what_each_method_can_do_is_as_before_but_for_changes_with_a_reason():
         if not (name == "fedlaw" and settings):
             assert (why_not_first(method) == "") == first, text
         assert (why_not_second(method) == "") == (before[4] == "B"), text
+
+
+def test_what_the_methods_can_do_that_came_since():
+    before = {text.partition("{")[0] for text in ANSWERS["methods"]}
+    assert set(catalog.names("methods")) - before == set(SINCE)
+    for name, expected_answers in SINCE.items():
+        method = catalog.find("methods", name)()
+        first = "-" if why_not_first(method) else "A"
+        second = "-" if why_not_second(method) else "B"
+        assert answers(method) + first + second == expected_answers, name
 
 
 def test_what_each_pair_can_do_is_as_before_but_for_changes_with_a_reason():

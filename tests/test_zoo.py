@@ -1086,6 +1086,11 @@ def test_the_page_of_methods_is_up_to_date():
     catalogue = module_from_spec(spec)
     spec.loader.exec_module(catalogue)
     assert catalogue.PAGE.read_text(encoding="utf-8") == catalogue.page()
+    for system, name in catalogue.IN_THE_PAPER.items():
+        reasons = [
+            rule for rule in catalogue.MISSING if rule.startswith((f"{system} ", f"{system},"))
+        ]
+        assert name in METHODS or (not name and len(reasons) == 1), system
 
 
 def test_a_long_update_does_not_make_krum_take_the_others_for_equal() -> None:

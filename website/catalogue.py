@@ -48,6 +48,7 @@ KINDS = {
         "fedawa",
         "random_effects",
     ),
+    "By what a client contributes": ("fedce", "feddg_ga", "shapfed", "fedpidavg"),
     "Fairness between clients, or between groups of patients": (
         "fedeba",
         "fedcav",
@@ -100,6 +101,53 @@ MISSING = {
         "an ensemble built after federated training, not an aggregation rule; neither code "
         "nor a full description was accessible"
     ),
+    "SAFL, gradual annealing (Nguyen et al., 2021)": (
+        "a client goes on from its own model or takes the common one, by an annealed "
+        "probability; the formula of that probability was not accessible, and no code was found"
+    ),
+    "FedPAC (Xu et al., ICLR 2023)": (
+        "combines the clients' classifiers for each client, by the means and variances of "
+        "features within each class, and pulls features to the classes' common centres; it is "
+        "defined for classes that exclude each other, and an image can have several findings"
+    ),
+    "FedSaC (Yan et al., 2024)": (
+        "the server makes a model for each client from those of similar and complementary "
+        "clients; here it sends one model to all"
+    ),
+    "CFFL (Lyu et al., 2020)": (
+        "the server holds back the more of each update from a client, the less that client "
+        "contributes, so no two clients have the same model; here it sends one model to all, and "
+        "what is held back at the client is not held back"
+    ),
+    "FedPerl (Bdair et al., 2021)": (
+        "similar peers help each other to label images that have no labels; training here needs "
+        "labels"
+    ),
+    "PAUSE (Peleg et al., 2025)": (
+        "chooses who takes part in a round by privacy, delay and how often each was chosen, by a "
+        "search with simulated annealing; it leaves weights as they are. `participation` draws "
+        "clients by chance"
+    ),
+    "FedSA (Neto et al., 2022)": (
+        "searches hyperparameters and participants with simulated annealing; it leaves weights as "
+        "they are"
+    ),
+    "FedFQ (Li et al., 2024)": (
+        "quantises updates, with bits assigned by simulated annealing; it is about what a message "
+        "costs"
+    ),
+    "CosDefense (Yaldiz et al., 2023)": (
+        "leaves out clients whose last layer stands apart by its cosine to the common one, as a "
+        "defence; use `median`, `trimmed_mean`, `krum` or the gate instead"
+    ),
+    "CCVR (Luo et al., 2021)": (
+        "trains the classifier again after federated training, on features drawn from each "
+        "class's Gaussian; it is no aggregation rule"
+    ),
+    "Surgical aggregation (Kulkarni et al., 2024)": (
+        "merges sites that label different findings; here each method does, in its own way: see "
+        "[labels](labels.md)"
+    ),
     "FedEBA+, its alignment": (
         "the switch between model and gradient alignment by an angle could not be verified; only "
         "the aggregation is implemented (`fedeba`)"
@@ -107,7 +155,69 @@ MISSING = {
     "FedCav, its detection of attacks": (
         "not part of the weights; use `median`, `trimmed_mean`, `krum` or the gate instead"
     ),
+    "FedPIDAvg, its shorter training": (
+        "large clients take fewer steps, by a Poisson distribution of sizes; "
+        '`training.work = "steps"` gives all clients the same number'
+    ),
+    "ShapFed, its models by contribution": (
+        "each client mixes the common model with its own by its contribution; only the weights "
+        "are implemented (`shapfed`)"
+    ),
 }
+
+# The systems that FedDRAW's paper names, in its order, and the method that is each; those without
+# one are in `MISSING`.
+IN_THE_PAPER = {
+    "FedAvg": "fedavg",
+    "IDA": "ida",
+    "FedProx": "fedprox",
+    "SCAFFOLD": "scaffold",
+    "FedNova": "fednova",
+    "FedAdp": "fedadp",
+    "L-DAWA": "ldawa",
+    "SimProx": "",
+    "FedSim": "fedsim",
+    "FedSaC": "",
+    "FedPAC": "",
+    "FedDisco": "feddisco",
+    "FedLBW": "fedlbw",
+    "FedLAW": "fedlaw",
+    "FedAWA": "fedawa",
+    "FedLaw": "",
+    "FedSA": "",
+    "FedFQ": "",
+    "PAUSE": "",
+    "SAFL": "",
+    "FedDyn": "feddyn",
+    "MOON": "moon",
+    "FedDRW": "",
+    "FedEL": "",
+    "q-FFL": "qfedavg",
+    "Ditto": "ditto",
+    "AFL": "afl",
+    "FedMGDA+": "fedmgda",
+    "GIFAIR-FL": "gifair",
+    "FairFed": "fairfed",
+    "CFFL": "",
+    "FedEBA+": "fedeba",
+    "FedCav": "fedcav",
+    "FedBN": "fedbn",
+    "Surgical aggregation": "",
+    "FedPerl": "",
+    "CCVR": "",
+    "CosDefense": "",
+}
+
+
+def where_in_the_paper() -> list[str]:
+    """A row for each system that the paper names."""
+    rows = ["## The systems that FedDRAW's paper names\n", "| system | here |", "|---|---|"]
+    for system, name in IN_THE_PAPER.items():
+        place = f"[`{name}`](#{name})" if name else "[not implemented](#not-implemented)"
+        rows.append(f"| {system} | {place} |")
+    return [*rows, ""]
+
+
 TAIL = "\n".join(
     [
         "## Not implemented\n",
@@ -126,7 +236,7 @@ def page() -> str:
     for kind, names in (KINDS | {"Others": others}).items():
         if names:
             parts += [f"## {kind}\n", *(entry(name) for name in names)]
-    return "\n".join([*parts, TAIL])
+    return "\n".join([*parts, *where_in_the_paper(), TAIL])
 
 
 def mixtures() -> str:

@@ -12,8 +12,8 @@ that it sent for x, and w how much it counted, which the server tells it in a ta
 get (`core.addressed`). Where it did not count in x, or alone made it, it takes x. So there is an
 error in the first round too, of the initial model; the authors take 1. They measure one minus the
 Dice coefficient on validation images; findings have no Dice coefficient, and we take the client's
-training images. Rows of a finding that some clients do not label are weighed among the others, so
-there w is not quite what counted.
+training images. Where `gate.clip` shortened the move, and in the rows of a finding that some
+clients do not label, what is taken out is not quite what counted.
 
 The paper has everybody in every round. Here means are over a client's own rounds, those in which it
 was alone left out, and a client without a weight before takes part with the mean of the others'.
