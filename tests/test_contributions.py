@@ -475,6 +475,7 @@ def test_fedce_is_the_same_written_twice_where_clients_come_go_and_lose_updates(
         assert [result.weights[NAMES[u.client]] for u in updates] == pytest.approx(
             expected, abs=1e-5
         )
+        assert len(result.state["server"][COEFFICIENTS]) == 2 * len(NAMES)  # in every round
         sent = result.next_model
         arrived.clear()
     assert absences_measured > 10
@@ -496,7 +497,7 @@ def test_a_client_takes_its_own_part_out_of_the_model_that_it_receives() -> None
         sum(w * model.joined() for w, model in zip(weights, models, strict=True))
     )
     tags = np.array([0.25, 0.5, 0.75], np.float32)
-    job = Job(1, 2, 0, 0, received, {COEFFICIENTS: addressed(tags, weights)})
+    job = Job(1, 2, 0, 0, received, {COEFFICIENTS: addressed(tags, weights, room=4)})
     memory: Memory = {"last": models[1].joined(), "tag": tags[1:2]}
     others = (weights[0] * models[0].joined() + weights[2] * models[2].joined()) / 0.7
     assert model_without(job, memory).joined() == pytest.approx(others, abs=1e-5)
@@ -505,10 +506,11 @@ def test_a_client_takes_its_own_part_out_of_the_model_that_it_receives() -> None
 
 
 def test_a_row_is_found_by_its_tag_and_no_row_where_two_drew_the_same() -> None:
-    table = addressed(np.array([0.1, 0.2, 0.2], np.float32), np.arange(6.0).reshape(3, 2))
+    table = addressed(np.array([0.1, 0.2, 0.2], np.float32), np.arange(6.0).reshape(3, 2), room=5)
     found = own_row(table, np.array([0.1], np.float32), length=2)
     assert found is not None
     assert found.tolist() == [0, 1]
+    assert len(table) == 5 * 3
     assert own_row(table, np.array([0.2], np.float32), length=2) is None
     assert own_row(table, np.array([0.3], np.float32), length=2) is None
     with pytest.raises(UserError, match="table cannot be read"):

@@ -22,9 +22,19 @@ def drawn_tag(job: Job) -> Vector:
     return np.random.default_rng([job.seed, job.round]).random(1, dtype=np.float32)
 
 
-def addressed(tags: Vector, rows: Vector) -> Vector:
-    """The table of tags (clients,) and what is said to each (clients, length), as one vector."""
-    return np.column_stack([tags, rows]).astype(np.float32).ravel()
+NOBODY = -1.0  # in place of a tag, in rows that are left over
+
+
+def addressed(tags: Vector, rows: Vector, room: int) -> Vector:
+    """The table of tags (clients,) and what is said to each (clients, length), as one vector.
+
+    There is room for so many clients, so that it is as long in every round: engines keep the memory
+    of what they send.
+    """
+    table = np.column_stack([tags, rows]).astype(np.float32)
+    padded = np.full((max(room, len(table)), table.shape[1]), NOBODY, np.float32)
+    padded[: len(table)] = table
+    return padded.ravel()
 
 
 def own_row(table: Vector, tag: Vector, length: int) -> Vector | None:

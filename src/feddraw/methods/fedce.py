@@ -139,7 +139,8 @@ class TellsCoefficients(Server):
         return {COEFFICIENTS: table} if len(table) else {}
 
     def step(self, sums: Sums, state: State) -> tuple[Vector, State]:
-        table = addressed(sums.cohort.number(TAG.name), sums.coefficients)
+        tags = sums.cohort.number(TAG.name)
+        table = addressed(tags, sums.coefficients, room=sums.cohort.population)
         return sums.total, {COEFFICIENTS: table}
 
 
