@@ -78,14 +78,14 @@ def cosine_with_others(products: Floats, shares: Floats) -> Floats:
     others = parts.sum() - 2 * parts.sum(axis=1) + np.diag(parts)  # that sum's squared length
     lengths = np.sqrt(np.diag(products) * np.maximum(others, 0.0))
     cosines = np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
-    return np.clip(cosines, -1.0, 1.0)
+    return np.asarray(np.clip(cosines, -1.0, 1.0))
 
 
 def floored_shares(amounts: Floats) -> Floats:
     """Amounts as shares of their sum, none below `LEAST`; equal where there is nothing to share."""
     total = amounts.sum()
     shares = amounts / total if total > 0 else np.full(len(amounts), 1 / len(amounts))
-    return np.maximum(shares, LEAST)
+    return np.asarray(np.maximum(shares, LEAST))
 
 
 @dataclass(frozen=True)
