@@ -107,8 +107,9 @@ MISSING = {
     ),
     "FedPAC (Xu et al., ICLR 2023)": (
         "combines the clients' classifiers for each client, by the means and variances of "
-        "features within each class, and pulls features to the classes' common centres; it is "
-        "defined for classes that exclude each other, and an image can have several findings"
+        "features within each class, pulls features to the classes' common centres, and trains "
+        "classifier and body in turn; it is defined for classes that exclude each other, and an "
+        "image can have several findings"
     ),
     "FedSaC (Yan et al., 2024)": (
         "the server makes a model for each client from those of similar and complementary "

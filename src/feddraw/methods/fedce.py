@@ -15,8 +15,8 @@ Dice coefficient on validation images; findings have no Dice coefficient, and we
 training images. Where `gate.clip` shortened the move, and in the rows of a finding that some
 clients do not label, what is taken out is not quite what counted.
 
-The paper has everybody in every round. Here means are over a client's own rounds, those in which it
-was alone left out, and a client without a weight before takes part with the mean of the others'.
+The paper has everybody in every round. Here means are over a client's own rounds, but for those in
+which it was alone, and a client without a weight before has the mean of the others'.
 """
 
 from __future__ import annotations
