@@ -9,10 +9,11 @@ run takes; which numbers the features hold does not matter. CheXpert's table lie
 torchxrayvision, `chestmnist_labels.npz` has the labels of ChestMNIST in MedMNIST's layout. The
 classifier gets 1,024 features, as that of DenseNet121.
 
-Both sides are seconds of one processor, so that it does not matter what else the machine does: the
-prediction comes from steps that were timed by the process's own clock, and the use is the user and
-system time of the worker that carried the runs out, with its start. The features are computed
-before, and count on neither side.
+Both sides are seconds of one processor: the prediction comes from steps that were timed by the
+process's own clock, and the use is the user and system time of the worker that carried the runs
+out, with its start. Waiting for other programs counts on neither side. Sharing caches with them
+makes a step take longer on both, so steps are timed before and after the runs, and the mean
+counts. The features are computed before, and count on neither side.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import resource
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -134,36 +137,50 @@ class Comparison:
     """Seconds of a processor that some runs were predicted to take, and those that they took."""
 
     runs: int
-    predicted: float
+    timed: tuple[float, float]  # predicted before and after the runs
     used: float  # by the worker that carried them out
+
+    @property
+    def predicted(self) -> float:
+        return fmean(self.timed)
 
     @property
     def ratio(self) -> float:
         return self.used / self.predicted
 
-    def table(self) -> dict[str, float]:
+    def table(self) -> dict[str, Any]:
         return {
             "runs": self.runs,
-            "predicted_processor_seconds": round(self.predicted, 1),
+            "predicted_processor_seconds": [round(seconds, 1) for seconds in self.timed],
             "used_processor_seconds": round(self.used, 1),
             "used_over_predicted": round(self.ratio, 3),
         }
 
 
 def compare(runs: Sequence[PlannedRun], out: Path, progress: Progress | None = None) -> Comparison:
-    """Predict what some runs take one after the other, then carry them out in one worker."""
+    """Predict what some runs take one after the other, carry them out in one worker, and predict it
+    again.
+    """
     _compute_features(runs, progress)
-    with status_line("looking", stderr=True) as say:
-        prediction = preflight(runs, out, workers=1, devices="", say=say)
-    if prediction.obstacles:
-        raise UserError("; ".join(prediction.obstacles))
-    before = _seconds_of_ended_children()
+    predicted = _predicted_seconds(runs, out / "before")
+    children = _seconds_of_ended_children()
     study = StudyProgress([planned.name for planned in runs], workers=1)
     table = ResultTable(out / "runs.csv")
     follow_study(lambda say: run_study(runs, out, 1, [table], say), study)
     if study.failed:
         raise RunFailed("; ".join(study.failed.values()))
-    return Comparison(len(runs), prediction.seconds, _seconds_of_ended_children() - before)
+    used = _seconds_of_ended_children() - children
+    again = _predicted_seconds(runs, out / "after")
+    return Comparison(len(runs), (predicted, again), used)
+
+
+def _predicted_seconds(runs: Sequence[PlannedRun], out: Path) -> float:
+    """What `--dry-run` says with one worker, of runs whose folders are not there."""
+    with status_line("looking", stderr=True) as say:
+        prediction = preflight(runs, out, workers=1, devices="", say=say)
+    if prediction.obstacles:
+        raise UserError("; ".join(prediction.obstacles))
+    return prediction.seconds
 
 
 def _compute_features(runs: Sequence[PlannedRun], progress: Progress | None) -> None:
@@ -205,6 +222,7 @@ def main(words: Sequence[str] | None = None) -> None:
         tempfile.TemporaryDirectory() as folder,
         cache_in(folder),
         counting_bar(console(stderr=True), "") as progress,
+        redirect_stdout(sys.stderr),  # what the study says of its runs
     ):
         comparison = compare(runs, Path(folder) / "runs", progress)
     if options.json:

@@ -1,9 +1,9 @@
 """Weights, steps or similarity? The runs of studies/work-weights-similarity.md.
 
     python -m benchmarks.work_study pilot  LABELS.csv              what a run costs here
-    python -m benchmarks.work_study choose LABELS.csv [--shard i/n]  four learning rates, 20 splits
+    python -m benchmarks.work_study choose LABELS.csv [--shard i/n]  four rates, 20 splits
     python -m benchmarks.work_study run    LABELS.csv [--shard i/n]  the chosen ones, 200 splits
-    python -m benchmarks.work_study vary   LABELS.csv [--shard i/n]  20 splits, heads and orders
+    python -m benchmarks.work_study vary   LABELS.csv [--shard i/n]  10 splits, heads and orders
     python -m benchmarks.work_study tables                         what came of it
 
 LABELS.csv is that of the unpacked sample of 224 px. Runs are added to tables in docs/data, split by
@@ -96,12 +96,22 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "label_gate": ("studies.label_gate:label_gate", {}),
 }
 
+# A rule with similarity has the learning rate of the same rule without it: what they differ in is
+# then similarity alone.
+RATE_OF = {
+    "feddraw": "constant",
+    "shuffled": "constant",
+    "move": "constant",
+    "alone x 10": "alone, constant",
+    "alone x 50": "alone, constant",
+}
+
 # Splits by what they are for: no seed is used twice.
 SPLITS = {
     "pilot": range(9000, 9001),
     "choose": range(1000, 1020),
     "run": range(200),
-    "vary": range(2000, 2020),
+    "vary": range(2000, 2010),
 }
 PILOT_RATE = 1e-3
 # Where the sources of variance are told apart, and how many heads of a split, and orders of a head.
@@ -149,6 +159,8 @@ def planned_cells(stage: str, rates: Mapping[Where, float]) -> list[Cell]:
     varied = stage == "vary"
     partitions = VARIED_PARTITIONS if varied else tuple(PARTITIONS)
     rules = VARIED_RULES if varied else tuple(RULES)
+    if stage == "choose":
+        rules = tuple(rule for rule in RULES if rule not in RATE_OF)
     times = VARIED_TIMES if varied else 1
     cells = []
     for split, partition, work, rule in product(SPLITS[stage], partitions, WORKS, rules):
@@ -164,7 +176,10 @@ def planned_cells(stage: str, rates: Mapping[Where, float]) -> list[Cell]:
 def _rates_tried(stage: str, rates: Mapping[Where, float], where: Where) -> Sequence[float]:
     if stage == "choose":
         return RATES
-    return (PILOT_RATE,) if stage == "pilot" else (rates[where],)
+    if stage == "pilot":
+        return (PILOT_RATE,)
+    partition, work, rule = where
+    return (rates[partition, work, RATE_OF.get(rule, rule)],)
 
 
 # --------------------------------------------------------------------------------------- the runs

@@ -61,8 +61,12 @@ def test_what_the_worker_used_is_compared_with_what_was_predicted(
     whole = read_study(paper_frozen.STUDY, paper_frozen.MADE_UP | smaller, trust=True)
     assert len(whole) == 660
     assert len(shard_of(whole, "1/10")) == 66
-    predicted = SimpleNamespace(seconds=2.0, obstacles=())
-    monkeypatch.setattr(paper_frozen, "preflight", lambda *_, **__: predicted)
+    predictions = iter([1.0, 3.0])  # before and after
+
+    def predicted(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(seconds=next(predictions), obstacles=())
+
+    monkeypatch.setattr(paper_frozen, "preflight", predicted)
     comparison = paper_frozen.compare(shard_of(whole, "1/660"), tmp_path / "runs")
     assert comparison.runs == 1
     assert comparison.predicted == 2

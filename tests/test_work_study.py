@@ -190,6 +190,20 @@ def test_the_rate_with_the_best_mean_validation_is_chosen_whatever_the_test_says
     assert work_study.chosen_rates(rows) == {("natural", "epochs", "fedavg"): 1e-3}
 
 
+def test_rules_with_similarity_have_the_rate_of_the_rule_without_it():
+    tried = {planned.rule for planned in planned_cells("choose", {})}
+    assert tried == set(work_study.RULES) - set(work_study.RATE_OF)
+    rates = {
+        (partition, work, rule): 3e-3 if rule == "constant" else 1e-3
+        for partition in work_study.PARTITIONS
+        for work in work_study.WORKS
+        for rule in tried
+    }
+    of_rule = {planned.rule: planned.lr for planned in planned_cells("run", rates)}
+    assert of_rule["feddraw"] == of_rule["move"] == of_rule["constant"] == 3e-3
+    assert of_rule["alone x 50"] == of_rule["fedavg"] == 1e-3
+
+
 def test_no_split_serves_two_stages():
     seeds = [seed for splits in work_study.SPLITS.values() for seed in splits]
     assert len(seeds) == len(set(seeds))
