@@ -98,6 +98,7 @@ def test_stragglers_are_some_of_those_asked_and_take_fewer_steps():
         (Participation(plan="North"), "go together"),
         (Participation("plan", plan="Nroth"), "did you mean North"),
         (Participation(joins="West"), "must read like"),
+        (Participation(joins="West=2, West=3"), "must read like"),
         (Participation(leaves="Wset=3"), "did you mean West"),
         (
             Participation(leaves="North=0, East=0, South=0, West=2"),

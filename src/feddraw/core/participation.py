@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, one_of, unknown
+from feddraw.text import parse_pairs
 
 Sampler = Literal["all", "uniform", "by_size", "plan"]
 
@@ -123,13 +124,11 @@ def _turns_of_plan(plan: str) -> list[list[str]]:
 
 
 def _rounds_by_client(what: str, text: str) -> dict[str, int]:
-    """'C4=5, C2=3' as a dict."""
-    rounds = {}
-    for item in filter(str.strip, text.split(",")):
-        name, _, number = item.rpartition("=")
-        if not re.fullmatch(r" *[0-9]{1,9} *", number):
-            raise UserError(
-                f"participation.{what} must read like 'C4=5, C2=3' (client = round), not '{text}'"
-            )
-        rounds[name.strip()] = int(number)
-    return rounds
+    setting = f"participation.{what}"
+    return parse_pairs(text, _round, setting=setting, example="'C4=5, C2=3' (client = round)")
+
+
+def _round(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise ValueError(text)
+    return int(text)

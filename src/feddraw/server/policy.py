@@ -24,6 +24,7 @@ from feddraw import catalog
 from feddraw.core import Cohort, LimitedWeights, Method, Piece, Weights, why_no_policy
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.system.file_reading import read_toml
+from feddraw.text import parse_pairs
 
 Floats = NDArray[np.float64]
 
@@ -89,20 +90,8 @@ class Policy:
     @cached_property
     def fixed_shares(self) -> dict[str, float]:
         """The fixed shares, by client."""
-        shares: dict[str, float] = {}
-        for item in filter(str.strip, self.fixed.split(",")):
-            name, _, number = (part.strip() for part in item.rpartition("="))
-            try:
-                share = float(number)
-            except ValueError:
-                share = math.nan
-            if not (name and 0 <= share <= 1) or name in shares:
-                raise UserError(
-                    "policy.fixed must read like 'North=0.3, South=0.2' (each client once), not"
-                    f" '{self.fixed}'"
-                )
-            shares[name] = share
-        return shares
+        example = "'North=0.3, South=0.2' (each client once)"
+        return parse_pairs(self.fixed, _share, setting="policy.fixed", example=example)
 
     def check(self) -> None:
         """Refuse limits that no federation can keep."""
@@ -217,6 +206,13 @@ class Policy:
         values, limited = limits.apply(weights.values)
         pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
         return replace(weights, values=values, pieces=pieces, limited=limited)
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise ValueError(text)
+    return share
 
 
 @dataclass(frozen=True)
