@@ -231,22 +231,23 @@ def test_the_command_writes_a_document_and_a_figure_over_no_earlier_one_unasked(
     ]
     words = ["--scenario", "iid", "--size", 28, *(w for s in settings for w in ("--set", s))]
     words += ["--batch-size", 8, "--permutations", 19, "--replicates", 20]
-    result = invoke(*words, "--out", tmp_path / "o")
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*words)
+    folder = tmp_path / "runs" / "heterogeneity-iid-0"
     assert result.exit_code == 0, result.output
     assert "is expected if the sites are alike" in result.output
     assert "no difference shown." in result.output
     assert "docs/which-weights.md, row" in result.output
-    document = json.loads((tmp_path / "o" / "heterogeneity.json").read_text())
+    document = json.loads((folder / "heterogeneity.json").read_text())
     assert [site["site"] for site in document["measured"][0]["sites"]] == ["C1", "C2", "C3"]
-    assert (tmp_path / "o" / "heterogeneity.png").stat().st_size > 10_000
-    assert "<svg" in (tmp_path / "o" / "heterogeneity.svg").read_text()
+    assert (folder / "heterogeneity.png").stat().st_size > 10_000
+    assert "<svg" in (folder / "heterogeneity.svg").read_text()
     assert "in place of" not in result.output
-    again = invoke(*words, "--out", tmp_path / "o")
+    second = invoke(*words)
+    assert "in place of" not in second.output
+    assert (tmp_path / "runs" / "heterogeneity-iid-0-2" / "heterogeneity.json").is_file()
+    again = invoke(*words, "--out", folder)
     assert "in place of an earlier measurement" in again.output
-    monkeypatch.chdir(tmp_path)
-    for folder in ("heterogeneity-iid-0", "heterogeneity-iid-0-2"):
-        assert invoke(*words).exit_code == 0
-        assert (tmp_path / "runs" / folder / "heterogeneity.json").is_file()
 
 
 def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
