@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from feddraw import catalog
+from feddraw.core import BySize, Method, Server, Weighted
 from feddraw.server.collectors import Together
 from feddraw.server.gate import Gate
 from feddraw.server.method_check import CLIENTS, MadeUpFederation
@@ -83,6 +84,30 @@ def test_no_size_number_of_steps_or_parameter_breaks_a_run(name):
         lies[f"params {number}"] = replace(honest, model=replace(honest.model, params=params))
     for where, liar in lies.items():
         check(after_a_lie(made, liar), where)
+
+
+@dataclass(frozen=True)
+class Overflowing(Server):
+    """A rule of somebody's own whose step overflows where a client's parameters are large."""
+
+    def step(self, sums, state):
+        with np.errstate(over="ignore"):
+            return sums.total * np.float32(1e30), state
+
+
+def test_a_model_that_is_not_finite_is_not_taken_and_who_moved_farthest_is_named():
+    made = MadeUpFederation.of(Method(Weighted(BySize(), Overflowing())))
+    honest = made.updates[LIAR]
+    far = np.full_like(honest.model.params, 1e15)
+    liar = replace(honest, model=replace(honest.model, params=far))
+    updates = [*made.updates[:LIAR], liar, *made.updates[LIAR + 1 :]]
+    result = made.together()(made.round(), updates)
+    assert result.next_model is made.sent
+    assert not result.weights
+    assert all("would not be finite" in entry.status for entry in result.ledger)
+    farthest = [entry.client for entry in result.ledger if "farthest" in entry.status]
+    assert farthest == [CLIENTS[LIAR]]
+    assert made.together()(made.round(), made.updates).weights
 
 
 def with_false_variances(update, number):

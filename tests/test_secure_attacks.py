@@ -1516,7 +1516,7 @@ def test_counts_that_no_site_can_have_give_no_evaluation_and_stop_nothing(
         return federation.app(message, context)
 
     monkeypatch.setattr(score_histograms, "histograms_to_words", lie)
-    options = {"findings": ["a", "b"], "masked_counts": True}
+    options: dict[str, Any] = {"findings": ["a", "b"], "masked_counts": True}
     strategy, result = strategy_of_sites(federation, answer, **options)
     assert len(strategy.history[0].weights) == 4
     assert not result.evaluate_metrics_clientapp
