@@ -416,7 +416,7 @@ def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -
     with pytest.raises(UserError, match="is a spreadsheet, not a CSV: save it as CSV in UTF-8"):
         inspect_data(tmp_path / "table.xlsx", tmp_path / "x.toml")
     (tmp_path / "table.csv").write_bytes("file,Ödem\na.png,1\n".encode("latin-1"))
-    with pytest.raises(UserError, match="save it as CSV in UTF-8"):
+    with pytest.raises(UserError, match="cannot be read as UTF-8 text: save it as CSV UTF-8"):
         inspect_data(tmp_path / "table.csv", tmp_path / "x.toml")
     (tmp_path / "table.csv").write_text("file,Edema\n")
     with pytest.raises(UserError, match="has a header but no rows"):
@@ -437,3 +437,67 @@ def test_init_and_run_call_the_sites_of_several_tables_alike(
     opened = read_own_tables(find_tables(["one.csv", "b/one.csv"]), settings, root=images)
     assert opened.labels.sites is not None
     assert set(found.sites) <= set(opened.labels.sites.tolist())
+
+
+ROWS = [f"{path};{'AB'[number % 2]};{number};{number % 3 % 2}" for number, path in enumerate(PATHS)]
+HEADER = "path;site;patient;Edema"
+SPREADSHEETS = {
+    "blank rows below": [HEADER, *ROWS, ";;;", " ;;;"],
+    "the line that names the separator": ["sep=;", HEADER, *ROWS],
+    "a name in two lines": ['path;site;"patient\nid";Edema', *ROWS],
+}
+
+
+@pytest.mark.parametrize("name", SPREADSHEETS)
+def test_what_spreadsheets_add_to_a_table_is_read(name: str, images: Path) -> None:
+    table = images / "export.csv"
+    table.write_text("\n".join([*SPREADSHEETS[name], ""]), encoding="utf-8")
+    found = inspect_data(table, images / "x.toml")
+    assert unusable_rows(found) == ()
+    assert len(found.table.labels) == IMAGES
+    assert found.columns["site"] == "site"
+    assert found.columns["patient"].split() in (["patient"], ["patient", "id"])
+
+
+def test_lines_are_counted_as_an_editor_does(images: Path) -> None:
+    table = images / "export.csv"
+    table.write_text("\n".join(["sep=;", HEADER, *ROWS, "scans/00.png;A;0;1", ""]))
+    (duplicate,) = unusable_rows(inspect_data(table, images / "x.toml"))
+    assert duplicate.where == f"export.csv line {IMAGES + 3}"
+
+
+NO_HEADER = {
+    "a title": (["Export of 2024;;;", HEADER, *ROWS], "its first line must hold column names"),
+    "no header": (ROWS, r"has no column names, its first line holds scans/00.png"),
+    "nothing": ([], "is empty"),
+}
+
+
+@pytest.mark.parametrize("name", NO_HEADER)
+def test_a_table_without_column_names_is_told_so(name: str, images: Path) -> None:
+    lines, message = NO_HEADER[name]
+    table = images / "export.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        inspect_data(table, images / "x.toml")
+
+
+def test_german_columns_and_cells_are_found(images: Path) -> None:
+    columns = {
+        "Bilddatei": PATHS,
+        "Klinik": column("K\u00f6ln", "Ko\u0308ln", "Bonn"),  # one name in two spellings of ö
+        "Patientennummer": range(IMAGES),
+        "\u00d6dem": column("ja", "nein", "?", "j"),
+    }
+    found = seen(images, columns)
+    kinds = {"path": "Bilddatei", "site": "Klinik", "patient": "Patientennummer"}
+    assert {kind: found.columns[kind] for kind in kinds} == kinds
+    assert sorted(found.sites) == ["Bonn", "K\u00f6ln"]
+    assert "'?' as uncertain" in " ".join(found.guesses)
+    decomposed = seen(images, {"file": PATHS, "O\u0308dem": EDEMA})
+    assert decomposed.table.labels.findings == ("\u00d6dem",)
+
+
+def test_entries_that_keep_a_column_from_being_a_finding_are_shown(images: Path) -> None:
+    found = seen(images, {"file": PATHS, "Edema": EDEMA, "Mass": column(0, 1, "+")})
+    assert "Mass (13 of 40 entries are not labels, such as '+')" in " ".join(found.guesses)

@@ -174,6 +174,8 @@ MISTAKES = [
     ({"scenario.clients": 500}, "500"),
     ({"scenario.clients": 0}, "clients"),
     ({"data.size": 8}, "28 to 224 pixels, not 8"),
+    ({"data.size": "big"}, "data.size must be a whole number of pixels, not 'big'"),
+    ({"data.siz": 32}, "no 'siz' among the settings of data phantom: did you mean size?"),
     ({"model.growth": "x"}, "model.growth must be a whole number"),
     ({"model.classifier": "nose"}, "no 'nose' among the layers"),
     ({"method.layer": "nose"}, "no 'nose' among the layers"),

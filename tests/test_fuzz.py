@@ -157,7 +157,7 @@ def test_a_damaged_gz_is_one_line(tmp_path):
     (tmp_path / "t.csv.gz").write_bytes(
         b"\x1f\x8b\x08\x00\xd7\x86\xfaj\x02\xff\x1d\xcaK\n\x800\x0c\x05\xc0\x97\xd1\x86"
     )
-    refused("cannot be read as UTF-8 text", read_training_labels, tmp_path / "t.csv.gz")
+    refused("cannot read", read_training_labels, tmp_path / "t.csv.gz")
 
 
 def test_a_quoted_field_with_line_ends_stays_one_line(tmp_path):

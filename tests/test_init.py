@@ -259,7 +259,9 @@ def test_yes_and_no_are_read_in_german_and_french_and_a_contradiction_is_named(
     assert "Mass is read with 'ja' as present, 'Nein' as absent" in said, done.stderr
     assert "1 with a duplicate path (ward.csv line 42: 0.png)" in said
     contradictory = "1 with a duplicate path and a contradictory label"
-    assert f"{contradictory} (ward.csv line 43: 1.png, Mass)" in said
+    assert f"{contradictory} (ward.csv line 43: 1.png, Mass" in said
+    assert "data.skip_bad leaves them out; of rows with one path the first counts" in said
+    assert "no column with patients was found (data.patient_column)" in said
 
 
 def test_dicom_without_an_ending_needs_pydicom_in_one_line(
@@ -280,7 +282,10 @@ def test_findings_of_which_a_site_has_one_class_are_named_by_site() -> None:
     alike = ClientCounts("D", 10, [10] * 5, [0] * 5)
     one_class, partly = class_notes([both, some, unlabelled, alike], findings)
     assert one_class.startswith("D has one class only")
-    assert partly.endswith(": B (Mass, Nodule, Hernia and 1 more); C (Fibrosis)")
+    assert partly == (
+        "no positive training image of a finding: B (Mass, Hernia and Fibrosis); no negative"
+        " training image of a finding: B (Nodule), C (Fibrosis)"
+    )
     assert class_notes([both, both], findings) == []
 
 

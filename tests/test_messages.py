@@ -306,7 +306,7 @@ def test_a_table_in_the_place_of_an_experiment_is_pointed_out(
     code, text = said(capsys, monkeypatch, "run", "table.csv")
     assert (code, text) == (
         2,
-        "feddraw: table.csv holds data, not an experiment: give it with --data table.csv\n",
+        "feddraw: table.csv holds data, not an experiment: feddraw init table.csv writes one\n",
     )
     code, text = said(capsys, monkeypatch, "compare", "table.csv")
     assert (code, text) == (

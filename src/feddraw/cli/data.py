@@ -27,7 +27,7 @@ DatasetName = Annotated[
     Argument(
         help=(
             "Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz, CSV or"
-            " experiment file, whose [data] goes before --size and --clahe."
+            " experiment file, whose section data goes before --size and --clahe."
         )
     ),
 ]

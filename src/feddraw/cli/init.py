@@ -123,12 +123,19 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
             f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for"
             " it there"
         )
+    if not inspected.columns["patient"]:
+        setting = "" if inspected.written else " (data.patient_column)"
+        out.print(
+            f"note: no column with patients was found{setting}: each image counts as a patient of"
+            " its own, so images of one patient may be in training and in test"
+        )
     for note in inspected.table.notes:
         out.print(f"note: {note}")
     if problems := unusable_rows(inspected):
         total = len(inspected.table.labels) + len(inspected.table.problems)
         unusable = describe_row_problems(inspected.sheets[0].name, problems, total)
-        out.print(f"note: {unusable}; data.skip_bad leaves them out")
+        first = "; of rows with one path the first counts" if inspected.has_duplicates else ""
+        out.print(f"note: {unusable}; data.skip_bad leaves them out{first}")
     there = len(inspected.table.paths) - len(inspected.missing)
     if inspected.tried < there:
         out.print(

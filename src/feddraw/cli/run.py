@@ -126,8 +126,10 @@ def starting_experiment(
 
     if file is not None and preset is not None:
         raise UserError("give an experiment file or a preset, not both")
-    if file is not None and file.suffix in (".csv", ".gz", ".tsv", ".npz"):
+    if file is not None and file.suffix == ".npz":
         raise UserError(f"{file} holds data, not an experiment: give it with --data {file}")
+    if file is not None and file.suffix in (".csv", ".gz", ".tsv"):
+        raise UserError(f"{file} holds data, not an experiment: feddraw init {file} writes one")
     if file is not None:
         return Experiment.read(file, trust=trust)
     settings = RunFolder(resumed).settings if resumed is not None else None

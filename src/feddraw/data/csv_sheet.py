@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +26,8 @@ MAX_COLUMNS = 2**10
 MAX_GZIP_RATIO = 100  # characters for a byte of a .gz
 ALWAYS_UNPACKED = 2**20  # characters of a .gz that are read whatever its size
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+# Excel's own first line, which says what separates cells; the header comes after it
+SEPARATOR_LINE = re.compile(r'"?sep=([,;\t])"?[,;\t]*\s*')
 
 
 @dataclass(frozen=True)
@@ -32,34 +37,54 @@ class CsvSheet:
     path: Path
     header: tuple[str, ...]
     delimiter: str
+    lines_before: int = 0  # the header
 
     @classmethod
     def of(cls, path: Path, columns: int = 2) -> CsvSheet:
-        """The file with the separator that its first line has most of; with at least so many
-        columns.
+        """The file with the separator that its first line names or has most of; with at least so
+        many columns.
         """
         with _open(path) as file:
-            first = next(_limited_lines(file, path), "")
-        delimiter = max(",;\t", key=first.count)
-        header = next(csv.reader([first], delimiter=delimiter), [])
-        if len(header) < columns:
+            lines = _limited_lines(file, path)
+            first = next(lines, "")
+            if not first:
+                raise UserError(f"{path} is empty")
+            separator_line = SEPARATOR_LINE.fullmatch(first)
+            if separator_line:
+                delimiter = separator_line[1]
+                first = next(lines, "")
+            else:
+                delimiter = max(",;\t", key=first.count)
+            try:  # a quoted name may have several lines
+                names = next(csv.reader(chain([first], lines), delimiter=delimiter), [])
+            except csv.Error as error:
+                raise UserError(f"cannot read {path}: {error}") from error
+        header = tuple(from_csv_cell(_column_name(name)) for name in names)
+        if sum(map(bool, header)) < columns:
             raise UserError(
-                f"{path} is not a table: its first line must hold column names, separated by commas"
+                f"{path} is not a table: its first line must hold column names, separated by"
+                " commas, semicolons or tabs"
             )
         if len(header) > MAX_COLUMNS:
             raise UserError(f"{path} is not a table of labels: it has {len(header):,} columns")
-        return cls(path, tuple(from_csv_cell(name.strip()) for name in header), delimiter)
+        return cls(path, header, delimiter, lines_before=1 if separator_line else 0)
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Line number and cells of each row that is not blank; short rows are filled up."""
+        """Line number and cells of each row with a cell that is not blank (spreadsheets write rows
+        of separators below a table); short rows are filled up.
+        """
         try:
             with _open(self.path) as file:
-                reader = csv.reader(_limited_lines(file, self.path), delimiter=self.delimiter)
+                lines = _limited_lines(file, self.path)
+                for _ in range(self.lines_before):
+                    next(lines)
+                reader = csv.reader(lines, delimiter=self.delimiter)
                 next(reader)
                 for cells in reader:
-                    if cells:
+                    if any(map(str.strip, cells)):
                         missing = [""] * (len(self.header) - len(cells))
-                        yield reader.line_num, [from_csv_cell(cell) for cell in cells + missing]
+                        line = self.lines_before + reader.line_num
+                        yield line, [from_csv_cell(cell) for cell in cells + missing]
         except (csv.Error, EOFError, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.path}: {error}") from error
 
@@ -72,6 +97,11 @@ class CsvSheet:
     def column_if_there(self, *names: str) -> int | None:
         """The place of the first column with one of these names."""
         return next((place for place, title in enumerate(self.header) if title in names), None)
+
+
+def _column_name(text: str) -> str:
+    """In one line, and in one spelling: some systems write ö as o and two dots."""
+    return unicodedata.normalize("NFC", re.sub(r"\s*[\r\n]+\s*", " ", text.strip()))
 
 
 def _open(path: Path) -> IO[str]:
@@ -103,7 +133,10 @@ def _limited_lines(file: IO[str], path: Path) -> Iterator[str]:
             if len(line) == MAX_LINE or characters > most or lines > MAX_LINES:
                 raise UserError(f"{path} is not a table: a line or the whole file is too long")
             yield line
-    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+    except UnicodeDecodeError as error:
         raise UserError(
-            f"{path} cannot be read as UTF-8 text, save it as CSV in UTF-8: {error}"
+            f"{path} cannot be read as UTF-8 text: save it as CSV UTF-8 (in Excel: Save As, CSV"
+            " UTF-8)"
         ) from error
+    except (EOFError, OSError, zlib.error) as error:
+        raise UserError(f"cannot read {path}: {error}") from error

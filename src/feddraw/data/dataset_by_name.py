@@ -58,7 +58,9 @@ def open_dataset(
     defaults = _settings_of(function)
     known = {key: default for key, default in defaults.items() if key not in CALLER_ARGUMENTS}
     lenient = {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}
-    check_setting_types(options, known | lenient, f"data {name}")
+    for key in options.keys() - known.keys():
+        raise unknown(f"settings of data {name}", key, {"size", *known})
+    check_setting_types(options, known | lenient, "data")
     arguments: dict[str, Any] = {**options, **from_name}
     required = [key for key, default in known.items() if default is inspect.Parameter.empty]
     if missing := [key for key in required if key not in arguments]:

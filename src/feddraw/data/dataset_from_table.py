@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -122,6 +123,9 @@ def missing_file_problem(root: Path, path: str) -> RowProblem:
     except OSError:  # there is no such folder
         names = []
     for name in names:
+        if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", wanted.name):
+            detail += ", there is one whose accents or umlauts are written with other characters"
+            break
         if name.lower() == wanted.name.lower() or Path(name).stem == wanted.name:
             detail += f", there is {name}"
             break

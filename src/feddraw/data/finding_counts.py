@@ -14,7 +14,7 @@ from feddraw.text import join_names
 
 # positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
 FEW_FOR_AUC = 10
-NAMED_FINDINGS = 3  # of a client that lacks a class, in a line
+NAMED_FINDINGS = 4  # of a client that lacks a class, in a line
 
 
 def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
@@ -99,22 +99,27 @@ def one_class_clients(clients: Sequence[ClientCounts], findings: Sequence[str]) 
 
 
 def findings_of_one_class(clients: Sequence[ClientCounts], findings: Sequence[str]) -> str:
-    """One line with the findings of which a client has positives only, or negatives only, though it
+    """One line with the findings of which a client has no positive, or no negative image, though it
     has both of another finding; empty where there are none.
     """
-    listed = []
+    no_positive = []
+    no_negative = []
     for client in clients:
         if client.one_class:
             continue  # it has a sentence of its own
-        columns = zip(findings, client.positives, client.known, strict=True)
-        lacking = [name for name, positive, known in columns if known and positive in (0, known)]
-        if lacking:
-            shown = ", ".join(lacking[:NAMED_FINDINGS])
-            more = len(lacking) - NAMED_FINDINGS
-            listed.append(f"{client.client} ({shown}{f' and {more} more' if more > 0 else ''})")
-    if not listed or len(clients) < 2:
+        columns = list(zip(findings, client.positives, client.known, strict=True))
+        if without := [name for name, positive, known in columns if known and not positive]:
+            no_positive.append(f"{client.client} ({join_names(without, NAMED_FINDINGS)})")
+        if without := [name for name, positive, known in columns if known and positive == known]:
+            no_negative.append(f"{client.client} ({join_names(without, NAMED_FINDINGS)})")
+    if len(clients) < 2:
         return ""
-    return f"only positive or only negative training images of a finding: {'; '.join(listed)}"
+    said = []
+    if no_positive:
+        said.append(f"no positive training image of a finding: {', '.join(no_positive)}")
+    if no_negative:
+        said.append(f"no negative training image of a finding: {', '.join(no_negative)}")
+    return "; ".join(said)
 
 
 def class_notes(clients: Sequence[ClientCounts], findings: Sequence[str]) -> list[str]:

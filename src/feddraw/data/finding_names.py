@@ -42,7 +42,7 @@ def canonical_finding(name: str) -> str:
 def listed_findings(findings: FindingChoice) -> tuple[str, ...]:
     """The paper's findings, or those of a list."""
     listed = findings.split(",") if isinstance(findings, str) else findings
-    if not isinstance(listed, Sequence) or not listed:
+    if not isinstance(listed, Sequence) or not any(str(name).strip() for name in listed):
         raise UserError(f"findings must be paper, all, or a list of names, not {findings!r}")
     return PAPER_FINDINGS if findings == "paper" else tuple(str(name).strip() for name in listed)
 

@@ -25,9 +25,12 @@ LABELS_IN_WORDS = {
     BLANK: "blank",
 }
 CELL_WORDS = {
-    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present", "ja", "oui"), PRESENT),
+    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present", "ja", "j", "oui"), PRESENT),
     **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent", "nein", "non"), ABSENT),
-    **dict.fromkeys(("uncertain", "u", "equivocal", "indeterminate", "possible"), UNCERTAIN),
+    **dict.fromkeys(
+        ("uncertain", "u", "?", "equivocal", "indeterminate", "possible", "fraglich", "unklar"),
+        UNCERTAIN,
+    ),
     **dict.fromkeys(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "unknown", "missing"), BLANK),
 }
 
@@ -96,7 +99,8 @@ class ColumnCells:
         total = sum(filled.values()) + self.others
         if not total:
             return "blank in every row"
-        readable = sum(count for word, count in filled.items() if self.read(word) is not None)
+        unreadable = [word for word in filled if self.read(word) is None]
+        readable = sum(count for word, count in filled.items() if word not in unreadable)
         if readable >= READABLE_CELLS * total:
             return ""
         numbers = {value for value in map(_number, filled) if value is not None}
@@ -104,7 +108,9 @@ class ColumnCells:
         if numbers == {1.0, 2.0} and only_numbers:
             return "holds 1 and 2, and either may be present: write 1 and 0"
         if readable >= total / 2:
-            return f"{total - readable:,} of {total:,} entries are not labels"
+            some = ", ".join(f"'{word[:20]}'" for word in unreadable[:3])
+            such_as = f", such as {some}" if some else ""
+            return f"{total - readable:,} of {total:,} entries are not labels{such_as}"
         first = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3])
         return f"holds {first}, …" if len(filled) > 3 else f"holds {first}"
 

@@ -21,7 +21,9 @@ from feddraw.data.label_cells import (
     label_in_numeric_cell,
     labels_from_cells,
 )
-from feddraw.text import grouped
+from feddraw.text import grouped, join_names
+
+DUPLICATE = "with a duplicate path"
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class TableIntake:
             if {mark, columns.mark(finding, cells)} == {PRESENT, ABSENT}
         ]
         if not contradicted:
-            return RowProblem("with a duplicate path", where, name)
-        detail = f"{name}, {', '.join(contradicted)}"
-        return RowProblem("with a duplicate path and a contradictory label", where, detail)
+            return RowProblem(DUPLICATE, where, name)
+        detail = f"{name}, {join_names(contradicted)}"
+        return RowProblem(f"{DUPLICATE} and a contradictory label", where, detail)
 
     def column(self, kind: str) -> list[str] | None:
         """The patient, site or group of every row; nothing where no row has one."""
@@ -165,7 +167,7 @@ def describe_row_problems(name: str, problems: Sequence[RowProblem], total: int)
     """All problems in one line: counted by kind, the first few by name."""
     kinds = grouped((problem.what, problem) for problem in problems)
     listed = [f"{len(rows):,} {what} ({_first(rows)})" for what, rows in kinds.items()]
-    text = f"{name}: of {total:,} images {'; '.join(listed)}"
+    text = f"{name}: of {total:,} images {', '.join(listed)}"
     # a quoted cell may hold line ends
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
@@ -176,4 +178,4 @@ def _first(problems: Sequence[RowProblem]) -> str:
         f"{problem.where}: {problem.detail}" if problem.detail else problem.where
         for problem in problems[:3]
     ]
-    return ", ".join([*first_three, "…"] if len(problems) > 3 else first_three)
+    return "; ".join([*first_three, "…"] if len(problems) > 3 else first_three)

@@ -5,6 +5,7 @@ patient.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from feddraw.system.file_reading import expanded_path
 from feddraw.text import distinct_ends, grouped, join_names
 
 NO_SITE = "(no site)"
+OUTSIDE_FOLDER = "without a path inside the folder"
 MISSING_COLUMNS = ("refuse", "unknown")
 
 
@@ -70,6 +72,8 @@ def find_table(path: Path) -> Path:
     """The CSV itself, or the only one in a folder."""
     if path.is_file():
         return path
+    if not path.exists():
+        raise UserError(f"no file or folder {path}: a CSV, or a folder with one CSV, is needed")
     tables = csv_tables_in(path)
     if len(tables) == 1:
         return tables[0]
@@ -297,7 +301,7 @@ def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake
             intake.problems.append(RowProblem("with more cells than columns", where, detail))
         elif path is None:
             detail = cells[layout.path].strip()[:80]
-            what = "without a path inside the folder" if detail else "without a path"
+            what = OUTSIDE_FOLDER if detail else "without a path"
             intake.problems.append(RowProblem(what, where, detail))
         elif layout.split is not None and split not in SPLIT_NAMES:
             what = "with a split other than train, validation, test"
@@ -320,7 +324,8 @@ def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake
 
 
 def _cell(cells: Sequence[str], place: int | None) -> str | None:
-    return None if place is None else cells[place].strip()
+    """In one spelling: some systems write ö as o and two dots."""
+    return None if place is None else unicodedata.normalize("NFC", cells[place].strip())
 
 
 def _patients_or_names(patients: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -24,11 +24,35 @@ USUAL_COLUMN_NAMES = {
         "imagefile",
         "imageindex",
         "dicom",
+        "bild",
+        "bilddatei",
+        "datei",
+        "dateiname",
+        "pfad",
     ),
     "split": ("split", "part", "subset", "partition", "set"),
-    "site": ("site", "hospital", "centre", "center", "institution", "client"),
-    "patient": ("patient", "patientid", "subject", "subjectid"),
-    "group": ("group", "sex", "gender", "patientsex", "patientgender"),
+    "site": (
+        "site",
+        "hospital",
+        "centre",
+        "center",
+        "institution",
+        "client",
+        "klinik",
+        "krankenhaus",
+        "standort",
+        "zentrum",
+    ),
+    "patient": (
+        "patient",
+        "patientid",
+        "subject",
+        "subjectid",
+        "patientenid",
+        "patientennummer",
+        "patientennr",
+    ),
+    "group": ("group", "sex", "gender", "patientsex", "patientgender", "geschlecht"),
 }
 SPLIT_NAMES = {
     "train": 0,
@@ -109,7 +133,8 @@ def guess_columns(
         reasons = "; ".join(f"{name} {why}" for name, why in others.items())
         raise UserError(
             f"{sheet.path} has no column of labels (0, 1, -1 or blank):"
-            f" {reasons or 'it has no other column'} (data.findings)"
+            f" {reasons or 'it has no other column'} (data.findings). A column of class names is"
+            " read where it is called finding, label, class or diagnosis"
         )
     return TableColumns(
         path=path,
@@ -139,6 +164,11 @@ def path_column(sheet: CsvSheet, named: str = "") -> int | None:
 def read_columns(sheet: CsvSheet) -> list[ColumnCells]:
     """What every column of a table holds."""
     names = [name for name in sheet.header if name]
+    if image := next((name for name in names if name.lower().endswith(IMAGE_SUFFIXES)), ""):
+        raise UserError(
+            f"{sheet.path} has no column names, its first line holds {image}: put a line with a"
+            " name for each column above it"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
             f"{sheet.path} has two columns called '{twice[0]}': give each column its own name"

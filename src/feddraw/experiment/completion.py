@@ -81,6 +81,9 @@ def _check_numbers(experiment: Experiment) -> None:
         raise UserError(
             f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}"
         )
+    size = experiment.section("data")[1].get("size", 0)
+    if type(size) is not int:  # True is no number of pixels
+        raise UserError(f"data.size must be a whole number of pixels, not {size!r}")
     if experiment.proxy < 2:
         raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
     not_negative("workers", experiment.workers)

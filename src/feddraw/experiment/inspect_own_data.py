@@ -35,7 +35,8 @@ from feddraw.data.label_cells import (
     UNCERTAIN,
     label_in_cell,
 )
-from feddraw.data.label_table import LabelTable, RowProblem
+from feddraw.data.label_table import DUPLICATE, LabelTable, RowProblem
+from feddraw.data.own_tables import OUTSIDE_FOLDER
 from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import csv_text
@@ -51,9 +52,24 @@ LABEL_COLUMNS = (
     "classes",
     "category",
     "diagnosis",
+    "befund",
+    "befunde",
+    "diagnose",
 )
 # Names that are no class of their own.
-NORMAL_CLASSES = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")
+NORMAL_CLASSES = (
+    "normal",
+    "no finding",
+    "nofinding",
+    "no_finding",
+    "healthy",
+    "none",
+    "negative",
+    "kein befund",
+    "ohne befund",
+    "unauffällig",
+    "gesund",
+)
 # A column that only an archive has, its data set, and what lies beside the table in the archive's
 # own folder.
 KNOWN_ARCHIVES = {
@@ -131,6 +147,11 @@ class InspectedData:
                 name for name, there in zip(labels.findings, known, strict=True) if not there
             ]:
                 yield f"{', '.join(lacking)} at {site}"
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether an image has more than one row."""
+        return any(problem.what.startswith(DUPLICATE) for problem in self.table.problems)
 
     def class_notes(self) -> list[str]:
         """What users should know of sites whose training images lack a class, of all findings or of
@@ -289,7 +310,12 @@ def no_image_found(shown_as: Path, root: Path, table: LabelTable, images: str) -
     if not table.paths:
         bad = table.problems[0]
         detail = f" ({bad.detail})" if bad.detail else ""
-        return f"{shown_as} has no row that can be used: {bad.where} {bad.what}{detail}"
+        why = f"{shown_as} has no row that can be used: {bad.where} {bad.what}{detail}"
+        if bad.what == OUTSIDE_FOLDER:
+            why += (
+                "; give the folder of all images with --images FOLDER, and paths that start there"
+            )
+        return why
     first = table.paths[0]
     folders = [root] if images else list(image_folder_candidates(root, [first]))
     tried = ", ".join(str(folder / first) for folder in folders[:4])
@@ -407,6 +433,11 @@ def class_column_in_words(sheet: CsvSheet) -> Iterator[str]:
     names = {name for _, fields in sheet.rows() for name in class_names_in_cell(fields[place])}
     if normal := sorted(name for name in names if name.lower() in NORMAL_CLASSES):
         yield f"names in the column {sheet.header[place]} that say no finding: {join_names(normal)}"
+    if lists := sorted(name for name in names if "," in name):
+        yield (
+            f"'{lists[0]}' in the column {sheet.header[place]} is read as one name: write | or ;"
+            " between several"
+        )
 
 
 def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:

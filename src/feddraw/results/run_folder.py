@@ -100,7 +100,9 @@ class RunFolder:
         Only what it says under `locked` holds: before that another process may still write to the
         folder.
         """
-        used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, not a folder: choose another one (out)")
+        used = self.path.exists() and any(self.path.iterdir())
         if used and not resume:
             raise UserError(
                 f"{self.path} is already used: choose another folder (out), or continue this run"
