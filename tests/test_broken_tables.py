@@ -34,6 +34,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(folder / "scans" / f"{number:02d}.png")
     (folder / "scans" / "broken.png").write_text("no image")
+    (folder / "scans" / "folder.png").mkdir()
+    (folder / "scans" / "link.png").symlink_to("nothing.png")
     return folder
 
 
@@ -119,6 +121,14 @@ MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
         "1 without a path (table.csv line 2",
     ),
     "a path that leaves": ({"file": with_first(PATHS, "../x.png")}, "(table.csv line 2: ../x.png)"),
+    "a folder": (
+        {"file": with_first(PATHS, "scans/folder.png")},
+        "folder.png, which is a folder)",
+    ),
+    "a link to nothing": (
+        {"file": with_first(PATHS, "scans/link.png")},
+        "link.png, a link that leads to no file)",
+    ),
     "a missing file": (
         {"file": with_first(PATHS, "scans/77.png")},
         "without a file (scans/77.png: tried",
@@ -186,6 +196,7 @@ READ: dict[
     ),
     "NaN": (column(0, 1, "nan"), [0, 1, -9], "'nan' as blank"),
     "decimals": (column("0.00", "1.00"), [0, 1], ""),
+    "WAHR/FALSCH": (column("FALSCH", "WAHR"), [0, 1], "'FALSCH' as absent, 'WAHR' as present"),
 }
 
 
@@ -312,7 +323,8 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     }
     spelled = write(images, columns, "south2.csv")
     with pytest.raises(
-        UserError, match="'Edema' and 'edema' look like one finding: give it one name"
+        UserError,
+        match=r"'Edema' in north.csv and 'edema' in south2.csv look like one finding: give both",
     ):
         read_own_tables([north, spelled], root=images)
     settings = TableSettings(findings=["Edema", "Mass", "Rib"], missing_columns="unknown")

@@ -108,7 +108,22 @@ def test_dicom_files_of_a_folder_need_no_ending_and_other_files_are_counted(tmp_
     (tmp_path / ".hidden").write_bytes(b"")
     found = files_below(tmp_path)
     assert [path.name for path in found.images] == ["IM0001", "1.2.840.7"]
-    assert found.others_in_words() == "1 file is not PNG, JPEG or DICOM and not used: 1 .tif"
+    assert found.left_out_in_words() == ["1 file is not PNG, JPEG or DICOM and not used: 1 .tif"]
+
+
+def test_a_linked_folder_is_named_and_one_that_cannot_be_read_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "north").mkdir()
+    (tmp_path / "south").symlink_to(tmp_path)
+    assert files_below(tmp_path).left_out_in_words() == ["links to folders are not followed: south"]
+
+    def refused(path: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refused)  # root may read everything
+    with pytest.raises(PermissionError):
+        files_below(tmp_path)
 
 
 def test_truncated_and_foreign_files_are_bad_images_with_a_reason(tmp_path):

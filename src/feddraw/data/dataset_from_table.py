@@ -118,6 +118,10 @@ def missing_file_problem(root: Path, path: str) -> RowProblem:
     """A row without a file: what was tried, and a file of nearly the same name if there is one."""
     wanted = root / path
     detail = f"tried {wanted}"
+    if wanted.is_dir():
+        return RowProblem("without a file", path, f"{detail}, which is a folder")
+    if wanted.is_symlink():
+        return RowProblem("without a file", path, f"{detail}, a link that leads to no file")
     try:
         names = [entry.name for entry in os.scandir(wanted.parent)]
     except OSError:  # there is no such folder

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from feddraw.data.imaging import is_dicom
 from feddraw.data.table_columns import IMAGE_SUFFIXES
+from feddraw.text import join_names
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,21 @@ class FolderFiles:
 
     images: tuple[Path, ...]
     others: tuple[Path, ...]
+    links: tuple[Path, ...] = ()  # to folders, which may lead round in a circle
 
-    def others_in_words(self) -> str:
-        """How many files are no images that can be read, by ending; empty if there is none."""
-        if not self.others:
-            return ""
+    def left_out_in_words(self) -> list[str]:
+        """A sentence each for files that are no images that can be read, by ending, and for links
+        to folders.
+        """
+        sentences = []
+        if self.others:
+            sentences.append(self._others_in_words())
+        if self.links:
+            names = join_names([path.name for path in self.links])
+            sentences.append(f"links to folders are not followed: {names}")
+        return sentences
+
+    def _others_in_words(self) -> str:
         endings = Counter(path.suffix.lower() or "no ending" for path in self.others)
         kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
         more = ", …" if len(endings) > 5 else ""
@@ -37,8 +48,10 @@ def files_below(folder: Path) -> FolderFiles:
     """
     images = []
     others = []
-    for place, below, names in os.walk(folder):
+    links = []
+    for place, below, names in os.walk(folder, onerror=_stop):
         below.sort()
+        links += [path for path in (Path(place) / name for name in below) if path.is_symlink()]
         for name in sorted(names):
             path = Path(place) / name
             if name.lower().endswith(IMAGE_SUFFIXES):
@@ -49,4 +62,9 @@ def files_below(folder: Path) -> FolderFiles:
                 images.append(path)
             else:
                 others.append(path)
-    return FolderFiles(tuple(images), tuple(others))
+    return FolderFiles(tuple(images), tuple(others), tuple(links))
+
+
+def _stop(error: OSError) -> None:
+    """A folder that may not be read may be a whole site: it is not passed over."""
+    raise error

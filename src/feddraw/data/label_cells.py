@@ -25,8 +25,10 @@ LABELS_IN_WORDS = {
     BLANK: "blank",
 }
 CELL_WORDS = {
-    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present", "ja", "j", "oui"), PRESENT),
-    **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent", "nein", "non"), ABSENT),
+    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present"), PRESENT),
+    **dict.fromkeys(("ja", "j", "oui", "wahr", "vrai", "positiv"), PRESENT),
+    **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent"), ABSENT),
+    **dict.fromkeys(("nein", "non", "falsch", "faux", "negativ"), ABSENT),
     **dict.fromkeys(
         ("uncertain", "u", "?", "equivocal", "indeterminate", "possible", "fraglich", "unklar"),
         UNCERTAIN,

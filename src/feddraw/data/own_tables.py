@@ -264,7 +264,7 @@ def _findings_of_all(tables: Sequence[OwnTable], settings: TableSettings) -> tup
                 f"{tables[0].sheet.path} has no column of labels (0, 1, -1 or blank)"
                 " (data.findings)"
             )
-        _refuse_two_spellings(met)
+        _refuse_two_spellings(tables)
         return met
     wanted = listed_findings(settings.findings)
     missing = [name for name in wanted if name not in met]
@@ -276,16 +276,18 @@ def _findings_of_all(tables: Sequence[OwnTable], settings: TableSettings) -> tup
     return wanted
 
 
-def _refuse_two_spellings(names: Sequence[str]) -> None:
+def _refuse_two_spellings(tables: Sequence[OwnTable]) -> None:
     """Tables that write one finding in two ways would make two of it."""
-    seen: dict[str, str] = {}
-    for name in names:
-        first = seen.setdefault(canonical_finding(name).lower(), name)
-        if first != name:
-            raise UserError(
-                f"'{first}' and '{name}' look like one finding: give it one name, or list"
-                " data.findings"
-            )
+    seen: dict[str, tuple[str, str]] = {}
+    for table in tables:
+        for name in table.layout.findings:
+            file = table.sheet.path.name
+            first, first_file = seen.setdefault(canonical_finding(name).lower(), (name, file))
+            if first != name:
+                raise UserError(
+                    f"'{first}' in {first_file} and '{name}' in {file} look like one finding: give"
+                    " both columns one name, or list data.findings in an experiment file"
+                )
 
 
 def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake) -> None:

@@ -398,8 +398,7 @@ def class_folders_in_words(rows: Sequence[Mapping[str, str]], files: FolderFiles
     if any(row["site"] for row in rows):
         words += "; its site is the folder above"
     yield words
-    if files.others:
-        yield files.others_in_words()
+    yield from files.left_out_in_words()
 
 
 def with_class_columns(sheet: CsvSheet) -> str:

@@ -77,8 +77,8 @@ def find_images_to_predict(
         if path.is_dir():
             files = files_below(path)
             to_predict += [ImageToPredict(str(file), file) for file in files.images]
-            if files.others:
-                log.warning("%s: %s", safe_line(str(path)), safe_line(files.others_in_words()))
+            for sentence in files.left_out_in_words():
+                log.warning("%s: %s", safe_line(str(path)), safe_line(sentence))
         elif path.name.lower().endswith(TABLE_SUFFIXES):
             to_predict += _images_in_table(path, root, column)
         elif path.exists():
