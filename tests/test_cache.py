@@ -273,3 +273,17 @@ def wait_for(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < end, "took too long"
         time.sleep(0.01)
+
+
+def test_a_folder_is_no_file_and_one_that_may_not_be_looked_into_is_not_called_missing(
+    tmp_path, monkeypatch
+):
+    assert file_stamp(tmp_path) is None
+    assert file_stamp(tmp_path / "gone.png") is None
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(image_cache.os, "stat", refused)
+    with pytest.raises(PermissionError):
+        file_stamp(tmp_path / "x.png")

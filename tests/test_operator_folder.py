@@ -304,6 +304,12 @@ def test_a_folder_without_a_table_is_refused_before_the_node_starts(
     code = code_of(federation / "federation" / "federation.toml")
     words = refused(*start("North", "--data", "images only", "--confirm", code))
     assert words == "images only: a CSV, or a folder with one CSV in it, is needed; there is none"
+    table = federation / "images only" / "labels.csv"
+    table.write_bytes("path,\u00d6dem\n1.png,1\n".encode("latin-1"))
+    words = refused(*start("North", "--data", "images only", "--confirm", code))
+    assert "cannot be read as UTF-8 text: save it as CSV UTF-8" in words
+    words = refused(*start("North", "--data", str(table), "--confirm", code))
+    assert words.startswith("--data takes the folder, not the table in it: --data ")
     assert not started
 
 

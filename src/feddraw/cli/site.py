@@ -53,7 +53,7 @@ def make_site_key(
 def start_site(
     file: Annotated[Path, Argument(help="The operator's file, federation.toml.")],
     site: Annotated[Path, Option(help="This site's folder, made by `feddraw site key`.")],
-    data: Annotated[Path | None, Option(help="This site's folder of images.")] = None,
+    data: Annotated[Path | None, Option(help="Folder with this site's table (one CSV).")] = None,
     confirm: Annotated[
         str,
         Option(

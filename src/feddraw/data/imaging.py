@@ -164,6 +164,8 @@ def why_not_decoded(error: Exception) -> str:
         return "not a PNG, JPEG or DICOM image"
     if isinstance(error, FileNotFoundError):
         return "the file is gone"
+    if isinstance(error, PermissionError):
+        return "permission denied"
     return text if len(text) < 120 else f"{text[:117]}..."
 
 

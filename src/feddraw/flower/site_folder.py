@@ -17,7 +17,9 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.own_tables import find_table
+from feddraw.data.table_columns import read_columns
 from feddraw.errors import UserError
 from feddraw.flower.app_signatures import SIGNATURE_SUFFIX, Signatures
 from feddraw.flower.exchange_files import (
@@ -189,9 +191,12 @@ def node_settings(
         "memory": str(folder.memory.resolve()),
     }
     if data is not None:
+        if data.is_file():
+            raise UserError(f"--data takes the folder, not the table in it: --data {data.parent}")
         if not data.is_dir():
             raise UserError(f"--data: there is no folder {data}")
-        find_table(data)  # which says what is missing: better now than in the first round
+        # Both say what is missing or cannot be read: better now than in the first round.
+        read_columns(CsvSheet.of(find_table(data)))
         settings["data"] = str(data.resolve())
     if federation.policy:
         settings["policy"] = str(folder.policy.resolve())
