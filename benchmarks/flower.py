@@ -84,10 +84,12 @@ def fresh(replies: list[Message]) -> list[Message]:
 
 def whole(strategy: Any, replies: list[Message]) -> float:
     """Seconds of `aggregate_train`: for ours with the gate and the ledger."""
-    before = getattr(strategy, "_global", None)
+    progress = getattr(strategy, "progress", None)  # ours
+    before = None if progress is None else progress.model
     messages = fresh(replies)
     seconds = seconds_of(partial(strategy.aggregate_train, 1, messages))
-    strategy._global = before
+    if progress is not None:
+        progress.model = before
     return seconds
 
 
@@ -106,7 +108,7 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         answers, _ = reply_intake.read_replies(messages, strategy._training.nodes, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
         return reply_intake.decode_replies(
-            answers, places, sent, reply_intake.ReplyFormat({}), reuse=strategy._matrices
+            answers, places, sent, reply_intake.ReplyFormat({}), reuse=strategy._clear._matrices
         )[0]
 
     sent, method = strategy.model, strategy.method

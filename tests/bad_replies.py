@@ -229,9 +229,8 @@ def answered(node: int, content: RecordDict, group: str = "1") -> Message:
 def server(method: Method, sent: Model, state: State, proxy: Proxy | None = None) -> MethodStrategy:
     """A strategy that has asked four nodes in its second round."""
     strategy = MethodStrategy(method, round_offset=1, rounds=3, proxy=proxy)
-    strategy._global = replace(
-        strategy._adopt_model(model_to_arrays(sent)), model=sent, state=state
-    )
+    strategy.progress.adopt(model_to_arrays(sent))
+    strategy.progress.model = replace(strategy.progress.current, model=sent, state=state)
     strategy._training = replace(strategy._training, nodes=NODES)
-    strategy._population = len(NODES)
+    strategy.progress.population = len(NODES)
     return strategy

@@ -89,6 +89,14 @@ class FrozenLayers:
             len(new),
         )
 
+    def messages(
+        self, content: RecordDict, nodes: Sequence[int], kind: str, group: str
+    ) -> list[Message]:
+        """A message to each node, of one content and the layers where it does not hold them."""
+        return [
+            Message(self.with_layers(content, node), node, kind, group_id=group) for node in nodes
+        ]
+
     def with_layers(self, content: RecordDict, node: int) -> RecordDict:
         """A message's content, with the layers for a node that does not hold them."""
         if not self.arrays or node in self.holding or node in self._with_others:

@@ -292,7 +292,7 @@ def decode_replies(
     never take twice their memory. `reuse` are the matrices of the round before, if there were
     some: memory that is used for the first time is slow.
     """
-    if reuse is not None and len(reuse.params) != len(replies):
+    if reuse is not None and not _has_rows_for(reuse, len(replies), sent):
         reuse = None
     matrices = blank_model(sent.layout, len(replies)) if reuse is None else reuse
     reader = ArrayRecordReader(sent.layout)
@@ -325,6 +325,10 @@ def decode_replies(
     if refused:
         updates = _without_gaps(updates, matrices)
     return DecodedReplies(updates, refused, matrices)
+
+
+def _has_rows_for(matrices: Model, replies: int, sent: Model) -> bool:
+    return len(matrices.params) == replies and matrices.layout == sent.layout
 
 
 def _without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:

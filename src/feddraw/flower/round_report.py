@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from feddraw.errors import RunFailed
-from feddraw.flower.reply_intake import LOSSES
+from feddraw.flower.reply_intake import LOSSES, MOST_SECONDS
 from feddraw.flower.roster import Roster, name_in_log
 from feddraw.flower.sampling import Request
 from feddraw.results.ledger_table import NUMBER_COLUMNS
@@ -94,6 +94,11 @@ def loss_in_metrics(metrics: Mapping[str, Any]) -> float:
         if name in metrics:
             return float(metrics[name]) if isinstance(metrics[name], int | float) else math.nan
     return math.nan
+
+
+def credible_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
+    """How long clients say that they worked, without nonsense."""
+    return {client: taken for client, taken in seconds.items() if 0 <= taken < MOST_SECONDS}
 
 
 def log_round(done: RoundRecord, rounds: int) -> None:

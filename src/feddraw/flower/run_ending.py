@@ -5,14 +5,14 @@ of a traceback. The reason is also written to the run's folder, where `watch` an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC
 
 from flwr.serverapp import Grid
 
 from feddraw.errors import RunFailed, UserError, in_one_line
-from feddraw.flower.roster import Roster
+from feddraw.flower.progress import Progress
 from feddraw.results.round_log import read_round_log
 from feddraw.results.run_folder import RunFolder
 from feddraw.text import join_names, safe_line
@@ -32,23 +32,18 @@ class TooFewNodes(RunFailed):
         super().__init__(f"{self.shortage}. {WHAT_TO_DO}")
 
 
-def absent_sites_in_words(
-    grid: Grid,
-    sites: Sequence[str],
-    roster: Roster,
-    last_weighted: Mapping[str, int],
-    folder: RunFolder | None,
-) -> str:
-    """Which of the sites are not connected, and since when; empty where all known ones are."""
+def absent_sites_in_words(grid: Grid, progress: Progress, folder: RunFolder | None) -> str:
+    """Which of the known sites are not connected, and since when; empty where none is missing."""
+    roster = progress.roster
     roster.meet(grid)
     connected = {roster.name_of(node) for node in grid.get_node_ids()}
     log = [] if folder is None else read_round_log(folder.rounds)
     times = {line.round: line.time for line in log}
     absent = []
-    for site in dict.fromkeys(sites):
+    for site in dict.fromkeys([*roster.listed_names, *roster.names]):
         if site in connected:
             continue
-        round = last_weighted.get(site)
+        round = progress.last_weighted.get(site)
         when = f" at {times[round].astimezone(UTC):%Y-%m-%d %H:%M} UTC" if round in times else ""
         seen = "has not counted yet" if round is None else f"last counted in round {round}{when}"
         absent.append(f"{safe_line(site)} ({seen})")

@@ -30,6 +30,7 @@ class Request:
     grid: Grid | None
     nodes: Sequence[int]
     connected: Sequence[int]  # all that could have been asked
+    timeout: float  # seconds for the replies
     sent_at: float = field(default_factory=time.perf_counter)
 
 

@@ -17,14 +17,17 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from feddraw.core import MOST_IMAGES, Heads, Method, why_not_secure
+from feddraw.core import MOST_IMAGES, Heads, why_not_secure
 from feddraw.errors import UserError
-from feddraw.flower import score_histograms, secure_messages
+from feddraw.flower import round_report, sampling, score_histograms, secure_messages
+from feddraw.flower.clear_rounds import RoundOutcome
+from feddraw.flower.evaluation_record import TakenEvaluations, evaluations_in_sum
 from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.reply_intake import SMALL_TENSORS, Reply, client_in_reply, why_too_large
 from feddraw.flower.roster import Roster
 from feddraw.flower.site_errors import reason_in_error
+from feddraw.flower.strategy_options import StrategyOptions
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
 from feddraw.secure.rounds.driver import SecureRound
@@ -36,9 +39,6 @@ from feddraw.secure.rounds.outcome import (
     result_of_outcome,
 )
 from feddraw.secure.rounds.terms import COUNTS_SUM, EVALUATE, TRAIN, Terms, terms_of_training
-from feddraw.secure.sums.signing_keys import SiteDirectory
-from feddraw.server.gate import Gate
-from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
 from feddraw.text import one_line
 
@@ -63,14 +63,18 @@ class SecureAnswers:
     timeout: float
 
     @staticmethod
-    def of(
-        replies: Sequence[Reply], asked: Sequence[int], roster: Roster, grid: Grid, timeout: float
-    ) -> SecureAnswers:
+    def of(replies: Sequence[Reply], offered: sampling.Request, roster: Roster) -> SecureAnswers:
+        """The valid replies to what was offered."""
+        if offered.grid is None:
+            raise UserError(
+                "secure sums take several messages: this strategy must have sent the first one"
+                " itself"
+            )
         by_name = {roster.called[reply.name]: reply for reply in replies}
         answered = {reply.node for reply in replies}
-        silent = [roster.label(node) for node in asked if node not in answered]
+        silent = [roster.label(node) for node in offered.nodes if node not in answered]
         others = [roster.called.get(name, name) for name in silent]
-        return SecureAnswers(by_name, (*by_name, *others), grid, timeout)
+        return SecureAnswers(by_name, (*by_name, *others), offered.grid, offered.timeout)
 
     @property
     def ledger_names(self) -> dict[str, str]:
@@ -159,26 +163,6 @@ class FlowerTransport:
                 yield replies.pop(0)
 
 
-@dataclass(frozen=True, eq=False)
-class SecureTraining:
-    """What a secure round of training gave."""
-
-    result: RoundResult
-    refused: Mapping[str, str]  # by the ledger's name
-    seconds: Mapping[str, float]  # by the ledger's name, how long it took to answer
-    contents: list[RecordDict]  # what all in the sum report together, as one client would
-    holding: frozenset[int]  # nodes that hold the frozen layers
-
-
-@dataclass(frozen=True, eq=False)
-class SecureCounts:
-    """What a secure evaluation gave."""
-
-    content: RecordDict | None  # as one site with all images would have sent it; None: no sum
-    summed: tuple[str, ...]  # by the ledger's names
-    refused: Mapping[str, str]  # the same, why others that answered are not in it
-
-
 @dataclass(frozen=True)
 class _Offered:
     """What was offered to the sites, and as which attempt."""
@@ -188,39 +172,43 @@ class _Offered:
 
 
 @dataclass(eq=False)
-class FlowerSecureServer:
-    """What a strategy does where it may see sums only: offers that go with its own messages, and
-    all that follows the answers to these.
+class SecureRounds:
+    """Rounds of which the server may see sums only: offers that go with the strategy's messages,
+    and all that follows the answers to these.
     """
 
-    method: Method
-    policy: Policy
-    gate: Gate
-    directory: SiteDirectory | None
+    options: StrategyOptions
+    roster: Roster
     size_key: str
-    clear_weights: bool = False  # sites say their weights, also where these tell of their updates
     _offered: dict[str, _Offered] = field(default_factory=dict)  # by kind of round, the last one
 
     def __post_init__(self) -> None:
-        if why := why_not_secure(self.method):
+        method = self.options.method
+        if why := why_not_secure(method):
             raise UserError(
                 f"this method cannot run under secure sums: {why} (`feddraw list methods` shows"
                 " which can)"
             )
-        rules_of_method.check_policy(self.method, self.policy, clear_weights=self.clear_weights)
-        if self.gate.norm == "refuse" or self.gate.clip:
+        rules_of_method.check_policy(
+            method, self.options.policy, clear_weights=self.options.clear_weights
+        )
+        gate = self.options.gate
+        if gate.norm == "refuse" or gate.clip:
             raise UserError(
                 "a secure sum cannot leave out or clip single updates: use norm 'off' or 'warn',"
                 " clip 0"
             )
-        method_as_text(self.method)  # an error where its rules cannot travel
+        method_as_text(method)  # an error where its rules cannot travel
 
     def offer_to_train(self, round: int, rounds: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
-        method = method_as_text(self.method)
-        sums = rules_of_method.sums_of(self.method)
         terms = terms_of_training(
-            method, sums, round, rounds, self.policy, clear_weights=self.clear_weights
+            method_as_text(self.options.method),
+            rules_of_method.sums_of(self.options.method),
+            round,
+            rounds,
+            self.options.policy,
+            clear_weights=self.options.clear_weights,
         )
         return self._offer(
             replace(terms, reading={"size": self.size_key, "classifier": classifier})
@@ -238,15 +226,18 @@ class FlowerSecureServer:
         self._offered[terms.kind] = offered
         return secure_messages.order_of_offer(terms, offered.attempt)
 
-    def train(self, round: Round, answers: SecureAnswers, group: str) -> SecureTraining:
-        """A round whose sites have answered the offer."""
+    def train(
+        self, round: Round, replies: Sequence[Reply], asked: sampling.Request, group: str
+    ) -> RoundOutcome:
+        """The round from sums of masked updates; `replies` are the sites' answers to the offer."""
+        answers = SecureAnswers.of(replies, asked, self.roster)
         offered = self._offered[TRAIN]
         layout = round.sent.layout
         # Beside the model there are some numbers by output; SMALL_TENSORS has room for these.
         most_words = layout.length("param") + layout.length("buffer")
         transport = answers.transport(TRAIN, group, most_words)
-        rules = TrainingRules(self.method, self.gate, round.sent.layout, round.state)
-        secure_round = SecureRound(offered.terms, transport, rules, self.directory)
+        rules = TrainingRules(round.method, self.options.gate, layout, round.state)
+        secure_round = SecureRound(offered.terms, transport, rules, self.options.site_keys)
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
         if outcome.failure:
@@ -255,11 +246,14 @@ class FlowerSecureServer:
         places = {name: number for number, name in enumerate(round.clients)}
         numbers = {own: places[name] for own, name in names.items()}
         result = result_of_outcome(round, rules, outcome, numbers)
-        return SecureTraining(
+        round_report.warn_of_sizes(
+            {entry.client: entry.size for entry in result.ledger if entry.weighted}
+        )
+        return RoundOutcome(
             result=result,
             refused=self._left_out(outcome, names),
-            seconds={names[own]: taken for own, taken in transport.seconds.items()},
-            contents=self._report(outcome, result),
+            client_seconds={names[own]: taken for own, taken in transport.seconds.items()},
+            reports=self._report(outcome, result),
             holding=frozenset(transport.holding),
         )
 
@@ -272,34 +266,45 @@ class FlowerSecureServer:
         metrics = MetricRecord({self.size_key: float(images), "loss": result.loss})
         return [RecordDict({"metrics": metrics})]
 
-    def count(self, answers: SecureAnswers, group: str) -> SecureCounts:
-        """All sites' counts together, and whose they are."""
+    def count(
+        self, replies: Sequence[Reply], asked: sampling.Request, group: str
+    ) -> TakenEvaluations:
+        """All sites' counts as those of one site; none if the sum fails or nobody answered."""
+        if not replies:
+            return TakenEvaluations([], [])
+        answers = SecureAnswers.of(replies, asked, self.roster)
         offered = self._offered[EVALUATE]
         findings = offered.terms.findings
         transport = answers.transport(EVALUATE, group, score_histograms.words_of(findings))
-        rules = CountingRules(findings)
-        secure_round = SecureRound(offered.terms, transport, rules, self.directory)
+        secure_round = SecureRound(
+            offered.terms, transport, CountingRules(findings), self.options.site_keys
+        )
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
-        refused = self._left_out(outcome, answers.ledger_names)
+        names = answers.ledger_names
+        try:
+            counts = self._opened_counts(outcome, findings)
+        except UserError as error:
+            log.error("no evaluation: %s", error)
+            counts = None
+        summed = [names[own] for own in names if own in _summed(outcome)]
+        return evaluations_in_sum(counts, summed, self._left_out(outcome, names))
+
+    def _opened_counts(self, outcome: SecureOutcome, findings: int) -> RecordDict:
+        """The sum as one site with all images would have sent it; UserError where there is none, or
+        none that honest sites make.
+        """
         if outcome.opened is None:
-            log.error("no evaluation: %s", outcome.failure)
-            return SecureCounts(None, (), refused)
+            raise UserError(outcome.failure)
         words = outcome.opened.words
         if (words > len(outcome.opened.survivors) * MOST_IMAGES).any():
-            log.error(
-                "no evaluation: a site counted more images than there can be, or fewer than 0"
-            )
-            return SecureCounts(None, (), refused)
+            raise UserError("a site counted more images than there can be, or fewer than 0")
         try:
             metrics = score_histograms.histograms_from_words(words[:-1], findings)
         except ValueError:
-            log.error("no evaluation: a sum of %d words", len(words))
-            return SecureCounts(None, (), refused)
+            raise UserError(f"a sum of {len(words)} words") from None
         metrics[self.size_key] = int(words[-1])
-        names = answers.ledger_names
-        summed = tuple(names[own] for own in names if own in _summed(outcome))
-        return SecureCounts(RecordDict({"metrics": metrics}), summed, refused)
+        return RecordDict({"metrics": metrics})
 
     def _left_out(self, outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
         """By the ledger's name, why sites that answered the offer are not in the sum."""

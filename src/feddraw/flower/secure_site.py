@@ -402,13 +402,8 @@ class _FlowerWork:
         method = method_of_terms(terms)
         format = ReplyFormat(method.extras, self.node.size_key, self.node.names.arrays)
         named = reply_intake.named_reply(0, reply)
-        used = SHARED.matrices
         decoded = reply_intake.decode_replies(
-            [named],
-            {named.name: 0},
-            sent,
-            format,
-            reuse=used if used is not None and used.layout == sent.layout else None,
+            [named], {named.name: 0}, sent, format, reuse=SHARED.matrices
         )
         SHARED.matrices = decoded.matrices
         if decoded.refused:

@@ -167,7 +167,7 @@ class ServerRun:
         self.evaluation = evaluation
         self.folder = folder
         self.strategy = make_strategy(federation, evaluation, folder)
-        self.strategy.logs_rounds = False  # a round's line has its evaluation
+        self.strategy.run_folder.logs_rounds = False  # a round's line has its evaluation
         self._keeper = ModelKeeper(self.experiment.keep, self.experiment.rounds, folder)
         if folder is not None and federation.resume:
             self._keeper.resume()
