@@ -44,7 +44,6 @@ from feddraw.secure.rounds.messages import (
     Sign,
     Weigh,
 )
-from feddraw.secure.rounds.outcome import TrainingRules
 from feddraw.secure.rounds.site import (
     MemoryOfProcess,
     Offer,
@@ -54,6 +53,7 @@ from feddraw.secure.rounds.site import (
     SiteSettings,
 )
 from feddraw.secure.rounds.terms import Announcement, Party, Terms
+from feddraw.secure.rounds.training_rules import TrainingRules
 from feddraw.secure.sums.message_fields import pack_fields, unpack_fields
 from feddraw.secure.sums.session import SessionId
 from feddraw.server.gate import Gate

@@ -45,7 +45,7 @@ from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import Opened
 from feddraw.secure.rounds.in_process import Drops, Secure
 from feddraw.secure.rounds.messages import Joined
-from feddraw.secure.rounds.outcome import SecureOutcome, TrainingRules, result_of_outcome
+from feddraw.secure.rounds.outcome import SecureOutcome, result_of_outcome
 from feddraw.secure.rounds.round_weights import SECURE_PRECISION, announce_weights_under_policy
 from feddraw.secure.rounds.terms import (
     FIRST_SUM,
@@ -56,6 +56,7 @@ from feddraw.secure.rounds.terms import (
     Terms,
     terms_of_training,
 )
+from feddraw.secure.rounds.training_rules import TrainingRules
 from feddraw.secure.rounds.update_part import UpdatePart
 from feddraw.secure.rounds.word_layout import WordLayout
 from feddraw.secure.sums.client import SecureSumClient

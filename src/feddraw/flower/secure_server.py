@@ -32,13 +32,9 @@ from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.counts_part import CountingRules
 from feddraw.secure.rounds.driver import SecureRound
 from feddraw.secure.rounds.messages import Answer, Keys, Meet, Refusal, Request
-from feddraw.secure.rounds.outcome import (
-    SecureOutcome,
-    TrainingRules,
-    outcome_of,
-    result_of_outcome,
-)
+from feddraw.secure.rounds.outcome import SecureOutcome, outcome_of, result_of_outcome
 from feddraw.secure.rounds.terms import COUNTS_SUM, EVALUATE, TRAIN, Terms, terms_of_training
+from feddraw.secure.rounds.training_rules import TrainingRules
 from feddraw.server.round import Round, RoundResult
 from feddraw.text import one_line
 

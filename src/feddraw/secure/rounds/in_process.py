@@ -30,7 +30,7 @@ from feddraw.secure.rounds.messages import (
     Sign,
     Weigh,
 )
-from feddraw.secure.rounds.outcome import TrainingRules, outcome_of, result_of_outcome
+from feddraw.secure.rounds.outcome import outcome_of, result_of_outcome
 from feddraw.secure.rounds.site import (
     MemoryOfProcess,
     Offer,
@@ -47,6 +47,7 @@ from feddraw.secure.rounds.terms import (
     digest_of_offer,
     terms_of_training,
 )
+from feddraw.secure.rounds.training_rules import TrainingRules
 from feddraw.secure.rounds.update_part import UpdatePart
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
