@@ -141,7 +141,7 @@ def test_clients_that_were_told_different_things_open_no_sum() -> None:
         collector.take_shares(name, members[name].share(advertised))
     for name in names:
         told = b"one thing" if name == names[0] else b"another"
-        masked = members[name].mask(collector.shares_for(name), WORDS[name], told=told)
+        masked = members[name].mask(collector.shares_for(name), WORDS[name], announced=told)
         collector.take_masked(name, masked)
     signatures = {name: members[name].sign(collector.close_values()) for name in names}
     with pytest.raises(SecureSumRefused, match="signed"):

@@ -507,7 +507,7 @@ def test_after_masking_a_client_holds_no_secret_of_its_own_any_more() -> None:
     name = THREE[0]
     for sender, given in shares.items():
         made.collector.take_shares(sender, given)
-    own = made.members[name]._own_secrets()
+    own = made.members[name]._my_secrets()
     made.members[name].mask(made.collector.shares_for(name), WORDS[name])
     kept = made.members[name].to_bytes().decode()
     for secret in (own.encryption, own.masking, own.seed):
@@ -1000,7 +1000,7 @@ def test_a_site_that_was_told_something_else_than_the_others_is_in_no_sum_that_o
             told = tiny_others if site == victim else a_huge_one
             masked = federation.ask(site, Add("moves", told, collector.shares_for(site)))
             collector.take_masked(site, masked.words, masked.seal)
-        collector.told = a_huge_one.digest
+        collector.announced = a_huge_one.digest
         collector.close_values()
         for site in others:
             collector.take_signature(site, federation.ask(site, Sign("moves", SITES)).signature)
@@ -1282,8 +1282,8 @@ def test_a_row_of_evaluation_counts_needs_t_sites_as_well(tmp_path: Path) -> Non
     parties = [Party(name, 0.0, (True, name in SEVEN[:3])) for name in SEVEN]
     told = Announcement(Terms("evaluate", ("counts",), 0, 3, findings=2), tuple(parties))
     with refused("finding 1 is labelled by 3 client"):
-        told.check_summed(SEVEN, asked=7)
-    told.check_summed(SEVEN[:3], asked=3)  # all who label it, where nobody else was asked
+        told.check_summed(SEVEN, members=7)
+    told.check_summed(SEVEN[:3], members=3)  # all who label it, where nobody else was asked
 
 
 def said_in_the_docs(sentence: str) -> bool:
@@ -1387,7 +1387,7 @@ def test_a_site_says_a_weight_that_tells_of_its_update_only_where_it_allows_that
     joined = strict.meet(agreed=terms(feddraw()))
     statement = strict.add("South", joined, method=feddraw()).statement
     assert statement is not None
-    assert (statement.own, statement.steps) == ((), 3)
+    assert (statement.own_weights, statement.steps) == ((), 3)
 
 
 def test_settings_can_make_one_site_the_whole_sum_unless_a_policy_is_required(

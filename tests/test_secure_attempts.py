@@ -411,7 +411,7 @@ def test_messages_that_are_too_large_are_refused(sites: EveryMessage, size: int,
             empty = dict.fromkeys(strangers, b"")
             lies += [Meet({s: {**keys, **empty} for s, keys in request.keys.items()})]
         if isinstance(request, Weigh | Add):
-            told = replace(request.announcement, told=(0.5,) * size)
+            told = replace(request.announcement, concluded=(0.5,) * size)
             crowd = tuple(replace(told.parties[0], name=name) for name in strangers)
             lies.append(replace(request, announcement=replace(told, parties=told.parties + crowd)))
         if isinstance(request, Add):

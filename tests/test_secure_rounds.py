@@ -442,7 +442,7 @@ def test_what_is_said_is_read_back_as_it_was() -> None:
     told, clients, _ = parts_of("feddraw")
     weights = dict.fromkeys(NAMES, (0.25, 1 / 3))
     terms = replace(told.terms, policy={"cap": 0.5})
-    told = replace(told, terms=terms, told=(0.1, 1e-17), weights=weights)
+    told = replace(told, terms=terms, concluded=(0.1, 1e-17), weights=weights)
     again = Announcement.of(told.to_json())
     assert again == told
     assert again.digest == told.digest
@@ -459,8 +459,8 @@ def test_what_is_said_is_read_back_as_it_was() -> None:
         (lambda text: text.replace('"size":40', f'"size":{"9" * 400}'), "not a positive number"),
         (lambda text: text.replace('"name":"East"', '"name":"North"'), "twice"),
         (lambda text: text.replace('round\\":1,', 'round\\":15,'), "round 15 of 15"),
-        (lambda text: text.replace('"told":[]', '"told":[NaN]'), "cannot be read"),
-        (lambda text: text.replace('"told":[]', '"more":[]'), "cannot be read"),
+        (lambda text: text.replace('"concluded":[]', '"concluded":[NaN]'), "cannot be read"),
+        (lambda text: text.replace('"concluded":[]', '"more":[]'), "cannot be read"),
     ],
 )
 def test_an_announcement_that_makes_no_sense_is_refused(change: Any, why: str) -> None:
@@ -474,15 +474,15 @@ def test_an_announcement_that_makes_no_sense_is_refused(change: Any, why: str) -
 def test_a_client_cannot_claim_more_than_full_similarity_gives_at_its_size(name: str) -> None:
     told, clients, _ = parts_of(name)
     if secure_sums(METHODS[name]) == 2:
-        told = replace(told, told=(0.5,))
+        told = replace(told, concluded=(0.5,))
     rules = rules_for(name)
     for place, client in enumerate(NAMES):
         said = clients[client].state(told)
         rules.check_statement(told, client, said)
         ranges = rules_of_method.ranges_of_client(
-            METHODS[name], said.own, told.facts, place, outputs=()
+            METHODS[name], said.own_weights, told.facts, place, outputs=()
         )
-        greedy = replace(said, own=(1.01 * ranges[0][1], *said.own[1:]))
+        greedy = replace(said, own_weights=(1.01 * ranges[0][1], *said.own_weights[1:]))
         with pytest.raises(UserError, match="its size allows"):
             rules.check_statement(told, client, greedy)
 
@@ -523,7 +523,7 @@ def test_weights_in_the_sum_that_were_not_announced_count_for_nobody() -> None:
     told, clients, (sent, _) = parts_of("feddraw")
     said = {name: part.state(told) for name, part in clients.items()}
     assert len(result_of("feddraw", told, summed(told, clients, said)).weights) == 4
-    said["West"] = replace(said["West"], own=(said["West"].own[0] + 2.0**-40,))
+    said["West"] = replace(said["West"], own_weights=(said["West"].own_weights[0] + 2.0**-40,))
     outcome = result_of("feddraw", told, summed(told, clients, said))
     assert outcome.next_model is sent
     assert all("not those that the clients announced" in entry.status for entry in outcome.ledger)
@@ -573,7 +573,7 @@ def probed_at_crafted_models(clear_weights: bool) -> list[float]:
         cohort = cohort_of(np.vstack([MOVE, OTHERS]) + sent, [20, 20, 30, 40], sent=sent)
         told = _announced(cohort.updates, clear_weights=clear_weights)
         part = UpdatePart(method, told, NAMES[0], cohort.sent, cohort.updates[0])
-        own = np.array(part.state(told).own)
+        own = np.array(part.state(told).own_weights)
         rule = rules_of_method.weighting_of(method)
         if len(own):
             found.append(float(np.asarray(rule.parts_of(own, told.facts, [0])["similarity"])[0]))
@@ -598,7 +598,7 @@ def test_weights_that_follow_from_what_is_announced_are_said_and_in_the_ledger()
     """By size and steps alone; FedDRAW's in its first and last round."""
     for name in ("fedavg", "uniform", "inverse_steps"):
         told, clients, _ = parts_of(name, clear_weights=False)
-        assert all(len(part.state(told).own) == 1 for part in clients.values()), name
+        assert all(len(part.state(told).own_weights) == 1 for part in clients.values()), name
     method, (sent, state, updates) = METHODS["feddraw"], a_round("feddraw")
     for round in (0, 14):
         plain = plain_round(method, sent, state, updates, round)
@@ -649,7 +649,7 @@ def test_hidden_weights_that_no_sizes_allow_count_for_nobody(factor: float) -> N
     """Nobody says its weight; all together cannot be more than the method gives them."""
     told, clients, (sent, _) = parts_of("feddraw", clear_weights=False)
     said = {name: part.state(told) for name, part in clients.items()}
-    assert all(statement.own == () for statement in said.values())
+    assert all(statement.own_weights == () for statement in said.values())
     assert len(result_of("feddraw", told, summed(told, clients, said)).weights) == 4
     opened = summed(told, clients, said)
     words = opened.words.copy()
@@ -752,7 +752,7 @@ def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
         method, told, sent.layout, {name: part.state(told) for name, part in clients.items()}
     )
     with pytest.raises(UserError, match="have all the weight"):
-        right.check_summed(NAMES, asked=len(NAMES))
+        right.check_summed(NAMES, members=len(NAMES))
     with pytest.raises(UserError, match="have all the weight"):
         Announcement.of(right.to_json())
 
@@ -961,7 +961,7 @@ def test_nothing_that_a_server_gets_is_close_to_a_clients_move() -> None:
 
 def test_a_client_weighs_itself_as_the_server_would_from_its_parameters() -> None:
     told, clients, (sent, state) = parts_of("feddraw")
-    own = np.array([clients[name].state(told).own[0] for name in NAMES])
+    own = np.array([clients[name].state(told).own_weights[0] for name in NAMES])
     plain = plain_round(METHODS["feddraw"], sent, state, a_round("feddraw")[2])
     weights = np.array([plain.weights[name] for name in NAMES])
     np.testing.assert_allclose(own / own.sum(), weights, rtol=1e-10)

@@ -309,8 +309,8 @@ def answer_to_records(answer: Answer) -> RecordDict:
     elif isinstance(answer, Statement):
         facts = {"statement": answer.to_json()}
     elif isinstance(answer, Masked):
-        said = answer.statement
-        facts = {"statement": None if said is None else said.to_json()}
+        statement = answer.statement
+        facts = {"statement": None if statement is None else statement.to_json()}
         pairs = {"seal": answer.seal or b""}
         words = answer.words
     elif isinstance(answer, Signed):
@@ -364,8 +364,8 @@ def _read_statement(
 
 def _read_masked(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Masked:
     words = unpack_array(content.array_records[MASKED_WORDS][MASKED_WORDS])
-    said = facts["statement"]
-    return Masked(words, pairs["seal"], None if said is None else Statement.of(said))
+    text = facts["statement"]
+    return Masked(words, pairs["seal"], None if text is None else Statement.of(text))
 
 
 def _read_signed(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Signed:
@@ -397,8 +397,8 @@ def _with_sums(pairs: Mapping[str, Pairs]) -> dict[str, bytes]:
 def _by_sum(pairs: Pairs) -> dict[str, dict[str, bytes]]:
     parts: dict[str, dict[str, bytes]] = {}
     for name, value in pairs.items():
-        sum, _, own = name.partition(" ")
-        parts.setdefault(sum, {})[own] = value
+        sum, _, site = name.partition(" ")
+        parts.setdefault(sum, {})[site] = value
     return parts
 
 

@@ -47,14 +47,14 @@ RESERVED_NAME = re.compile(r"(absent|stranger) \d+")  # the ledger's own, for cl
 
 @dataclass(frozen=True, eq=False)
 class SecureAnswers:
-    """Who was asked for a secure round, who answered the offer, and how they are called.
+    """The members of a secure round, those that answered the offer, and how they are called.
 
     Sites sign under the names that they give themselves; the ledger has those that the server gives
     them.
     """
 
-    by_name: Mapping[str, Reply]  # by the site's own name
-    asked: tuple[str, ...]  # all to whom the offer went
+    by_site: Mapping[str, Reply]  # by the name under which the site signs
+    members: tuple[str, ...]  # all to whom the offer went
     grid: Grid
     timeout: float
 
@@ -66,29 +66,29 @@ class SecureAnswers:
                 "secure sums take several messages: this strategy must have sent the first one"
                 " itself"
             )
-        by_name = {roster.called[reply.name]: reply for reply in replies}
+        by_site = {roster.called[reply.name]: reply for reply in replies}
         answered = {reply.node for reply in replies}
         silent = [roster.label(node) for node in offered.nodes if node not in answered]
         others = [roster.called.get(name, name) for name in silent]
-        return SecureAnswers(by_name, (*by_name, *others), offered.grid, offered.timeout)
+        return SecureAnswers(by_site, (*by_site, *others), offered.grid, offered.timeout)
 
     @property
     def ledger_names(self) -> dict[str, str]:
-        """By the site's own name, its name in the ledger."""
-        return {own: reply.name for own, reply in self.by_name.items()}
+        """By the name under which a site signs, its name in the ledger."""
+        return {site: reply.name for site, reply in self.by_site.items()}
 
     def transport(self, kind: str, group: str, most_words: int) -> FlowerTransport:
-        nodes = {own: reply.node for own, reply in self.by_name.items()}
+        nodes = {site: reply.node for site, reply in self.by_site.items()}
         return FlowerTransport(self.grid, nodes, kind, group, self.timeout, most_words)
 
     def keys(self, round: SecureRound) -> dict[str, Keys]:
         """The keys that came in answer to the offer."""
         keys = {}
-        for own, reply in self.by_name.items():
-            with round.using(own):
-                if RESERVED_NAME.fullmatch(own):
-                    raise UserError(f"it calls itself {own}, which is the ledger's own word")
-                keys[own] = secure_messages.keys_of_records(reply.content)
+        for site, reply in self.by_site.items():
+            with round.using(site):
+                if RESERVED_NAME.fullmatch(site):
+                    raise UserError(f"it calls itself {site}, which is the ledger's own word")
+                keys[site] = secure_messages.keys_of_records(reply.content)
         return keys
 
 
@@ -160,7 +160,7 @@ class FlowerTransport:
 
 
 @dataclass(frozen=True)
-class _Offered:
+class _Offer:
     """What was offered to the sites, and as which attempt."""
 
     terms: Terms
@@ -176,7 +176,7 @@ class SecureRounds:
     options: StrategyOptions
     roster: Roster
     size_key: str
-    _offered: dict[str, _Offered] = field(default_factory=dict)  # by kind of round, the last one
+    _offers: dict[str, _Offer] = field(default_factory=dict)  # by kind of round, the last one
 
     def __post_init__(self) -> None:
         method = self.options.method
@@ -218,29 +218,29 @@ class SecureRounds:
         """Attempts are counted by the clock, so that a server that was killed and goes on can try
         a sum again.
         """
-        offered = _Offered(terms, time.time_ns())
-        self._offered[terms.kind] = offered
-        return secure_messages.order_of_offer(terms, offered.attempt)
+        offer = _Offer(terms, time.time_ns())
+        self._offers[terms.kind] = offer
+        return secure_messages.order_of_offer(terms, offer.attempt)
 
     def train(
-        self, round: Round, replies: Sequence[Reply], asked: sampling.Request, group: str
+        self, round: Round, replies: Sequence[Reply], offered: sampling.Request, group: str
     ) -> RoundOutcome:
         """The round from sums of masked updates; `replies` are the sites' answers to the offer."""
-        answers = SecureAnswers.of(replies, asked, self.roster)
-        offered = self._offered[TRAIN]
+        answers = SecureAnswers.of(replies, offered, self.roster)
+        offer = self._offers[TRAIN]
         layout = round.sent.layout
         # Beside the model there are some numbers by output; SMALL_TENSORS has room for these.
         most_words = layout.length("param") + layout.length("buffer")
         transport = answers.transport(TRAIN, group, most_words)
         rules = TrainingRules(round.method, self.options.gate, layout, round.state)
-        secure_round = SecureRound(offered.terms, transport, rules, self.options.site_keys)
+        secure_round = SecureRound(offer.terms, transport, rules, self.options.site_keys)
         keys = answers.keys(secure_round)
-        outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
+        outcome = outcome_of(secure_round, answers.members, keys, offer.attempt)
         if outcome.failure:
             log.error("%s", outcome.failure)
         names = answers.ledger_names
         places = {name: number for number, name in enumerate(round.clients)}
-        numbers = {own: places[name] for own, name in names.items()}
+        numbers = {site: places[name] for site, name in names.items()}
         result = result_of_outcome(round, rules, outcome, numbers)
         round_report.warn_of_sizes(
             {entry.client: entry.size for entry in result.ledger if entry.weighted}
@@ -248,7 +248,7 @@ class SecureRounds:
         return RoundOutcome(
             result=result,
             refused=self._left_out(outcome, names),
-            client_seconds={names[own]: taken for own, taken in transport.seconds.items()},
+            client_seconds={names[site]: taken for site, taken in transport.seconds.items()},
             reports=self._report(outcome, result),
             holding=frozenset(transport.holding),
         )
@@ -263,27 +263,27 @@ class SecureRounds:
         return [RecordDict({"metrics": metrics})]
 
     def count(
-        self, replies: Sequence[Reply], asked: sampling.Request, group: str
+        self, replies: Sequence[Reply], offered: sampling.Request, group: str
     ) -> TakenEvaluations:
         """All sites' counts as those of one site; none if the sum fails or nobody answered."""
         if not replies:
             return TakenEvaluations([], [])
-        answers = SecureAnswers.of(replies, asked, self.roster)
-        offered = self._offered[EVALUATE]
-        findings = offered.terms.findings
+        answers = SecureAnswers.of(replies, offered, self.roster)
+        offer = self._offers[EVALUATE]
+        findings = offer.terms.findings
         transport = answers.transport(EVALUATE, group, score_histograms.words_of(findings))
         secure_round = SecureRound(
-            offered.terms, transport, CountingRules(findings), self.options.site_keys
+            offer.terms, transport, CountingRules(findings), self.options.site_keys
         )
         keys = answers.keys(secure_round)
-        outcome = outcome_of(secure_round, answers.asked, keys, offered.attempt)
+        outcome = outcome_of(secure_round, answers.members, keys, offer.attempt)
         names = answers.ledger_names
         try:
             counts = self._opened_counts(outcome, findings)
         except UserError as error:
             log.error("no evaluation: %s", error)
             counts = None
-        summed = [names[own] for own in names if own in _summed(outcome)]
+        summed = [name for site, name in names.items() if site in _summed(outcome)]
         return evaluations_in_sum(counts, summed, self._left_out(outcome, names))
 
     def _opened_counts(self, outcome: SecureOutcome, findings: int) -> RecordDict:
@@ -307,9 +307,9 @@ class SecureRounds:
         # a sum can fail before a site has said more than its keys
         failed = dict.fromkeys(names, outcome.failure)
         return {
-            names[own]: why
-            for own, why in {**failed, **outcome.left_out, **outcome.reasons()}.items()
-            if why and own in names and own not in _summed(outcome)
+            names[site]: why
+            for site, why in {**failed, **outcome.left_out, **outcome.reasons()}.items()
+            if why and site in names and site not in _summed(outcome)
         }
 
 

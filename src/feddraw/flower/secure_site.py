@@ -145,8 +145,8 @@ def _frozen_layers_held(message: Message, context: Context, app: App) -> str:
     """The digest of the frozen layers that the app says it holds; empty where it holds none, or
     fails. Nothing but a digest leaves the site, and the app sees nothing but the one asked for.
     """
-    asked = {FROZEN: str(job_orders.read_orders(message.content).get(FROZEN, ""))}
-    content = RecordDict({"config": job_orders.add_orders(ConfigRecord(), asked)})
+    order = {FROZEN: str(job_orders.read_orders(message.content).get(FROZEN, ""))}
+    content = RecordDict({"config": job_orders.add_orders(ConfigRecord(), order)})
     question = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
     try:
         reply = app(question, context)

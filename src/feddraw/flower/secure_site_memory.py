@@ -222,7 +222,7 @@ def _read_blobs(path: Path) -> tuple[list[Any], list[memoryview]]:
 
 def update_to_memory(update: Update) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """An update as facts and vectors."""
-    vectors = {f"own.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
+    vectors = {f"model.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
     vectors |= {f"extra.{name}": vector for name, vector in update.extra.items()}
     labelled = None if update.labelled is None else update.labelled.tolist()
     facts = {
@@ -239,9 +239,9 @@ def update_of_memory(
 ) -> Update:
     """The update, from what `update_to_memory` made of it."""
     model = Model(
-        params=vectors["own.params"],
-        buffers=vectors["own.buffers"],
-        counters=vectors["own.counters"],
+        params=vectors["model.params"],
+        buffers=vectors["model.buffers"],
+        counters=vectors["model.counters"],
         layout=layout,
     )
     prefix = "extra."

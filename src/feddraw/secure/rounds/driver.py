@@ -2,7 +2,8 @@
 
 A round is a few exchanges of one message to each site and one back. D is the digest of everything
 that a site's app will use, as the site received it: the terms, the model, what is beside it, what
-is frozen in it, and all settings. K sites are asked; t is more than two thirds of them.
+is frozen in it, and all settings. The offer goes to K sites, the members of the round; t is more
+than two thirds of them.
 
     server → site                                site → server
     0 offer   the model and the terms            one-time keys, signed with D
@@ -21,9 +22,9 @@ keys (the context), and all shares of the sender. Masked words: context, words. 
 who sent shares, who is in the sum, a hash of all that was announced (sizes, findings, first sum,
 proposed weights and weights). Opened shares: the same list, the shares.
 
-So no value of a site's own leaves it before it has seen t signatures under the digest of what its
-app uses, and no sum opens unless t sites were told the same about it; masks are made from what was
-told, so words of a site that was told something else make noise of the sum. A site that falls
+So no value of a site leaves it before it has seen t signatures under the digest of what its
+app uses, and no sum opens unless the same was announced to t sites; masks are made from what was
+announced, so words of a site that got another announcement make noise of the sum. A site that falls
 silent, fails or is refused is left out from there on, with the reason. Where too few are left
 before any list is signed, the sums are tried once more among the same members; after that never,
 because a second sum over other sites would show the difference. `site` is the other side.
@@ -125,21 +126,21 @@ class SecureRound:
     left_out: dict[str, str] = field(default_factory=dict)  # by site; empty: it fell silent
     parties: tuple[Party, ...] = ()  # those that said their size
 
-    def run(self, asked: Sequence[str], keys: Mapping[str, Keys], attempt: int = 0) -> Opened:
+    def run(self, members: Sequence[str], keys: Mapping[str, Keys], attempt: int = 0) -> Opened:
         """From the keys that came in answer to the offer to the opened sum.
 
-        `asked` are all sites to which the offer went. `SecureSumFailed` or `TooFewSummed` where
+        `members` are all sites to which the offer went. `SecureSumFailed` or `TooFewSummed` where
         there is no sum.
         """
         digest = self._agreed_digest(keys)
         for number in range(ATTEMPTS):
-            trial = _Attempt(self, digest, attempt + number, tuple(asked))
+            trial = _Attempt(self, digest, attempt + number, tuple(members))
             try:
                 return trial.open(keys)
             except SecureSumFailed as failure:
-                if trial.signing or number + 1 == ATTEMPTS or not self._may_come_back(asked):
+                if trial.signing or number + 1 == ATTEMPTS or not self._may_come_back(members):
                     raise
-                keys = self._fresh_keys(asked, digest, attempt + number + 1)
+                keys = self._fresh_keys(members, digest, attempt + number + 1)
                 if not keys:
                     raise
                 why = safe_line(str(failure))
@@ -157,17 +158,17 @@ class SecureRound:
                 self.leave_out(name, OTHER_OFFER)
         return digest
 
-    def _may_come_back(self, asked: Sequence[str]) -> bool:
+    def _may_come_back(self, members: Sequence[str]) -> bool:
         """Whether enough sites would be there if all that fell silent came back."""
         refused = sum(bool(reason) for reason in self.left_out.values())
-        return len(asked) - refused >= session_threshold(len(asked))
+        return len(members) - refused >= session_threshold(len(members))
 
-    def _fresh_keys(self, asked: Sequence[str], digest: bytes, attempt: int) -> dict[str, Keys]:
+    def _fresh_keys(self, members: Sequence[str], digest: bytes, attempt: int) -> dict[str, Keys]:
         """Keys for another attempt, of all that are there again; empty if none are."""
         silent = [name for name, reason in self.left_out.items() if not reason]
         refused = {name: reason for name, reason in self.left_out.items() if reason}
         self.left_out = dict(refused)
-        requests = {name: Again(digest, attempt) for name in asked if name not in refused}
+        requests = {name: Again(digest, attempt) for name in members if name not in refused}
         keys = {
             name: answer for name, answer in self.answers(requests, Keys) if answer.digest == digest
         }
@@ -211,13 +212,13 @@ class _Attempt:
     """One attempt at the sums of a round."""
 
     def __init__(
-        self, round: SecureRound, digest: bytes, attempt: int, asked: tuple[str, ...]
+        self, round: SecureRound, digest: bytes, attempt: int, members: tuple[str, ...]
     ) -> None:
         self._round = round
-        self._asked = asked
+        self._members = members
         self._sums = {}
         for sum in round.terms.sums:
-            session = Session(digest, f"{round.terms.kind}: {sum}", attempt, asked)
+            session = Session(digest, f"{round.terms.kind}: {sum}", attempt, members)
             self._sums[sum] = SecureSumServer(session, round.directory)
         self.signing = False  # sites were asked to sign a list
 
@@ -236,8 +237,8 @@ class _Attempt:
             announcement.check()
             self._check_summed(announcement, list(announcement.weights))
         total, survivors, statements = self._open_sum(last, announcement)
-        said = {name: statements[name] for name in survivors if name in statements}
-        return Opened(total, survivors, announcement, said)
+        of_survivors = {name: statements[name] for name in survivors if name in statements}
+        return Opened(total, survivors, announcement, of_survivors)
 
     def _take_keys(self, name: str, answer: Keys) -> None:
         if set(answer.keys) != set(self._sums):
@@ -271,8 +272,8 @@ class _Attempt:
         """Without those whose size or findings would make the sum fail for all."""
         self._round.parties = announcement.parties
         announcement = self._without(announcement, self._round.rules.misfits(announcement))
-        rare = announcement.labelling_rare_findings(len(self._asked))
-        if len(announcement.parties) - len(rare) >= session_threshold(len(self._asked)):
+        rare = announcement.labelling_rare_findings(len(self._members))
+        if len(announcement.parties) - len(rare) >= session_threshold(len(self._members)):
             announcement = self._without(announcement, rare)
         announcement.check()
         self._check_summed(announcement, [party.name for party in announcement.parties])
@@ -286,7 +287,7 @@ class _Attempt:
         return Announcement(announcement.terms, fitting)
 
     def _check_summed(self, announcement: Announcement, names: Sequence[str]) -> None:
-        announcement.check_summed(names, asked=len(self._asked))
+        announcement.check_summed(names, members=len(self._members))
 
     def _proposals(self, announcement: Announcement) -> dict[str, Statement]:
         """How each site weighs itself."""
@@ -296,10 +297,10 @@ class _Attempt:
             with self._round.using(name):
                 self._round.rules.check_statement(announcement, name, statement)
                 proposals[name] = statement
-        needed = session_threshold(len(self._asked))
+        needed = session_threshold(len(self._members))
         if len(proposals) < needed:
             raise SecureSumFailed(
-                f"the secure sum failed: {len(proposals)} of {len(self._asked)} clients said how"
+                f"the secure sum failed: {len(proposals)} of {len(self._members)} clients said how"
                 f" they weigh themselves, {needed} are needed"
             )
         return proposals
@@ -313,7 +314,7 @@ class _Attempt:
     ) -> tuple[Words, tuple[str, ...], dict[str, Statement]]:
         """A sum from the masked words of those that are there to its opening."""
         server = self._sums[sum]
-        server.told = announcement.digest
+        server.announced = announcement.digest
         statements: dict[str, Statement] = {}
         sharers = set(server.close_shares())
         there = [name for name in self._there(announcement) if name in sharers]

@@ -53,12 +53,12 @@ class SecureOutcome:
 
 
 def outcome_of(
-    round: SecureRound, asked: Sequence[str], keys: Mapping[str, Keys], attempt: int = 0
+    round: SecureRound, members: Sequence[str], keys: Mapping[str, Keys], attempt: int = 0
 ) -> SecureOutcome:
     """Drive a secure round to its end, whatever that is."""
     opened, failure = None, ""
     try:
-        opened = round.run(asked, keys, attempt)
+        opened = round.run(members, keys, attempt)
     except (SecureSumFailed, UserError) as error:
         failure = one_line(error, 200)
     return SecureOutcome(round.terms, round.parties, opened, dict(round.left_out), failure)

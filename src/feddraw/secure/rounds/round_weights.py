@@ -42,9 +42,11 @@ def exact_weight(weight: float) -> float:
     return math.ldexp(round(math.ldexp(weight, FRACTION_BITS)), -FRACTION_BITS)
 
 
-def weights_from_own(own: Sequence[Numbers], layout: Layout, outputs: tuple[int, ...]) -> Weights:
-    """The weights of some clients from how each weighs itself."""
-    columns = np.array(own, np.float64).T
+def normalised_weights(
+    own_weights: Sequence[Numbers], layout: Layout, outputs: tuple[int, ...]
+) -> Weights:
+    """The weights of some clients, which add up to one, from their own ones."""
+    columns = np.array(own_weights, np.float64).T
     body, *rows = [column / total if (total := column.sum()) else column for column in columns]
     pieces = [
         Piece(output_name(output), layout.rows_of(output), row)
@@ -68,7 +70,7 @@ def weights_under_policy(
     compute the same.
     """
     weights, names = proposals_under_policy(method, announcement, layout)
-    outputs = rules_of_method.outputs_with_own_weight(method, layout, announcement.facts)
+    outputs = rules_of_method.separate_outputs(method, layout, announcement.facts)
     starts = {layout.rows_of(output)[0].start: output for output in outputs}
     columns = dict.fromkeys(outputs, weights.values)
     columns |= {
@@ -88,8 +90,8 @@ def proposals_under_policy(
     everyone = [party.name for party in announcement.parties]
     places = [place for place, name in enumerate(everyone) if name in announcement.proposed]
     names = [everyone[place] for place in places]
-    outputs = rules_of_method.outputs_with_own_weight(method, layout, facts)
-    proposed = weights_from_own([announcement.proposed[name] for name in names], layout, outputs)
+    outputs = rules_of_method.separate_outputs(method, layout, facts)
+    proposed = normalised_weights([announcement.proposed[name] for name in names], layout, outputs)
     if not isinstance(rules_of_method.weighting_of(method), ScoredByOutput):
         proposed = replace(proposed, pieces=())
     nothing = np.zeros(0, np.float32)
@@ -112,6 +114,6 @@ def announce_weights_under_policy(
     """With the weights that the policy makes of those that clients propose."""
     if not proposals:
         raise TooFewSummed("no client takes part in the sum")
-    own = {name: statement.own for name, statement in proposals.items()}
-    proposed = replace(announcement, proposed=own)
+    own_weights = {name: statement.own_weights for name, statement in proposals.items()}
+    proposed = replace(announcement, proposed=own_weights)
     return replace(proposed, weights=weights_under_policy(method, proposed, layout))

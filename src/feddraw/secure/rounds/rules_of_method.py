@@ -62,13 +62,13 @@ def check_policy(method: Method, policy: Policy, *, clear_weights: bool) -> None
         )
 
 
-def weights_are_said(method: Method, announcement: Announcement) -> bool:
+def weights_in_clear(method: Method, announcement: Announcement) -> bool:
     """Whether clients say their weights in clear: all have agreed to it, or the weights follow from
     what is announced, as FedDRAW's do in its first and last round.
     """
     if announcement.terms.clear_weights or not weights_show_updates(method):
         return True
-    if secure_sums(method) == 2 and not announcement.told:
+    if secure_sums(method) == 2 and not announcement.concluded:
         return False
     rule = weighting_of(method)
     facts = announcement.facts
@@ -103,9 +103,9 @@ def factored_server(method: Method) -> Factored | None:
     return server if isinstance(server, Factored) else None
 
 
-def outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
-    """The outputs with a weight of their own: by the rule, or because not all who were asked label
-    the finding.
+def separate_outputs(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
+    """The outputs of the classifier that are weighted separately: by the rule, or because not all
+    clients label the finding.
     """
     if isinstance(weighting_of(method), ScoredByOutput):
         return tuple(range(layout.outputs))
@@ -117,9 +117,7 @@ def outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tup
 def weights_of_client(
     method: Method, client: ClientView, facts: Facts, place: int, outputs: tuple[int, ...]
 ) -> Numbers:
-    """How a client weighs itself, for the whole model and then for outputs with their own
-    weights.
-    """
+    """A client's own weights: for the whole model, then for each of these outputs."""
     rule = weighting_of(method)
     whole = own_weight(rule, client, facts, place)
     by_output = []
@@ -133,10 +131,10 @@ def weights_of_client(
 
 
 def ranges_of_client(
-    method: Method, own: Numbers, facts: Facts, place: int, outputs: tuple[int, ...]
+    method: Method, own_weights: Numbers, facts: Facts, place: int, outputs: tuple[int, ...]
 ) -> list[tuple[float, float]]:
-    """Between which numbers each of a client's weights lies: more it cannot claim. `own` is empty
-    where they are hidden.
+    """Between which numbers each of a client's weights lies: more it cannot claim.
+    `own_weights` are empty where they are hidden.
     """
     rule = weighting_of(method)
     whole = own_weight_range(rule, facts, place)
@@ -148,7 +146,7 @@ def ranges_of_client(
         elif isinstance(rule, ScoredByOutput):
             ranges.append(own_weight_range(rule, among, mine))
         else:
-            ranges.append((own[0], own[0]) if own else whole)
+            ranges.append((own_weights[0], own_weights[0]) if own_weights else whole)
     return ranges
 
 
@@ -182,7 +180,7 @@ def labelling_unlike_most(method: Method, announcement: Announcement) -> list[st
     model over all: the difference would be the weights of the few that do not label it.
     """
     labelled = announcement.labelled
-    if labelled is None or weights_are_said(method, announcement):
+    if labelled is None or weights_in_clear(method, announcement):
         return []
     most = 2 * labelled.sum(axis=0) > len(labelled)
     unlike = np.flatnonzero((labelled != most).any(axis=1)).tolist()

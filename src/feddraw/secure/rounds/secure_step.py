@@ -35,8 +35,8 @@ from feddraw.secure.rounds.driver import Opened
 from feddraw.secure.rounds.opened_sums import OpenedSums
 from feddraw.secure.rounds.round_weights import (
     WEIGHT_ROUNDING,
+    normalised_weights,
     proposals_under_policy,
-    weights_from_own,
     weights_too_small,
 )
 from feddraw.secure.rounds.terms import Announcement, Numbers, Statement
@@ -77,8 +77,8 @@ def step_of_sum(
     check_number_of_words(opened.words, form)
     weight_words = opened.words[form.spans()["weights"]].copy()
     parts = SummedParts.of(opened.words, form)
-    if clients.say_weights:
-        check_weights_as_said(weight_words, clients)
+    if clients.weights_in_clear:
+        check_weights_as_stated(weight_words, clients)
     else:
         check_weights_possible(parts.weights, clients)
     check_weights_exact(parts.weights, clients)
@@ -112,7 +112,7 @@ class SummedParts:
     term: float  # the same
     loss: float
     length: float
-    weights: Column  # of the whole model, then of each output with weights of its own
+    weights: Column  # of the whole model, then of each output that is weighted separately
 
     @staticmethod
     def of(words: Words, form: WordLayout) -> SummedParts:
@@ -154,26 +154,24 @@ class SummedClients:
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:
-        """Of the classifier, with weights of their own."""
-        return rules_of_method.outputs_with_own_weight(
-            self.method, self.layout, self.announcement.facts
-        )
+        """Of the classifier, those that are weighted separately."""
+        return rules_of_method.separate_outputs(self.method, self.layout, self.announcement.facts)
 
     @cached_property
-    def say_weights(self) -> bool:
-        """Whether each said its weight in clear."""
-        return rules_of_method.weights_are_said(self.method, self.announcement)
+    def weights_in_clear(self) -> bool:
+        """Whether each has said its weight."""
+        return rules_of_method.weights_in_clear(self.method, self.announcement)
 
     @cached_property
     def factors(self) -> list[Numbers]:
         """What each multiplied its move with: its own weight, or what the policy made of it. Where
         weights are hidden, equal ones stand for them: only their sum is used.
         """
-        if not self.say_weights:
+        if not self.weights_in_clear:
             return [self._equal_weights(place) for place in self.places]
         if self.announcement.terms.limits.limits_weights:
             return [self.announcement.weights[name] for name in self.names]
-        return [self.statements[name].own for name in self.names]
+        return [self.statements[name].own_weights for name in self.names]
 
     def _equal_weights(self, place: int) -> Numbers:
         """One for the whole model, and for each output that the client at this place labels."""
@@ -183,17 +181,17 @@ class SummedClients:
 
     def weights(self, parts_of_first_sum: Parts) -> Weights:
         """Their weights, which add up to one, with what explains them."""
-        weights = weights_from_own(self.factors, self.layout, self.outputs)
+        weights = normalised_weights(self.factors, self.layout, self.outputs)
         parts = {**self._known_parts(), **parts_of_first_sum}
         return replace(weights, parts=parts, limited=self._limited())
 
     def _known_parts(self) -> Parts:
         """What explains the weights, as far as it follows from what is known; else not a number."""
-        own = np.full(len(self.names), np.nan)
-        if self.say_weights:
-            own[:] = [self.statements[name].own[0] for name in self.names]
+        own_weights = np.full(len(self.names), np.nan)
+        if self.weights_in_clear:
+            own_weights[:] = [self.statements[name].own_weights[0] for name in self.names]
         rule = rules_of_method.weighting_of(self.method)
-        return rule.parts_of(own, self.announcement.facts, self.places)
+        return rule.parts_of(own_weights, self.announcement.facts, self.places)
 
     def _limited(self) -> LimitedWeights | None:
         """What the policy changed for them."""
@@ -209,9 +207,9 @@ class SummedClients:
     @property
     def hidden(self) -> tuple[str, ...]:
         """How long each client's move is stays hidden, and with it how much each moved the model;
-        so does its weight, and what would explain it, where it is not said.
+        so does its weight, and what would explain it, where it is hidden.
         """
-        if self.say_weights:
+        if self.weights_in_clear:
             return ("influence",)
         parts = {name: part for name, part in self._known_parts().items() if part is not None}
         unknown = [name for name, part in parts.items() if np.isnan(part).all()]
@@ -245,8 +243,8 @@ def check_number_of_words(words: Words, form: WordLayout) -> None:
         raise UntrueSum(f"a sum of {len(words):,} words where {form.length:,} are needed")
 
 
-def check_weights_as_said(weight_words: Words, clients: SummedClients) -> None:
-    """The sums of the weights are exactly those of the weights that were said."""
+def check_weights_as_stated(weight_words: Words, clients: SummedClients) -> None:
+    """The sums of the weights are exactly those of the weights that were stated."""
     stated = [0] * len(weight_words)
     for row in clients.factors:
         for column, weight in enumerate(row):
@@ -319,8 +317,8 @@ def means_of_sum(
 
 
 def mean_moves(parts: SummedParts, outputs: Sequence[int], layout: Layout) -> Vector:
-    """The mean move, in the memory of the sum: under the weights of the whole model, and of an
-    output where it has its own.
+    """The mean move, in the memory of the sum: under the weights of the whole model, and of
+    the output where that is weighted separately.
     """
     whole, *by_output = parts.weights
     moves = parts.moves
@@ -352,8 +350,8 @@ def buffers_after(sent: Model, change: Vector) -> Vector:
 
 
 def counters_after(cohort: Cohort) -> Vector:
-    """As after the steps that were said: the largest, as in every other engine. As sent where no
-    client says any.
+    """As after the steps that clients state: the largest, as in every other engine. As sent where
+    none states any.
     """
     sent = cohort.sent
     steps = max((update.steps for update in cohort.updates if update.steps is not None), default=0)

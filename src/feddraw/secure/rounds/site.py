@@ -6,7 +6,7 @@ It does not know how messages travel, what is trained and how it is weighed: `Wo
 by a name that the server gives.
 
     offered    it was sent something, and has sent keys that sign the digest of all of it
-    met        more than two thirds of those asked have signed the same; it has run its app, once
+    met        more than two thirds of the members have signed the same; it has run its app, once
     masked     its words are out, for one announcement; then `signed`, then `revealed`
 
 What was run once is never run again. A second attempt at the same sums needs the same digest, the
@@ -134,7 +134,7 @@ class SiteRound:
     facts: SiteFacts | None = None  # once the app has run
     signed: bool = False  # a list of survivors: no other attempt after that
     halves: dict[str, SecureSumClient] = field(default_factory=dict)  # by sum
-    announced: dict[str, Announcement] = field(default_factory=dict)  # by sum, what was told
+    announced: dict[str, Announcement] = field(default_factory=dict)  # by sum
 
     def to_json(self) -> str:
         """For the site's own memory only: it holds one-time secrets."""
@@ -150,7 +150,7 @@ class SiteRound:
             "facts": None if facts is None else {"size": facts.size, "labelled": labelled},
             "signed": self.signed,
             "halves": {sum: half.to_bytes().decode() for sum, half in self.halves.items()},
-            "announced": {sum: told.to_json() for sum, told in self.announced.items()},
+            "announced": {sum: text.to_json() for sum, text in self.announced.items()},
         }
         return json.dumps(table)
 
@@ -177,7 +177,7 @@ class SiteRound:
                 facts=facts,
                 signed=table["signed"],
                 halves=halves,
-                announced={sum: Announcement.of(told) for sum, told in table["announced"].items()},
+                announced={sum: Announcement.of(text) for sum, text in table["announced"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError("the kept state of a secure round is damaged") from None
@@ -324,7 +324,7 @@ class SecureSite:
         else:
             statement = part.state(announcement)
             words = part.words(announcement)
-        masked = half.mask(request.shares, words, in_place=True, told=announcement.digest)
+        masked = half.mask(request.shares, words, in_place=True, announced=announcement.digest)
         round.announced[request.sum] = announcement
         self._memory.save(round)
         return Masked(masked, half.seal(masked) if self.settings.seals else None, statement)
@@ -334,7 +334,7 @@ class SecureSite:
         half = self._half(round, request.sum)
         if request.sum in round.announced:
             announcement = round.announced[request.sum]
-            announcement.check_summed(request.survivors, asked=len(round.members))
+            announcement.check_summed(request.survivors, members=len(round.members))
         signature = half.sign(request.survivors)
         round.signed = True
         self._memory.save(round)
@@ -371,7 +371,7 @@ class SecureSite:
         names = [party.name for party in announcement.parties]
         if not set(names) <= set(round.members):
             raise UserError("the server announces clients that were not asked")
-        announcement.check_summed(names, asked=len(round.members))
+        announcement.check_summed(names, members=len(round.members))
         party = announcement.parties[announcement.place(self.settings.name)]
         if party.size != round.facts.size:
             raise UserError("the size that the server announces for this site is not its own")

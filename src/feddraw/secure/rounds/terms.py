@@ -166,11 +166,11 @@ class Party:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What all sites are told about the sums of a round, the same for all."""
+    """What the server announces about the sums of a round, the same to all sites."""
 
     terms: Terms
     parties: tuple[Party, ...]
-    told: Numbers = ()  # what the server made of the first of two sums
+    concluded: Numbers = ()  # what the server made of the first of two sums
     # Under a policy, how each client weighs itself, and what the policy made of that.
     proposed: Mapping[str, Numbers] = field(default_factory=dict)
     weights: Mapping[str, Numbers] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class Announcement:
             announcement = Announcement(
                 terms=Terms.of(json.loads(table["terms"])),
                 parties=tuple(_party_of(**party) for party in table["parties"]),
-                told=numbers_of(table["told"]),
+                concluded=numbers_of(table["concluded"]),
                 **tables,
             )
             announcement.check()
@@ -219,14 +219,14 @@ class Announcement:
             party.check(self.terms.kind)
         if len({len(party.labelled) for party in self.parties if party.labelled is not None}) > 1:
             raise UserError("the server's announcement has lists of findings of several lengths")
-        self.check_summed(names, asked=len(names))
+        self.check_summed(names, members=len(names))
 
-    def check_summed(self, names: Sequence[str], asked: int) -> None:
-        """Refuse a sum of a finding, or of all, that would be that of fewer than t of the clients
-        asked, who label the finding or have all the weight: colluding ones among them would take
-        their own parts off, and be left with one other's.
+    def check_summed(self, names: Sequence[str], members: int) -> None:
+        """Refuse a sum of a finding, or of all, that would be that of fewer than t of the members,
+        who label the finding or have all the weight: colluding ones among them would take their own
+        parts off, and be left with one other's.
         """
-        needed = max(session_threshold(asked), FEWEST_SUMMED)
+        needed = max(session_threshold(members), FEWEST_SUMMED)
         present = set(names)
         if not present <= self.places.keys():
             raise UserError("the sum is said to hold clients that were not announced")
@@ -236,7 +236,7 @@ class Announcement:
                 if 0 < count < needed:
                     raise TooFewSummed(
                         f"finding {finding} is labelled by {count} client(s) only: "
-                        f"a secure sum of its row needs {needed} of {asked}"
+                        f"a secure sum of its row needs {needed} of {members}"
                     )
         rows = [self.weights[name] for name in names if name in self.weights]
         for column in map(np.array, zip(*rows, strict=True)):
@@ -244,23 +244,23 @@ class Announcement:
             if 0 < count < needed:
                 raise TooFewSummed(
                     f"under the policy {count} client(s) have all the weight: a secure sum needs"
-                    f" {needed} of {asked}"
+                    f" {needed} of {members}"
                 )
 
-    def labelling_rare_findings(self, asked: int) -> dict[str, str]:
-        """By name, those who label a finding that too few of the clients asked label, and why they
+    def labelling_rare_findings(self, members: int) -> dict[str, str]:
+        """By name, those who label a finding that too few of so many members label, and why they
         cannot be in one sum with the others.
         """
         if self.labelled is None:
             return {}
-        needed = max(session_threshold(asked), FEWEST_SUMMED)
+        needed = max(session_threshold(members), FEWEST_SUMMED)
         reasons: dict[str, str] = {}
         for finding, count in enumerate(self.labelled.sum(axis=0).tolist()):
             if 0 < count < needed:
                 for place in np.flatnonzero(self.labelled[:, finding]).tolist():
                     reasons.setdefault(
                         self.parties[place].name,
-                        f"it labels finding {finding}, which {count} of {asked} clients label: a"
+                        f"it labels finding {finding}, which {count} of {members} clients label: a"
                         f" secure sum of its row needs {needed}",
                     )
         return reasons
@@ -278,8 +278,8 @@ class Announcement:
     @cached_property
     def facts(self) -> Facts:
         """As the weighting rules take them."""
-        told = np.array(self.told, np.float64)
-        return Facts(self.terms.round, self.terms.rounds, self.sizes, self.labelled, told)
+        concluded = np.array(self.concluded, np.float64)
+        return Facts(self.terms.round, self.terms.rounds, self.sizes, self.labelled, concluded)
 
     @cached_property
     def sizes(self) -> NDArray[np.float64]:
@@ -301,11 +301,12 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a client says in clear beside its masked move: how it weighs itself, then each output
-    with its own weights, or nothing where weights stay hidden; and its steps, where it knows them.
+    """What a client says in clear beside its masked move: its own weight for the whole model, then
+    for each output that is weighted separately, or nothing where weights stay hidden; and its
+    steps, where it knows them.
     """
 
-    own: Numbers
+    own_weights: Numbers
     steps: int | None
 
     def to_json(self) -> str:
@@ -315,7 +316,7 @@ class Statement:
     def of(text: str) -> Statement:
         try:
             table = json.loads(text)
-            statement = Statement(numbers_of(table.pop("own")), **table)
+            statement = Statement(numbers_of(table.pop("own_weights")), **table)
             statement.check()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"what it says of itself cannot be read: {error!s:.80}") from None
@@ -326,7 +327,7 @@ class Statement:
         trained = type(self.steps) is int and 0 < self.steps <= MOST_STEPS
         if self.steps is not None and not trained:
             raise UserError(f"{self.steps!s:.20} steps: it has not trained")
-        if not all(weight >= 0 for weight in self.own):
+        if not all(weight >= 0 for weight in self.own_weights):
             raise UserError("a weight below zero")
 
 

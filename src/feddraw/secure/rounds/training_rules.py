@@ -20,7 +20,7 @@ from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.gate import Gate
 from feddraw.server.policy import size_as_int_if_whole
 
-WIDEST_SIZES = 2.0**40  # largest size over smallest, beyond which no rule is asked about them
+WIDEST_SIZES = 2.0**40  # largest size over smallest, beyond which no rule weighs them
 TINY_OR_HUGE = "its size is too far from the others' for one secure sum with them"
 
 
@@ -81,11 +81,11 @@ class TrainingRules:
         rule = rules_of_method.weighting_of(self.method)
         assert isinstance(rule, AfterFirstSum)  # by the terms' sums
         places = [announcement.place(name) for name in summed]
-        told, self.parts, weighting = rule.conclude(
+        concluded, self.parts, weighting = rule.conclude(
             from_fixed_point(total), announcement.facts, places, self.state["weighting"]
         )
         self.state = self.state | {"weighting": weighting}
-        return replace(announcement, told=tuple(told.tolist()))
+        return replace(announcement, concluded=tuple(concluded.tolist()))
 
     def check_statement(
         self, announcement: Announcement, name: str, statement: Statement | None
@@ -96,23 +96,23 @@ class TrainingRules:
         statement.check()
         facts = announcement.facts
         place = announcement.place(name)
-        outputs = rules_of_method.outputs_with_own_weight(self.method, self.layout, facts)
-        own = statement.own
-        if not rules_of_method.weights_are_said(self.method, announcement):
-            if own:
+        outputs = rules_of_method.separate_outputs(self.method, self.layout, facts)
+        weights = statement.own_weights
+        if not rules_of_method.weights_in_clear(self.method, announcement):
+            if weights:
                 raise UserError("it says its weight, which stays hidden in this round")
             return
-        if len(own) != 1 + len(outputs):
-            raise UserError(f"{len(own)} weights where {1 + len(outputs)} are needed")
-        ranges = rules_of_method.ranges_of_client(self.method, own, facts, place, outputs)
-        for weight, (low, high) in zip(own, ranges, strict=True):
+        if len(weights) != 1 + len(outputs):
+            raise UserError(f"{len(weights)} weights where {1 + len(outputs)} are needed")
+        ranges = rules_of_method.ranges_of_client(self.method, weights, facts, place, outputs)
+        for weight, (low, high) in zip(weights, ranges, strict=True):
             if not low - WEIGHT_ROUNDING <= weight <= high + WEIGHT_ROUNDING:
                 raise UserError(
                     f"it weighs itself {weight:.6g}, and its size allows from {low:.6g} to"
                     f" {high:.6g}"
                 )
         proposed = announcement.proposed.get(name)
-        if proposed is not None and proposed != own:
+        if proposed is not None and proposed != weights:
             raise UserError("it proposed another weight before")
 
     def limit(self, announcement: Announcement, proposals: Mapping[str, Statement]) -> Announcement:

@@ -1,6 +1,6 @@
 """A client's part of a secure round of training: how it weighs itself, and the words that it masks.
 
-It needs the model that it was sent, its own trained one, and what all clients were told. It
+It needs the model that it was sent, its own trained one, and what was announced to all. It
 refuses, in one line, to take part with a move that is not finite or too long for the sum, and under
 weights that the policy does not give. What it refuses with holds no number of its update.
 """
@@ -65,10 +65,10 @@ class UpdatePart:
 
     def state(self, announcement: Announcement) -> Statement:
         """How many steps this client took, and how it weighs itself where that may be known."""
-        said = rules_of_method.weights_are_said(self._method, announcement)
+        in_clear = rules_of_method.weights_in_clear(self._method, announcement)
         steps = self._client.update.steps
         return Statement(
-            own=self._own(announcement) if said else (),
+            own_weights=self._own_weights(announcement) if in_clear else (),
             steps=None if steps is None else int(steps),
         )
 
@@ -130,24 +130,24 @@ class UpdatePart:
         except UserError:  # its text has a number of the update
             raise UserError(TOO_LARGE) from None
 
-    def _own(self, announcement: Announcement) -> Numbers:
+    def _own_weights(self, announcement: Announcement) -> Numbers:
         """How this client weighs itself."""
         facts = announcement.facts
         layout = self._client.sent.layout
-        outputs = rules_of_method.outputs_with_own_weight(self._method, layout, facts)
-        own = rules_of_method.weights_of_client(
+        outputs = rules_of_method.separate_outputs(self._method, layout, facts)
+        weights = rules_of_method.weights_of_client(
             self._method, self._client, facts, self._place, outputs
         )
-        return tuple(map(exact_weight, own))
+        return tuple(map(exact_weight, weights))
 
     def _weights(self, announcement: Announcement) -> Numbers:
         """This client's own, or what the policy made of it, after checking that it is what the
         policy makes of it.
         """
-        own = self._own(announcement)
+        proposed = self._own_weights(announcement)
         if not announcement.terms.limits.limits_weights:
-            return own
-        if announcement.proposed.get(self._name) != own:
+            return proposed
+        if announcement.proposed.get(self._name) != proposed:
             raise UserError("the server passes on another weight than this client proposed")
         right = weights_under_policy(self._method, announcement, self._client.sent.layout)
         given = announcement.weights

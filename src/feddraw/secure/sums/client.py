@@ -85,9 +85,9 @@ class SecureSumClient:
         self._agreed: dict[str, bytes] = {}  # by peer, what closes our envelopes
         # By client, my shares of its masking key and of its seed.
         self._held: dict[str, tuple[bytes, bytes]] = {}
-        self._told = b""
+        self._announced = b""
         self._survivors: tuple[str, ...] = ()
-        self._roll = b""  # a hash of who is in the sum, and what they were told
+        self._roll = b""  # a hash of who is in the sum, and what was announced
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -149,16 +149,16 @@ class SecureSumClient:
 
     def _split(self, names: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
         """By client, its shares of my masking key and of my seed."""
-        own = self._own_secrets()
+        mine = self._my_secrets()
         places = [self._context.points[name] for name in names]
         needed = session_threshold(len(self._context.advertised))
-        keys = shamir.split_secret(own.masking, needed, places, self._rng)
-        seeds = shamir.split_secret(own.seed, needed, places, self._rng)
+        keys = shamir.split_secret(mine.masking, needed, places, self._rng)
+        seeds = shamir.split_secret(mine.seed, needed, places, self._rng)
         return dict(zip(names, zip(keys, seeds, strict=True), strict=True))
 
     def _envelope(self, peer: str, sender: str, receiver: str) -> OneTimeEnvelope:
         if peer not in self._agreed:
-            private = self._own_secrets().encryption_key
+            private = self._my_secrets().encryption_key
             self._agreed[peer] = agreed_secret(private, self._peers[peer].encryption, peer)
         return OneTimeEnvelope(self._agreed[peer], self._context.digest, sender, receiver)
 
@@ -170,14 +170,14 @@ class SecureSumClient:
         words: Words,
         *,
         in_place: bool = False,
-        told: bytes = b"",
+        announced: bytes = b"",
     ) -> Words:
         """The words under my own mask and one for each client whose shares I got.
 
-        `told` is a hash of what the server told about the values, such as sizes or weights: I
-        reveal only with clients that were told the same, and masks cancel only among them, because
-        a sum may open without my signature. Otherwise a server could make all others' values vanish
-        beside mine. Once only: the same masks on other words would show the
+        `announced` is a hash of what the server announced about the values, such as sizes or
+        weights: I reveal only with clients that got the same, and masks cancel only among them,
+        because a sum may open without my signature. Otherwise a server could make all others'
+        values vanish beside mine. Once only: the same masks on other words would show the
         difference. Where anything is refused, no word has left.
         """
         self._require("shared", "mask")
@@ -187,19 +187,19 @@ class SecureSumClient:
         self._enough(len(names) + 1, len(self._context.advertised), "sent shares")
         if not set(names) <= set(self._peers):
             raise SecureSumRefused("the server passes on shares of a client that sent no keys")
-        own = self._own_secrets()
-        digest = self._context.masks(told)
+        mine = self._my_secrets()
+        digest = self._context.masks(announced)
         held = {name: self._opened(name, shares_for_me[name]) for name in names}
-        masks = [self_mask(own.seed, digest, self.name)]
+        masks = [self_mask(mine.seed, digest, self.name)]
         masks += [
-            pair_mask(own.masking_key, self._peers[name].masking, digest, self.name, name)
+            pair_mask(mine.masking_key, self._peers[name].masking, digest, self.name, name)
             for name in names
         ]
         masked = words if in_place else words.copy()
         self._held |= held
         self._secrets = None  # the others can give them back now, and I need them no more
         self._agreed = {}
-        self._told = told
+        self._announced = announced
         self._stage = "masked"
         apply_masks(masks, masked)
         return masked
@@ -237,7 +237,7 @@ class SecureSumClient:
             )
         self._enough(len(names), len(self._context.advertised), "sent values")
         self._survivors = names
-        self._roll = self._context.roll(self._held, names, self._told)
+        self._roll = self._context.roll(self._held, names, self._announced)
         self._stage = "signed"
         return self._key.sign(self._context.survivors_statement(self.name, self._roll))
 
@@ -279,19 +279,21 @@ class SecureSumClient:
         """All that a later call needs, private keys among it: for this site's own memory (0600)
         only.
         """
-        own = self._secrets
+        mine = self._secrets
         state = {
             "purpose": PURPOSE,
             "session": [self.session.digest.hex(), self.session.sum, self.session.attempt],
             "name": self.name,
             "fewest": self._fewest,
             "stage": self._stage,
-            "secrets": [own.encryption.hex(), own.masking.hex(), own.seed.hex()] if own else None,
+            "secrets": [mine.encryption.hex(), mine.masking.hex(), mine.seed.hex()]
+            if mine
+            else None,
             "advertised": {
                 name: content.hex() for name, content in self._context.advertised.items()
             },
             "held": {name: [share.hex() for share in pair] for name, pair in self._held.items()},
-            "told": self._told.hex(),
+            "announced": self._announced.hex(),
             "survivors": list(self._survivors),
             "roll": self._roll.hex(),
         }
@@ -312,8 +314,8 @@ class SecureSumClient:
                 warnings.simplefilter("ignore")  # it was said when the client was made
                 client = cls(session, state["name"], signing_key, directory, fewest=state["fewest"])
             client._stage = state["stage"]
-            own = state["secrets"]
-            client._secrets = OneTimeSecrets(*map(bytes.fromhex, own)) if own else None
+            mine = state["secrets"]
+            client._secrets = OneTimeSecrets(*map(bytes.fromhex, mine)) if mine else None
             advertised = {name: bytes.fromhex(keys) for name, keys in state["advertised"].items()}
             client._context = SessionContext.of(session, advertised)
             client._peers = {
@@ -323,7 +325,7 @@ class SecureSumClient:
                 name: (bytes.fromhex(key), bytes.fromhex(seed))
                 for name, (key, seed) in state["held"].items()
             }
-            client._told = bytes.fromhex(state["told"])
+            client._announced = bytes.fromhex(state["announced"])
             client._survivors = tuple(state["survivors"])
             client._roll = bytes.fromhex(state["roll"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -341,13 +343,13 @@ class SecureSumClient:
                 f" '{self._stage}', not '{stage}'"
             )
 
-    def _enough(self, count: int, asked: int, what: str) -> None:
-        needed = max(session_threshold(asked), FEWEST_SUMMED)
+    def _enough(self, count: int, members: int, what: str) -> None:
+        needed = max(session_threshold(members), FEWEST_SUMMED)
         if count < needed:
             raise SecureSumRefused(
-                f"{self.session}: only {count} of {asked} clients {what}, {needed} are needed"
+                f"{self.session}: only {count} of {members} clients {what}, {needed} are needed"
             )
 
-    def _own_secrets(self) -> OneTimeSecrets:
+    def _my_secrets(self) -> OneTimeSecrets:
         assert self._secrets is not None  # until the values are masked
         return self._secrets

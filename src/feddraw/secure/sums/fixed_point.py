@@ -63,9 +63,9 @@ def _check_fits_fixed_point(scaled: NDArray[np.float64], largest: float, clients
             "a secure sum takes finite numbers only: this client's values have NaN or infinity"
         )
     if max(-low, high) > largest:
-        found = max(-low, high) / 2.0**FRACTION_BITS
+        size = max(-low, high) / 2.0**FRACTION_BITS
         raise UserError(
-            f"a value of size {found:.3g} is too large for a secure sum of {clients} clients: "
+            f"a value of size {size:.3g} is too large for a secure sum of {clients} clients: "
             f"at most {fixed_point_limit(clients):.3g}"
         )
 

@@ -63,12 +63,12 @@ def _apply_from(masks: Sequence[Mask], words: Words, start: int) -> None:
 
 
 def pair_mask(
-    private: X25519PrivateKey, public: bytes, context: bytes, own: str, peer: str
+    private: X25519PrivateKey, public: bytes, context: bytes, name: str, peer: str
 ) -> Mask:
     """The mask that two clients share: the first by name adds it, the other takes it away."""
-    first, second = sorted((own, peer))
+    first, second = sorted((name, peer))
     secret = agreed_secret(private, public, peer)
-    return Mask(derived_key(secret, context, "pair mask", first, second), plus=own == first)
+    return Mask(derived_key(secret, context, "pair mask", first, second), plus=name == first)
 
 
 def self_mask(seed: bytes, context: bytes, name: str) -> Mask:

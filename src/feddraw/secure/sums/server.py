@@ -51,7 +51,7 @@ class SecureSumServer:
 
     def __init__(self, session: Session, directory: SiteDirectory | None = None) -> None:
         self.session = session
-        self.told = b""  # what the clients were told about the values that they add, as a hash
+        self.announced = b""  # a hash of what was announced about the values that clients add
         self._directory = directory
         self._stage = Stage.KEYS
         self._messages: dict[str, bytes] = {}  # of the first stage, by client
@@ -129,7 +129,7 @@ class SecureSumServer:
         fitting = self._lengths.keys() - self.misfits.keys()
         if self._close(Stage.VALUES, len(fitting)):
             self._summed = set(fitting)
-            self._roll = self._context.roll(self._shares, self._summed, self.told)
+            self._roll = self._context.roll(self._shares, self._summed, self.announced)
         return tuple(sorted(self._summed))
 
     @property
@@ -180,7 +180,7 @@ class SecureSumServer:
         not come.
         """
         secrets = self._joined()
-        digest = self._context.masks(self.told)
+        digest = self._context.masks(self.announced)
         survivors = sorted(self._summed)
         masks = [self_mask(secrets[name], digest, name) for name in survivors]
         for gone in sorted(set(self._shares) - self._summed):
@@ -216,7 +216,7 @@ class SecureSumServer:
         """The same from the shares that these clients revealed."""
         points = self._context.points
         factors = shamir.lagrange_factors([points[helper] for helper in helpers])
-        found = {}
+        secrets = {}
         for number, name in enumerate(sorted(self._shares)):
             shares = {points[helper]: self._revealed[helper][number] for helper in helpers}
             try:
@@ -227,8 +227,8 @@ class SecureSumServer:
                 raise SecureSumFailed(
                     f"{self.session}: the shares of {name} do not fit: wrong ones were sent"
                 )
-            found[name] = secret
-        return found
+            secrets[name] = secret
+        return secrets
 
     def _is_secret_of(self, name: str, secret: bytes) -> bool:
         if not secret:
@@ -254,14 +254,14 @@ class SecureSumServer:
         if name in taken:
             raise SecureSumRefused(f"{self.session}: {name} sent {what} twice")
 
-    def _close(self, stage: Stage, found: int) -> bool:
+    def _close(self, stage: Stage, senders: int) -> bool:
         """Whether the stage was still open; too few clients end the sum."""
         if self._stage < stage:
             raise SecureSumRefused(f"{self.session}: the {stage.messages} are not there yet")
-        if found < max(self.session.threshold, FEWEST_SUMMED):
-            asked = len(self.session.members)
+        if senders < max(self.session.threshold, FEWEST_SUMMED):
+            members = len(self.session.members)
             raise SecureSumFailed(
-                f"{self.session} failed: {stage.messages} came from {found} of {asked}"
+                f"{self.session} failed: {stage.messages} came from {senders} of {members}"
                 f" clients, {self.session.threshold} are needed"
             )
         if self._stage > stage:

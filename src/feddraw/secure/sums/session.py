@@ -30,9 +30,9 @@ class SecureSumFailed(RunFailed):
     """
 
 
-def session_threshold(asked: int) -> int:
-    """How many must take part to the end: more than two thirds of those asked."""
-    return 2 * asked // 3 + 1
+def session_threshold(members: int) -> int:
+    """How many must take part to the end: more than two thirds of the members."""
+    return 2 * members // 3 + 1
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ class SessionContext:
         digest = hashlib.sha256(np.ascontiguousarray(words, "<u8").data).digest()
         return self.session.statement("masked", sender, self.digest, digest)
 
-    def masks(self, told: bytes) -> bytes:
-        """What masks are made from beside their keys: those of clients that were told different
-        things about the values do not cancel.
+    def masks(self, announced: bytes) -> bytes:
+        """What masks are made from beside their keys: those of clients that got different
+        announcements do not cancel.
         """
-        return hashlib.sha256(self.session.statement("masks", "", self.digest, told)).digest()
+        return hashlib.sha256(self.session.statement("masks", "", self.digest, announced)).digest()
 
-    def roll(self, sharers: Iterable[str], survivors: Iterable[str], told: bytes) -> bytes:
-        """A hash of who sent shares, who is in the sum, and what they were told about it."""
-        lists = pack_fields(pack_names(sharers), pack_names(survivors), told)
+    def roll(self, sharers: Iterable[str], survivors: Iterable[str], announced: bytes) -> bytes:
+        """A hash of who sent shares, who is in the sum, and what was announced about it."""
+        lists = pack_fields(pack_names(sharers), pack_names(survivors), announced)
         return hashlib.sha256(lists).digest()
 
     def survivors_statement(self, sender: str, roll: bytes) -> bytes:

@@ -47,15 +47,15 @@ def _polynomial_at(coefficients: Sequence[int], point: int) -> int:
 
 def lagrange_factors(points: Sequence[int]) -> list[int]:
     """Lagrange's factors at 0: the same for all secrets whose shares come from the same points."""
-    found = []
+    factors = []
     for point in points:
         above = below = 1
         for other in points:
             if other != point:
                 above = above * other % PRIME
                 below = below * (other - point) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return found
+        factors.append(above * pow(below, -1, PRIME) % PRIME)
+    return factors
 
 
 def join_shares(shares: Mapping[int, bytes], at_zero: Sequence[int] | None = None) -> bytes:

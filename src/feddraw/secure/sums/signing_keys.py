@@ -170,14 +170,14 @@ def site_of_key(directory: SiteDirectory, key: Ed25519PublicKey) -> str:
 def read_site_directory(path: Path) -> dict[str, Ed25519PublicKey]:
     """The public keys of all sites by name: TOML lines such as `North = "ssh-ed25519 AAAA…"`."""
     try:
-        found = tomllib.loads(read_key_file(path, LARGEST_DIRECTORY).decode())
+        lines = tomllib.loads(read_key_file(path, LARGEST_DIRECTORY).decode())
     except (ValueError, RecursionError):
         raise UserError(
             f'{path} is no directory of sites: its lines are like North = "ssh-ed25519 AAAA…"'
         ) from None
     directory: dict[str, Ed25519PublicKey] = {}
     owners: dict[bytes, str] = {}
-    for name, line in found.items():
+    for name, line in lines.items():
         check_site_name(name)
         if not isinstance(line, str):
             raise UserError(f'{path}: {name} must be a public key, {name} = "ssh-ed25519 AAAA…"')
