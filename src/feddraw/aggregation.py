@@ -30,6 +30,7 @@ from feddraw.server.gate import NO_STEPS, Gate
 from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round
+from feddraw.server.status import StatusKind
 from feddraw.system.file_writing import write_whole
 from feddraw.text import safe_line
 
@@ -197,7 +198,7 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     refusals = [
         safe_line(f"{entry.client}: {entry.status}")
         for entry in aggregated.ledger
-        if entry.status.startswith(("refused", "unused"))
+        if entry.kind in (StatusKind.REFUSED, StatusKind.UNUSED)
     ]
     if not aggregated.weights:
         reasons = "; ".join(refusals) or "no client has answered"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.server.status import Status, StatusKind
 from feddraw.text import grouped, join_names
 
 RoundSpan = tuple[int, int]  # first and last round
@@ -39,12 +40,15 @@ def causes_in_words(events: Sequence[Event], words_of: Callable[[str, str], str]
         yield f"{cause}: {_clients_and_rounds(met)}."
 
 
-def status_in_words(status: str, such_as: str) -> str:
+def status_in_words(text: str, such_as: str) -> str:
     """A status of the ledger."""
-    if status == "missing":
+    status = Status.read(text)
+    if status.kind is StatusKind.MISSING:
         return "Asked, but did not answer"
-    kind, _, reason = status.partition(": ")
-    return f"{kind.capitalize()}{such_as} ({reason})" if reason else kind.capitalize()
+    if status.kind is StatusKind.OTHER:
+        return text.capitalize()
+    word = status.kind.capitalize()
+    return f"{word}{such_as} ({status.note})" if status.note else word
 
 
 def _clients_and_rounds(events: Sequence[Event]) -> str:
@@ -89,7 +93,8 @@ def absent_evaluations_in_words(run: RecordedRun) -> Iterator[str]:
     in_ledger = {(entry.round, entry.client): entry.status for entry in run.entries}
     events = []
     for event in absent_evaluations(run):
-        same = event.status != "missing" and in_ledger.get(event[:2]) == event.status
+        silent = Status.read(event.status).kind is StatusKind.MISSING
+        same = not silent and in_ledger.get(event[:2]) == event.status
         events.append(event._replace(status=AS_IN_TRAINING) if same else event)
     yield from causes_in_words(events, _evaluation_status_in_words)
 
@@ -97,7 +102,9 @@ def absent_evaluations_in_words(run: RecordedRun) -> Iterator[str]:
 def _evaluation_status_in_words(status: str, such_as: str) -> str:
     if status == AS_IN_TRAINING:
         return "No evaluation either, for the same reason as no training"
-    if status == "missing":
+    kind, reason = Status.read(status)
+    if kind is StatusKind.MISSING:
         return "Asked to evaluate, but did not answer"
-    kind, _, reason = status.partition(": ")
+    if kind is StatusKind.OTHER:
+        return f"Evaluation: {status}"
     return f"Evaluation {kind}{such_as} ({reason})" if reason else f"Evaluation: {kind}"

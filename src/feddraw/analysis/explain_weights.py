@@ -28,6 +28,7 @@ from feddraw.core.schedules import softmax
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.server.status import StatusKind
 
 Floats = NDArray[np.float64]
 
@@ -126,7 +127,7 @@ class WeightExplanation:
         return [
             Event(entry.round, entry.client, entry.status)
             for entry in self.run.entries
-            if not entry.weighted and entry.status != "not sampled"
+            if entry.kind not in (StatusKind.WEIGHTED, StatusKind.NOT_SAMPLED)
         ]
 
     @property

@@ -232,9 +232,7 @@ def round_line(result: EvaluatedRound) -> str:
         f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)} "
         f" {shares or 'no client counted'}"
     )
-    trouble = [
-        f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "weighted"
-    ]
+    trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.noteworthy]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
     return safe_line(
         f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else "")

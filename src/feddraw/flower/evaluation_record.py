@@ -20,6 +20,7 @@ from feddraw.flower.roster import Roster, name_in_log
 from feddraw.flower.sampling import Request
 from feddraw.results.site_evaluations import SiteEvaluation
 from feddraw.server.gate import finite_number
+from feddraw.server.status import Status, StatusKind
 from feddraw.text import one_line, safe_line
 
 log = logging.getLogger("flwr")
@@ -105,14 +106,16 @@ def complete_evaluations(
     for node, why in failed_nodes.items():
         reasons.setdefault(roster.label(node), why)
     for name, why in reasons.items():
-        lines.setdefault(name, SiteEvaluation(client=name, status=f"refused: {why}"))
+        lines.setdefault(
+            name, SiteEvaluation(client=name, status=Status(StatusKind.REFUSED, why).text)
+        )
     for node in request.nodes:
         name = roster.label(node)
-        lines.setdefault(name, SiteEvaluation(client=name, status="missing"))
+        lines.setdefault(name, SiteEvaluation(client=name, status=StatusKind.MISSING.value))
     there = {roster.label(node) for node in request.connected}
     for name in (*roster.names, *roster.listed_names):
-        status = "not sampled" if name in there else "not connected"
-        lines.setdefault(name, SiteEvaluation(client=name, status=status))
+        kind = StatusKind.NOT_SAMPLED if name in there else StatusKind.NOT_CONNECTED
+        lines.setdefault(name, SiteEvaluation(client=name, status=kind.value))
     return tuple(lines.values())
 
 

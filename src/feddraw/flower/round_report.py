@@ -19,6 +19,7 @@ from feddraw.results.ledger_table import NUMBER_COLUMNS
 from feddraw.server.ledger import LedgerEntry, with_refusals
 from feddraw.server.policy import FEWEST_FOR_MEDIAN
 from feddraw.server.round import RoundRecord
+from feddraw.server.status import StatusKind
 from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
@@ -27,6 +28,13 @@ log = logging.getLogger("flwr")
 SUSPECT_SIZE_TIMES = 1000.0
 # columns of the ledger that a round may report to Flower: numbers, but for those of a policy
 LEDGER_COLUMNS = tuple(name for name in NUMBER_COLUMNS if name not in ("proposed", "allowed"))
+# what became of clients, which a round's metrics count
+COUNTED_KINDS = (
+    StatusKind.WEIGHTED,
+    StatusKind.REFUSED,
+    StatusKind.UNUSED,
+    StatusKind.MISSING,
+)
 MOST_IDLE_ROUNDS = 1  # in a row: one may be an accident
 
 
@@ -50,21 +58,22 @@ def complete_ledger(
     lines = {entry.client: entry for entry in entries[: len(roster.names)]}
     expected = {roster.label(node) for node in request.nodes} | reasons.keys()
     for name in sorted(expected - lines.keys()):
-        lines[name] = LedgerEntry(round, name, 0, 0, status="missing")
+        lines[name] = LedgerEntry(round, name, 0, 0, status=StatusKind.MISSING.value)
     for name in roster.listed_names:
-        lines.setdefault(name, LedgerEntry(round, name, 0, 0, status="not sampled"))
+        lines.setdefault(name, LedgerEntry(round, name, 0, 0, status=StatusKind.NOT_SAMPLED.value))
     connected = {roster.label(node) for node in request.connected}
     for name, entry in lines.items():
-        if entry.status == "not sampled" and name not in connected:
-            lines[name] = replace(entry, status="not connected")
+        if entry.kind is StatusKind.NOT_SAMPLED and name not in connected:
+            lines[name] = replace(entry, status=StatusKind.NOT_CONNECTED.value)
     return with_refusals(tuple(lines.values()), reasons)
 
 
 def metrics_of_round(ledger: Sequence[LedgerEntry], means: Mapping[str, Any]) -> dict[str, Any]:
     """For Flower's own log: the means of the clients' metrics, and how many counted."""
     metrics = dict(means)
-    for status in ("weighted", "refused", "unused", "missing"):
-        metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
+    counts = Counter(entry.kind for entry in ledger)
+    for kind in COUNTED_KINDS:
+        metrics[f"clients-{kind}"] = counts[kind]
     return metrics
 
 
@@ -118,7 +127,7 @@ def log_round(done: RoundRecord, rounds: int) -> None:
             measured[0].rho,
         )
     for entry in done.ledger:
-        if entry.status != "weighted":
+        if entry.noteworthy:
             log.warning(
                 "server round %d: %s %s",
                 done.round + 1,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from feddraw.server.ledger import HIDDEN, LedgerEntry, PieceEntry
 from feddraw.server.policy import POLICY_CLAUSES
+from feddraw.server.status import Status, StatusKind
 from feddraw.system.file_reading import read_csv
 
 Floats = NDArray[np.float64]
@@ -113,7 +114,7 @@ class LedgerTable:
             )
         columns = {name: np.full((rounds, len(clients)), np.nan) for name in NUMBER_COLUMNS}
         # whoever was asked has a line
-        status = [["not sampled"] * len(clients) for _ in range(rounds)]
+        status = [[StatusKind.NOT_SAMPLED.value] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         places = {client: place for place, client in enumerate(clients)}
         for entry in entries:
@@ -147,7 +148,9 @@ class LedgerTable:
     @property
     def counted(self) -> NDArray[np.bool_]:
         """(rounds × clients): whether the client's update was weighted."""
-        weighted = [[status.startswith("weighted") for status in row] for row in self.status]
+        weighted = [
+            [Status.read(text).kind is StatusKind.WEIGHTED for text in row] for row in self.status
+        ]
         return np.array(weighted, dtype=bool).reshape(self.rounds, len(self.clients))
 
     @property

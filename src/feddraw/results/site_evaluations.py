@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from feddraw.server.status import Status, StatusKind
 from feddraw.system.file_reading import number_or_nan
-
-EVALUATED = "evaluated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,20 +18,24 @@ class SiteEvaluation:
     """One site's evaluation of one round's model, or why there is none."""
 
     client: str
-    # Or "refused: why", "missing" (asked in vain), "not sampled", "not connected".
-    status: str = EVALUATED
+    status: str = StatusKind.EVALUATED.value  # the text of a `Status`
     images: float = math.nan  # NaN where it is not known, as under secure sums
     seconds: float = math.nan  # that it worked, if it says so
     metrics: Mapping[str, float] = field(default_factory=dict)  # its own; none under secure sums
 
     @property
+    def kind(self) -> StatusKind:
+        """What became of the site in this evaluation."""
+        return Status.read(self.status).kind
+
+    @property
     def evaluated(self) -> bool:
-        return self.status == EVALUATED
+        return self.kind is StatusKind.EVALUATED
 
     @property
     def absent(self) -> bool:
         """Whether an evaluation is missing that was wanted."""
-        return self.status not in (EVALUATED, "not sampled")
+        return self.kind not in (StatusKind.EVALUATED, StatusKind.NOT_SAMPLED)
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> SiteEvaluation:

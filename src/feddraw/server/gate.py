@@ -35,6 +35,7 @@ from feddraw.core import (
 )
 from feddraw.core.sums import squared_distance
 from feddraw.errors import UserError, not_negative, one_of
+from feddraw.server.status import Status, StatusKind
 
 # Why an update is refused where the method looks at steps; whoever reads a client's answer adds
 # where it should have told them.
@@ -83,18 +84,16 @@ class Verdict:
     keep_statistics: float = 1.0  # the same for batch-norm statistics
     # Lengths of the long vectors beside the model.
     beside: Mapping[str, float] = field(default_factory=dict)
-    # How the ledger calls an update with a reason: something is wrong with it, or it is sound and
-    # the round was not aggregated.
-    word: Literal["refused", "unused"] = "refused"
+    # What the ledger says of an update with a reason: something is wrong with it, or it is sound
+    # and the round was not aggregated (`UNUSED`).
+    kind: StatusKind = StatusKind.REFUSED
 
     @property
     def status(self) -> str:
         """The ledger's text."""
         if self.reason:
-            return f"{self.word}: {self.reason}"
-        if self.note:
-            return f"weighted: {self.note}"
-        return "weighted"
+            return Status(self.kind, self.reason).text
+        return Status(StatusKind.WEIGHTED, self.note).text
 
 
 def check_update(update: Update, sent: Model, method: Method, max_size: int) -> Verdict:

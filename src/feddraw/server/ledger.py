@@ -14,11 +14,10 @@ from feddraw.errors import UserError
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import SizeLimit, remark_on_limit
+from feddraw.server.status import Status, StatusKind
 
 # What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
 HIDDEN = float("nan")
-# The status of clients that sent nothing: asked in vain, not asked, not there to be asked.
-SILENT = ("missing", "not sampled", "not connected")
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    # Or "weighted: and what was noted", "refused: why", "unused: why", or one of `SILENT`.
-    status: str = "weighted"
+    status: str = StatusKind.WEIGHTED.value  # the text of a `Status`
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
     clause: str = ""  # the policy's setting that decided it
@@ -50,8 +48,18 @@ class LedgerEntry:
     rho: float = math.nan  # variance between clients over that of one image
 
     @property
+    def kind(self) -> StatusKind:
+        """What became of the client in this round."""
+        return Status.read(self.status).kind
+
+    @property
     def weighted(self) -> bool:
-        return self.status.startswith("weighted")
+        return self.kind is StatusKind.WEIGHTED
+
+    @property
+    def noteworthy(self) -> bool:
+        """Whether more is to be said than that its update counted."""
+        return Status.read(self.status).noteworthy
 
 
 # What may explain a weight (`Weights.parts`): the columns of the ledger that rules fill.
@@ -132,11 +140,8 @@ def ledger_of(
                 )
             )
         else:
-            lines.append(
-                LedgerEntry(
-                    round, name, 0, 0, status="missing" if client in asked else "not sampled"
-                )
-            )
+            kind = StatusKind.MISSING if client in asked else StatusKind.NOT_SAMPLED
+            lines.append(LedgerEntry(round, name, 0, 0, status=kind.value))
     return tuple(lines)
 
 
@@ -177,7 +182,7 @@ def with_refusals(
 ) -> tuple[LedgerEntry, ...]:
     """The ledger with clients, by name, whose updates could not even be read."""
     return tuple(
-        replace(entry, status=f"refused: {reasons[entry.client]}")
+        replace(entry, status=Status(StatusKind.REFUSED, reasons[entry.client]).text)
         if entry.client in reasons
         else entry
         for entry in ledger
@@ -189,15 +194,15 @@ def with_notes(
 ) -> tuple[LedgerEntry, ...]:
     """The ledger with remarks, by name, on clients that counted; after what was noted before."""
     return tuple(
-        replace(entry, status=_with_note(entry.status, notes[entry.client]))
+        replace(entry, status=_with_note(Status.read(entry.status), notes[entry.client]).text)
         if entry.weighted and entry.client in notes
         else entry
         for entry in ledger
     )
 
 
-def _with_note(status: str, note: str) -> str:
-    return f"{status}: {note}" if status == "weighted" else f"{status}; {note}"
+def _with_note(status: Status, note: str) -> Status:
+    return Status(status.kind, f"{status.note}; {note}" if status.note else note)
 
 
 def piece_entries(

@@ -43,6 +43,7 @@ from feddraw.server.collectors import (
 )
 from feddraw.server.policy import Policy
 from feddraw.server.round import Collector, Round, RoundResult
+from feddraw.server.status import StatusKind
 
 CLIENTS = ("North", "East", "South", "West", "Centre")
 SIZES = (40, 24, 16, 9, 31)
@@ -231,9 +232,9 @@ def broken_updates_are_refused(made: MadeUpFederation) -> str:
     params[0] = np.nan
     spoilt = replace(broken, model=replace(broken.model, params=params))
     result = made.together()(made.round(), (*made.updates[:2], spoilt, *made.updates[3:]))
-    status = result.ledger[2].status
-    if not status.startswith("refused"):
-        return f"a model with NaN was {status}"
+    entry = result.ledger[2]
+    if entry.kind is not StatusKind.REFUSED:
+        return f"a model with NaN was {entry.status}"
     if not np.isfinite(result.model.params).all():
         return "the others' model is not finite"
     return ""

@@ -17,7 +17,6 @@ from feddraw.core import ClosedCohort, Cohort, Method, Model, Proxy, State, Upda
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.ledger import (
-    SILENT,
     LedgerEntry,
     PieceEntry,
     ledger_of,
@@ -25,6 +24,7 @@ from feddraw.server.ledger import (
     remarks,
 )
 from feddraw.server.policy import SizeLimit
+from feddraw.server.status import StatusKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +92,8 @@ class RoundRecord:
     @property
     def diverged(self) -> str:
         """How the updates show that the run has diverged; empty if they do not."""
-        answers = [entry.status for entry in self.ledger if entry.status not in SILENT]
-        if answers and all(_refused_as_not_finite(status) for status in answers):
+        answers = [entry for entry in self.ledger if not entry.kind.sent_nothing]
+        if answers and all(_refused_as_not_finite(entry) for entry in answers):
             return "every update was refused, because none was finite"
         return ""
 
@@ -103,8 +103,9 @@ class RoundRecord:
         return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
 
 
-def _refused_as_not_finite(status: str) -> bool:
-    return status.startswith("refused") and "finite" in status
+def _refused_as_not_finite(entry: LedgerEntry) -> bool:
+    # The reason may be a site's own words, which say so in its text only.
+    return entry.kind is StatusKind.REFUSED and "finite" in entry.status
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,7 +172,9 @@ def _unused_for_their_number(intake: Intake) -> Intake:
     reason = f"{number}, and policy.min_sites asks for {intake.min_sites}"
     verdicts = dict(intake.verdicts)
     for update in accepted:
-        verdicts[update.client] = replace(verdicts[update.client], reason=reason, word="unused")
+        verdicts[update.client] = replace(
+            verdicts[update.client], reason=reason, kind=StatusKind.UNUSED
+        )
     return replace(intake, verdicts=verdicts)
 
 

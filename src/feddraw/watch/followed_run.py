@@ -19,6 +19,7 @@ from feddraw.results.metrics import RunMetrics
 from feddraw.results.round_log import RoundLine
 from feddraw.results.run_reader import RunNames, RunReader, read_stop_reason, time_of_change
 from feddraw.server.ledger import LedgerEntry
+from feddraw.server.status import StatusKind
 from feddraw.text import safe_line
 
 RunState = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]
@@ -61,7 +62,7 @@ class FollowedLedger:
                 weights[client] = entry.weight
             if math.isfinite(entry.influence):
                 self.influence[client] = entry.influence
-        if entry.status not in ("weighted", "not sampled"):
+        if entry.noteworthy and entry.kind is not StatusKind.NOT_SAMPLED:
             self.trouble.append(Trouble(entry.round, client, shown_status(entry.status)))
 
     @property
