@@ -61,7 +61,7 @@ class Progress:
 
     def share_only(self, tensors: Collection[str]) -> None:
         """From now on only these tensors are the model."""
-        self.model = self.current.cut_to(tensors, self.options)
+        self.model = self.current.cut_to(frozenset(tensors), self.options)
         self.shared_tensors = list(self.model.arrays)
 
     def to_evaluate(self, arrays: ArrayRecord) -> ArrayRecord:

@@ -278,11 +278,11 @@ class SecureRounds:
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.members, keys, offer.attempt)
         names = answers.ledger_names
+        counts: RecordDict | None = None
         try:
             counts = self._opened_counts(outcome, findings)
         except UserError as error:
             log.error("no evaluation: %s", error)
-            counts = None
         summed = [name for site, name in names.items() if site in _summed(outcome)]
         return evaluations_in_sum(counts, summed, self._left_out(outcome, names))
 
