@@ -294,33 +294,11 @@ _FORMS_BY_STAGE = {form.stage: form for form in _REQUESTS.values()}
 
 def answer_to_records(answer: Answer) -> RecordDict:
     """A site's answer, as a message."""
-    words = None
-    pairs: Pairs = {}
-    facts: dict[str, Any] = {}
-    if isinstance(answer, Keys):
-        facts = {"digest": answer.digest.hex()}
-        pairs = answer.keys
-    elif isinstance(answer, Joined):
-        marks = None if answer.labelled is None else answer.labelled.tolist()
-        facts = {"size": answer.size, "labelled": marks}
-        pairs = _with_sums({sum: shares.closed for sum, shares in answer.shares.items()})
-        signatures = {sum: shares.signature.hex() for sum, shares in answer.shares.items()}
-        facts["signatures"] = signatures
-    elif isinstance(answer, Statement):
-        facts = {"statement": answer.to_json()}
-    elif isinstance(answer, Masked):
-        statement = answer.statement
-        facts = {"statement": None if statement is None else statement.to_json()}
-        pairs = {"seal": answer.seal or b""}
-        words = answer.words
-    elif isinstance(answer, Signed):
-        pairs = {"signature": answer.signature}
-    elif isinstance(answer, Revealed):
-        pairs = {"shares": answer.shares}
+    facts, pairs = _FORMS_BY_ANSWER[type(answer)].parts(answer)
     record = ConfigRecord({"facts": json.dumps(facts)} | _pairs_as_record(pairs))
     content = RecordDict({SECURE_RECORD: record})
-    if words is not None:
-        content[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack_array(words)})
+    if isinstance(answer, Masked):
+        content[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack_array(answer.words)})
     return content
 
 
@@ -329,7 +307,8 @@ def answer_of_records(request: type, content: RecordDict) -> Answer:
     with reading_secure_message():
         facts = json.loads(str(content.config_records[SECURE_RECORD]["facts"]))
         pairs = pairs_in(content, SECURE_RECORD)
-        return _ANSWERS[request](facts, pairs, content)
+        answer: Answer = _ANSWERS[request].read(facts, pairs, content)
+        return answer
 
 
 def keys_of_records(content: RecordDict) -> Keys:
@@ -337,6 +316,30 @@ def keys_of_records(content: RecordDict) -> Keys:
     answer = answer_of_records(Again, content)
     assert isinstance(answer, Keys)
     return answer
+
+
+@dataclass(frozen=True)
+class _AnswerForm:
+    """How the answer to one kind of request is written and read; masked words have a record of
+    their own.
+    """
+
+    kind: type
+    parts: Callable[[Any], tuple[dict[str, Any], Pairs]]
+    read: Callable[[dict[str, Any], dict[str, bytes], RecordDict], Any]
+
+
+def _parts_of_joined(answer: Joined) -> tuple[dict[str, Any], Pairs]:
+    marks = None if answer.labelled is None else answer.labelled.tolist()
+    signatures = {sum: shares.signature.hex() for sum, shares in answer.shares.items()}
+    closed = {sum: shares.closed for sum, shares in answer.shares.items()}
+    facts = {"size": answer.size, "labelled": marks, "signatures": signatures}
+    return facts, _with_sums(closed)
+
+
+def _parts_of_masked(answer: Masked) -> tuple[dict[str, Any], Pairs]:
+    statement = None if answer.statement is None else answer.statement.to_json()
+    return {"statement": statement}, {"seal": answer.seal or b""}
 
 
 def _read_keys(facts: dict[str, Any], pairs: dict[str, bytes], content: RecordDict) -> Keys:
@@ -376,14 +379,15 @@ def _read_revealed(facts: dict[str, Any], pairs: dict[str, bytes], content: Reco
     return Revealed(pairs["shares"])
 
 
-_ANSWERS: Mapping[type, Callable[[dict[str, Any], dict[str, bytes], RecordDict], Answer]] = {
-    Again: _read_keys,
-    Meet: _read_joined,
-    Weigh: _read_statement,
-    Add: _read_masked,
-    Sign: _read_signed,
-    Reveal: _read_revealed,
+_ANSWERS: Mapping[type, _AnswerForm] = {
+    Again: _AnswerForm(Keys, lambda a: ({"digest": a.digest.hex()}, a.keys), _read_keys),
+    Meet: _AnswerForm(Joined, _parts_of_joined, _read_joined),
+    Weigh: _AnswerForm(Statement, lambda a: ({"statement": a.to_json()}, {}), _read_statement),
+    Add: _AnswerForm(Masked, _parts_of_masked, _read_masked),
+    Sign: _AnswerForm(Signed, lambda a: ({}, {"signature": a.signature}), _read_signed),
+    Reveal: _AnswerForm(Revealed, lambda a: ({}, {"shares": a.shares}), _read_revealed),
 }
+_FORMS_BY_ANSWER = {form.kind: form for form in _ANSWERS.values()}
 
 
 # ---------------------------------------------------------------------------------- names and bytes
