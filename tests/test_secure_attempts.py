@@ -24,7 +24,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import secure_messages, secure_site_memory
 from feddraw.flower.array_records import pack_array
-from feddraw.flower.secure_server import FlowerSecureServer, SecureCounts
+from feddraw.flower.evaluation_record import TakenEvaluations
+from feddraw.flower.secure_server import SecureRounds
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.fednova import fednova
@@ -899,22 +900,22 @@ def test_whatever_a_site_answers_to_an_evaluation_the_others_are_counted(
             reply.content["secure"] = ConfigRecord(record | {"facts": json.dumps(facts)})
         return reply
 
-    counted: list[SecureCounts] = []
-    count = FlowerSecureServer.count
+    counted: list[TakenEvaluations] = []
+    count = SecureRounds.count
 
-    def watched(server: FlowerSecureServer, answers: Any, group: str) -> SecureCounts:
-        counted.append(count(server, answers, group))
+    def watched(rounds: SecureRounds, *given: Any) -> TakenEvaluations:
+        counted.append(count(rounds, *given))
         return counted[-1]
 
-    monkeypatch.setattr(FlowerSecureServer, "count", watched)
+    monkeypatch.setattr(SecureRounds, "count", watched)
     options = {"findings": ["a", "b"], "masked_counts": True}
     strategy_of_sites(federation, answer, rounds=len(lies), **options)
     assert len(counted) == len(lies)
     for lie, result in zip(lies, counted, strict=True):
-        assert {"North", "East", "West"} <= set(result.summed), lie
-        assert result.content is not None
-        images = result.content.metric_records["metrics"]["num-examples"]
-        assert images == 5 * len(result.summed), lie
+        assert {"North", "East", "West"} <= {site.client for site in result.sites}, lie
+        (content,) = result.contents
+        images = content.metric_records["metrics"]["num-examples"]
+        assert images == 5 * len(result.sites), lie
 
 
 # ------------------------------------------------------------ two rounds of one site, one in the other

@@ -215,7 +215,7 @@ def test_a_row_that_is_summed_holds_two_honest_sites_whatever_colluding_ones_cla
         parties = [Party(name, 1.0, (True, name in labelling)) for name in names]
         told = Announcement(terms, tuple(parties))
         try:
-            told.check_summed(names, asked=asked)
+            told.check_summed(names, members=asked)
         except UserError:
             continue
         assert honest >= 2
