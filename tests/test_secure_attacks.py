@@ -27,11 +27,12 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import FedDRAW, job_orders, score_histograms, secure_messages, secure_mod
 from feddraw.flower.array_records import pack_array
+from feddraw.flower.evaluation_record import TakenEvaluations
 from feddraw.flower.frozen_layers import ACTION, QUESTION
 from feddraw.flower.in_process_grid import InProcessGrid, identify_in_process_grid
 from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.secure_messages import FlowerRun, RecordNames, read_offer
-from feddraw.flower.secure_server import FlowerSecureServer, SecureCounts
+from feddraw.flower.secure_server import SecureRounds
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
@@ -1334,13 +1335,13 @@ def test_counts_of_two_findings_that_all_but_one_site_label_show_that_sites_coun
         return Message(reply, reply_to=message)
 
     opened: list[Any] = []
-    count = FlowerSecureServer.count
+    count = SecureRounds.count
 
-    def watched(server: FlowerSecureServer, answers: Any, group: str) -> Any:
-        opened.append(count(server, answers, group).content)
-        return SecureCounts(None, (), {})
+    def watched(rounds: SecureRounds, *given: Any) -> TakenEvaluations:
+        opened.extend(count(rounds, *given).contents)
+        return TakenEvaluations([], [])
 
-    monkeypatch.setattr(FlowerSecureServer, "count", watched)
+    monkeypatch.setattr(SecureRounds, "count", watched)
     federation.app = ClientApp(mods=[secure_mod])
     federation.app.train()(federation._train)
     federation.app.evaluate()(evaluate)
