@@ -281,7 +281,7 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
         facts = json.loads(str(record["facts"]))
         assert set(facts) == said.get(last, {"statement"} if last == "add" else set())
         if last == "add":
-            assert set(json.loads(facts["statement"])) == {"own", "steps"}
+            assert set(json.loads(facts["statement"])) == {"own_weights", "steps"}
         assert set(content.config_records.get("client", {})) <= {"name", "number"}
         written = b"".join(record.get("contents", []))  # type: ignore[arg-type]
         assert not any(model in written for model in known)

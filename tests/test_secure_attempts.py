@@ -215,7 +215,7 @@ def says_only_what_is_listed(answer: RecordDict) -> None:
     facts = json.loads(str(answer.config_records["secure"]["facts"]))
     assert set(facts) <= {"digest", "size", "labelled", "signatures", "statement"}
     if facts.get("statement"):
-        assert set(json.loads(facts["statement"])) == {"own", "steps"}
+        assert set(json.loads(facts["statement"])) == {"own_weights", "steps"}
 
 
 def same_request(one: RecordDict, other: RecordDict) -> bool:

@@ -696,7 +696,7 @@ def test_no_policy_limits_weights_that_are_hidden(name: str) -> None:
 
 def test_all_that_a_client_says_beside_its_words_is_its_weight_and_its_steps() -> None:
     told, clients, _ = parts_of("fednova")
-    assert set(json.loads(clients["North"].state(told).to_json())) == {"own", "steps"}
+    assert set(json.loads(clients["North"].state(told).to_json())) == {"own_weights", "steps"}
 
 
 # ------------------------------------------------------------------------------------------- policy
