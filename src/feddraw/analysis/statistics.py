@@ -330,9 +330,11 @@ def rank_biserial(first: Floats, second: Floats, steps: float = 0.0) -> float:
 
 
 def proportion_interval(
-    successes: int, trials: int, confidence: float = 0.95
+    successes: float, trials: float, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Clopper and Pearson's exact interval of a proportion."""
+    """Clopper and Pearson's exact interval of a proportion. Numbers that are not whole are those of
+    a sample whose units are not independent (Korn and Graubard).
+    """
     tail = (1 - confidence) / 2
     low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
     high = 1.0
