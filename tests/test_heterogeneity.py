@@ -43,7 +43,7 @@ from feddraw.methods.random_effects import (
     estimate_effects,
     random_effects,
 )
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from feddraw.results.recorded_run import read_run
 from small import small
 from tiny import initial, same, train
@@ -270,7 +270,9 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
     assert (
         explanation_document(explain_run_weights(read))["by_round"][0]["q"] == measured[0].overall.q
     )
-    written = write_report([tmp_path / "run"], tmp_path / "report", replicates=0)
+    written = write_report(
+        [tmp_path / "run"], tmp_path / "report", settings=ReportSettings(replicates=0)
+    )
     page = written.page.read_text()
     assert "Cochran" in page
     assert "Squared distance of each client" in page

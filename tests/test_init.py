@@ -19,7 +19,7 @@ from feddraw.experiment.init_own_data import experiment_file_text, plan_first_ru
 from feddraw.experiment.inspect_own_data import inspect_data, try_images
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from typed import typed
 
 SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
@@ -240,7 +240,9 @@ def test_a_site_with_one_class_only_is_named_from_init_to_the_report(in_tmp: Pat
     explained = typed("explain", "run", folder=in_tmp)
     assert "- C has one class only" in explained.stdout, explained.stderr
     assert "those held back included" in " ".join(explained.stdout.split())
-    page = write_report([Path("run")], Path("report"), replicates=0).page.read_text()
+    page = write_report(
+        [Path("run")], Path("report"), settings=ReportSettings(replicates=0)
+    ).page.read_text()
     assert "C has one class only" in page
 
 

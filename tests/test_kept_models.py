@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 from small import small
@@ -111,7 +111,7 @@ def test_clients_with_models_of_their_own_keep_the_last_only() -> None:
 
 
 def test_the_report_shows_them_side_by_side(finished) -> None:
-    write_report([finished.folder], replicates=50)
+    write_report([finished.folder], settings=ReportSettings(replicates=50))
     page = (finished.folder / "report.md").read_text()
     section = page.partition("Which model?")[2]
     assert "None was chosen with test data" in section

@@ -23,7 +23,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from feddraw.results import predictions
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
@@ -73,7 +73,9 @@ def test_scores_and_an_old_page_that_are_too_large_are_not_read(tmp_path: Path) 
     sparse(RunFolder(run).predictions)
     assert read_run(run).predictions() is None
     sparse(run / "report.md")
-    assert write_report([run], replicates=0).markdown.stat().st_size < 1 << 20
+    assert (
+        write_report([run], settings=ReportSettings(replicates=0)).markdown.stat().st_size < 1 << 20
+    )
 
 
 AMPLIFIED: dict[str, tuple[Callable[[Path], object], str, bytes]] = {

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from feddraw.cli import app
 from feddraw.data.datasets.phantom import phantom
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 
 SMALL = ["--rounds", "2", "--epochs", "1", "--set", "model.growth=8", "--set", "holdout=0.25"]
 
@@ -101,7 +101,7 @@ def test_a_table_goes_from_init_to_a_report_with_the_same_bits_over_every_engine
             f"runs/{method}",
             *SMALL,
         )
-    write_report([ward / "runs"], replicates=100)
+    write_report([ward / "runs"], settings=ReportSettings(replicates=100))
     text = (ward / "runs" / "report.md").read_text()
     assert "Test AUC and GM are computed on the common test split" in text
     assert "from all sites together" in text

@@ -17,7 +17,7 @@ from feddraw.cli.report import report_significance_level
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.errors import UserError
 from feddraw.paper import published_tables
-from feddraw.report import markdown, paper_tex, write_report
+from feddraw.report import ReportSettings, markdown, paper_tex, write_report
 from feddraw.report.blocks import Bullets, Cell, Heading, ReportDocument, ReportTable
 from feddraw.report.latex import latex_tables
 from feddraw.report.section_order import compose_report
@@ -57,8 +57,7 @@ def document(tmp_path_factory):
                 )
     report = compute_report(
         collect_runs([folder]),
-        alpha=report_significance_level("paper"),
-        replicates=0,
+        settings=ReportSettings(alpha=report_significance_level("paper"), replicates=0),
         command="",
     )
     with figure_style():
@@ -130,7 +129,9 @@ def test_the_caption_has_the_panels_that_are_drawn_and_the_clients_of_each_size(
     sizes, panels, tmp_path
 ):
     make_run(tmp_path / "run", sizes=sizes)
-    report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=0, command="")
+    report = compute_report(
+        collect_runs([tmp_path]), settings=ReportSettings(replicates=0), command=""
+    )
     caption = weights_caption(report)
     assert panels in caption
     assert ("The panel on the right" in caption) == (len(set(sizes)) < 4)
@@ -204,7 +205,7 @@ def test_the_name_of_a_data_set_is_no_command_in_a_label(tmp_path):
         for method in ("fedavg", "feddraw"):
             place = tmp_path / f"{scenario}-{method}"
             make_run(place, scenario=scenario, method=method, settings=data)
-    write_report([tmp_path], tmp_path / "page", replicates=0)
+    write_report([tmp_path], tmp_path / "page", settings=ReportSettings(replicates=0))
     for name in ("tables.tex", "paper.tex"):
         assert r"\input{" not in (tmp_path / "page" / name).read_text()
 

@@ -25,7 +25,7 @@ from feddraw.experiment.settings import Experiment, make_method
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.collectors import Streaming
@@ -364,7 +364,7 @@ def test_the_ledger_explain_and_the_report_tell_where_a_policy_decided(tmp_path)
     assert found.from_policy is not None
     total = found.from_size + found.from_similarity + found.from_policy
     assert total == pytest.approx(found.shares - 1 / 3, abs=1e-9)
-    write_report([tmp_path / "run"], tmp_path / "report", replicates=10)
+    write_report([tmp_path / "run"], tmp_path / "report", settings=ReportSettings(replicates=10))
     assert "A policy limited weights of feddraw" in (tmp_path / "report" / "report.md").read_text()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from scipy import stats
+from sklearn.metrics import average_precision_score
 from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
@@ -27,7 +28,14 @@ from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.report import WrittenReport, markdown, section_order, sections, write_report
+from feddraw.report import (
+    ReportSettings,
+    WrittenReport,
+    markdown,
+    section_order,
+    sections,
+    write_report,
+)
 from feddraw.report.blocks import Bullets, Fold, Paragraph
 from feddraw.report.cells import column_cells
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
@@ -68,12 +76,14 @@ def study(root: Path, scenarios: int = 3, seeds: int = 2, images: int = 0) -> Pa
 
 
 def written(folder: Path, replicates: int = 0) -> WrittenReport:
-    return write_report([folder], replicates=replicates)
+    return write_report([folder], settings=ReportSettings(replicates=replicates))
 
 
 def told(folder: Path, replicates: int = 0) -> tuple[Report, str]:
     """What a report says, without drawing its figures."""
-    report = compute_report(collect_runs([folder]), alpha=0.05, replicates=replicates, command="")
+    report = compute_report(
+        collect_runs([folder]), settings=ReportSettings(replicates=replicates), command=""
+    )
     return report, plain(markdown.render_markdown(compose_report(report, "A title"), "figures"))
 
 
@@ -159,6 +169,38 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     assert not draws.why_none
     expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
     assert draws.methods["gm"][""][0] == pytest.approx(expected)
+
+
+def test_accuracy_and_calibration_are_recomputed_from_the_predictions(tmp_path: Path) -> None:
+    """Scikit-learn's numbers, from the runs' own scores and thresholds, over two seeds."""
+    for seed in (0, 1):
+        for method, auc in (("feddraw", 0.8), ("fedavg", 0.75)):
+            folder = tmp_path / f"{method}-{seed}"
+            make_run(folder, method=method, auc=auc, images=200, seed=seed)
+    _, text = told(tmp_path)
+    kept = [read_run(tmp_path / f"feddraw-{seed}").predictions() for seed in (0, 1)]
+    for column, finding in enumerate(FINDINGS):
+        scores = [part.scores[:, column] for part in kept if part is not None]
+        truth = [part.truth[:, column] for part in kept if part is not None]
+        pairs = list(zip(truth, scores, strict=True))
+        precision = fmean(average_precision_score(labels, values) for labels, values in pairs)
+        brier = fmean(float(((values - labels) ** 2).mean()) for labels, values in pairs)
+        found = sum(int((values[labels == 1] >= 0.5).sum()) for labels, values in pairs)
+        positives = [int(labels.sum()) for labels, _ in pairs]
+        counts = f"| {finding} | {positives[0]} / {200 - positives[0]} |"
+        rows = [line for line in text.splitlines() if line.startswith(counts)]
+        assert f" {found / sum(positives):.3f} [" in rows[0]
+        assert f" {precision:.3f} [" in rows[1]
+        assert f" {brier:.3f} [" in rows[1]
+    assert "fedavg in CHM-2: discrimination and calibration of the scores" in text
+
+
+def test_findings_with_few_positives_are_marked_and_not_drawn(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", auc=0.8, images=24)
+    _, text = told(tmp_path)
+    assert "(too few)" in text
+    assert "“too few” marks findings with fewer than 10" in text
+    assert "Reliability:" not in text
 
 
 def test_images_stand_in_for_patients_and_an_image_of_several_seeds_is_one_unit(
@@ -472,12 +514,12 @@ def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / method, method=method, auc=auc, images=300)
     report = compute_report(
-        collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", margin=0.1
+        collect_runs([tmp_path]), settings=ReportSettings(replicates=50, margin=0.1), command=""
     )
     assert results_table(report, "CHM-2", "auc").rows[1][-1].text == "one training"
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / f"{method}-1", method=method, auc=auc + 0.001, images=300, seed=1)
-    found = write_report([tmp_path], replicates=50, margin=0.1)
+    found = write_report([tmp_path], settings=ReportSettings(replicates=50, margin=0.1))
     text = found.markdown.read_text()
     lines = [
         line.strip("| ").split(" | ") for line in text[text.index("| method |") :].splitlines()
@@ -538,7 +580,7 @@ def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) 
     menu = compose_report(report, "A title").menu
     assert [heading.text for heading, _ in menu] == ["Summary", "Scenario CHM-1", "What was run"]
     several = compute_report(
-        collect_runs([study(tmp_path / "more")]), alpha=0.05, replicates=0, command=""
+        collect_runs([study(tmp_path / "more")]), settings=ReportSettings(replicates=0), command=""
     )
     named = [heading.text for heading, _ in compose_report(several, "A title").menu]
     assert named[:3] == ["Summary", "All scenarios", "Ranks over scenarios"]
@@ -599,7 +641,7 @@ def test_a_run_called_by_a_digit_changes_no_number_of_what_is_left_out(in_tmp: P
     make_run(Path("0"))
     make_run(Path("1"), seed=1, rounds=10, finished=False)
     found, here = collect_runs([Path()]), {"folders": [Path()]}
-    report = compute_report(found, alpha=0.05, replicates=0, command="", **here)
+    report = compute_report(found, settings=ReportSettings(replicates=0), command="", **here)
     _, left_out, *_ = caveats.section(report)
     assert left_out == Bullets([f"{in_tmp.name}/1: {found.problems[0].reason}"])
     assert "10 of 10 rounds" in found.problems[0].reason
@@ -648,7 +690,10 @@ def test_commands_to_run_again_work_where_the_report_was_typed(in_tmp: Path) -> 
     for folder in (Path("runs/demo"), in_tmp / "elsewhere"):
         make_run(folder / "only")
         report = compute_report(
-            collect_runs([folder]), alpha=0.05, replicates=0, command="", folders=[folder]
+            collect_runs([folder]),
+            settings=ReportSettings(replicates=0),
+            command="",
+            folders=[folder],
         )
         text = plain(markdown.render_markdown(compose_report(report, "A title"), "figures"))
         assert "from 1 run." in text

@@ -15,7 +15,7 @@ from PIL import Image
 
 from feddraw.data.image_cache import CHUNK
 from feddraw.errors import UserError
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from feddraw.study.plan import read_study, shard_of
 from feddraw.study.results_table import ResultTable
 from feddraw.study.run_study import run_study
@@ -369,7 +369,7 @@ def test_eight_processes_that_share_a_table_lose_no_row(tmp_path):
 
 def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):
     before = (whole / "out" / "runs.csv").read_bytes()
-    write_report([whole / "out"], replicates=0)
+    write_report([whole / "out"], settings=ReportSettings(replicates=0))
     assert (whole / "out" / "runs.csv").read_bytes() == before
     assert [
         event.kind for event in run_study(read_study(whole / "tiny.toml"), whole / "out", 1, [])

@@ -23,7 +23,7 @@ from feddraw.cli.run import round_line
 from feddraw.cli.terminal import console, plain_words, table
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from feddraw.results.metrics import MacroMetric, RunMetrics, SplitMetrics
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
@@ -193,7 +193,7 @@ def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
         "A-B": (700, 800),
     }.items():
         make_run(tmp_path / "runs" / scenario, scenario=scenario, sizes=sizes)
-    write_report([tmp_path / "runs"], tmp_path / "page", replicates=0)
+    write_report([tmp_path / "runs"], tmp_path / "page", settings=ReportSettings(replicates=0))
     text = (tmp_path / "page" / "report.md").read_text()
     figures = dict(
         re.findall(r"!\[Images at each client: (.*?)\]\((figures/\S+-sizes\S*\.svg)\)", text)
@@ -221,7 +221,7 @@ def test_any_names_give_whole_pages_figures_and_explanations(
     rows = list(csv.reader(io.StringIO(ledger.read_text(), newline="")))
     ledger.write_text(csv_cells.csv_text(rows), newline="")
     out = folder / "page"
-    write_report([run], out, replicates=0)
+    write_report([run], out, settings=ReportSettings(replicates=0))
     for figure in (out / "figures").glob("*.svg"):
         ElementTree.fromstring(figure.read_bytes())
     for page in ("report.html", "report.md", "tables.tex"):

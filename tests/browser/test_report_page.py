@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from feddraw.report import write_report
+from feddraw.report import ReportSettings, write_report
 from run_folders import make_run
 
 LONG = "St-Mary's-hospital-with-quite-a-long-name-<script>alert(1)</script>"
@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
             **common,
         )
     make_run(root / "half", finished=False)
-    return write_report([root], replicates=20).page.as_uri()
+    return write_report([root], settings=ReportSettings(replicates=20)).page.as_uri()
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import (
+    ReportSettings,
     files,
     html,
     latex,
@@ -533,7 +534,7 @@ def read_report(data: bytes, room: Path) -> object:
     (place / name).write_bytes(data[1:])
     try:
         found = run_collection.collect_runs([place.parent])
-        made = statistics.compute_report(found, alpha=0.05, replicates=5, command="")
+        made = statistics.compute_report(found, settings=ReportSettings(replicates=5), command="")
         document = section_order.compose_report(made, "A report")
         page = html.render_html(
             document,
@@ -568,8 +569,7 @@ def odd_report(replicates: int, room: Path) -> object:
     return [
         statistics.compute_report(
             run_collection.collect_runs([room / place]),
-            alpha=0.05,
-            replicates=replicates,
+            settings=ReportSettings(replicates=replicates),
             command="",
         )
         for place in ("scored", "odd/one")

@@ -241,9 +241,9 @@ class DiagnosticTest:
             hits.append((having & among).astype(np.float64))
             trials.append(among.astype(np.float64))
             owners.append(model.patients)
-        numbers, place = np.unique(np.concatenate(owners), return_inverse=True)
-        hits_by_patient = np.bincount(place, np.concatenate(hits), len(numbers))
-        trials_by_patient = np.bincount(place, np.concatenate(trials), len(numbers))
+        _, place = np.unique(np.concatenate(owners), return_inverse=True)
+        hits_by_patient = _sums_by_patient(place, hits)
+        trials_by_patient = _sums_by_patient(place, trials)
         total = float(trials_by_patient.sum())
         if not total:
             return UNDEFINED
@@ -251,6 +251,11 @@ class DiagnosticTest:
         size = _effective_size(hits_by_patient, trials_by_patient, share)
         low, high = proportion_interval(share * size, size, CONFIDENCE)
         return Measured(share, low, high)
+
+
+def _sums_by_patient(place: NDArray[np.intp], by_model: Sequence[Floats]) -> Floats:
+    """Numbers of all models' images, added up by the patient at each image's place."""
+    return np.bincount(place, np.concatenate(by_model)).astype(np.float64)
 
 
 def _student(patients: int) -> float:

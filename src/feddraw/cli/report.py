@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console, status_line
-from feddraw.errors import UserError, not_negative, unknown
+from feddraw.errors import unknown
 from feddraw.text import safe_line
 
 if TYPE_CHECKING:
@@ -36,20 +36,24 @@ def report(
     margin: Annotated[
         float, Option(help="Non-inferiority margin, e.g. 0.01; 0: no such test.")
     ] = 0.0,
+    decision_range: Annotated[
+        str, Option(help="Threshold probabilities of the decision curves.", metavar="LOW-HIGH")
+    ] = "0.01-0.5",
     pdf: Annotated[
         bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")
     ] = False,
 ) -> None:
     """Write a report of all runs below the folders: HTML, Markdown, LaTeX tables, figures."""
-    not_negative("replicates", replicates)
-    alpha = report_significance_level(preset) if alpha is None else alpha
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha must be between 0 and 1, not {alpha}")
-    if not 0 <= margin < 1:
-        raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
-    write_and_show_report(
-        folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf
+    from feddraw.report import ReportSettings
+    from feddraw.report.settings import decision_range_of
+
+    settings = ReportSettings(
+        alpha=report_significance_level(preset) if alpha is None else alpha,
+        replicates=replicates,
+        margin=margin,
+        decision_range=decision_range_of(decision_range),
     )
+    write_and_show_report(folders, out, settings=settings, title=title, pdf=pdf)
 
 
 def report_significance_level(preset: str) -> float:
@@ -57,9 +61,9 @@ def report_significance_level(preset: str) -> float:
     if preset not in ("", "laptop", "paper"):
         raise unknown("presets", preset, ["laptop", "paper"])
     from feddraw.paper.published_tables import PAPER_ALPHA
-    from feddraw.report import ALPHA
+    from feddraw.report import ReportSettings
 
-    return PAPER_ALPHA if preset == "paper" else ALPHA
+    return PAPER_ALPHA if preset == "paper" else ReportSettings().alpha
 
 
 def write_and_show_report(

@@ -150,7 +150,10 @@ def study(
         say.print(f"table: {table_path}")
     if (report or pdf) and progress.finished + progress.skipped:
         preset = str(read_toml(file).get("preset", ""))
-        write_and_show_report([folder], alpha=report_significance_level(preset), pdf=pdf)
+        from feddraw.report import ReportSettings
+
+        settings = ReportSettings(alpha=report_significance_level(preset))
+        write_and_show_report([folder], settings=settings, pdf=pdf)
     _fail_with_runs(progress)
 
 

@@ -1,5 +1,6 @@
 """Run folders to a report, as a page, Markdown, LaTeX tables and figures."""
 
-from feddraw.report.files import ALPHA, REPLICATES, WrittenReport, write_pdf, write_report
+from feddraw.report.files import WrittenReport, write_pdf, write_report
+from feddraw.report.settings import ReportSettings
 
-__all__ = ["ALPHA", "REPLICATES", "WrittenReport", "write_pdf", "write_report"]
+__all__ = ["ReportSettings", "WrittenReport", "write_pdf", "write_report"]

@@ -30,6 +30,7 @@ from feddraw.report.blocks import (
 )
 from feddraw.report.runs import METRICS, RunCollection, collect_runs
 from feddraw.report.section_order import compose_report
+from feddraw.report.settings import ReportSettings
 from feddraw.report.statistics import Report, compute_report
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
@@ -37,8 +38,6 @@ from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link
 from feddraw.system.progress import Progress, no_progress
 from feddraw.text import distinct_slugs, safe_text
 
-ALPHA = 0.05
-REPLICATES = 1000
 FIGURES_FOLDER = "figures"
 FIGURES_MANIFEST = "figures.json"  # which figures a report wrote, with their SHA-256
 REPORT_FILES = ("report.md", "tables.tex", "report.csv", "report.html", "paper.tex", "paper.pdf")
@@ -77,29 +76,24 @@ def write_report(
     folders: Sequence[Path],
     out: Path | None = None,
     *,
+    settings: ReportSettings | None = None,
     title: str = "",
     command: str = "",
-    alpha: float = ALPHA,
-    replicates: int = REPLICATES,
-    margin: float = 0.0,
     progress: Progress = no_progress,
 ) -> WrittenReport:
     """Read every run below the folders and write about them, to the first folder unless `out` names
     another.
 
-    `alpha` is the level of the tests over scenarios, `replicates` the size of the bootstrap (0:
-    none), `margin` that of the non-inferiority test (0: none), and `command` what the page says it
-    was made by.
+    `command` is what the page says it was made by.
     """
+    settings = settings or ReportSettings()
     if not command:
-        command = _command(folders, out, title, alpha, replicates, margin)
+        command = _command(folders, out, title, settings)
     report = compute_report(
         collect_runs(folders),
-        alpha=alpha,
-        replicates=replicates,
+        settings=settings,
         command=command,
         progress=progress,
-        margin=margin,
         folders=folders,
     )
     target = folders[0] if out is None else out
@@ -131,9 +125,7 @@ def _command(
     folders: Sequence[Path],
     out: Path | None,
     title: str,
-    alpha: float,
-    replicates: int,
-    margin: float,
+    settings: ReportSettings,
 ) -> str:
     """The command that writes this report, with folders by their last name where they are not below
     the current one.
@@ -143,13 +135,7 @@ def _command(
         words += ["--out", _folder_in_command(out)]
     if title:
         words += ["--title", title]
-    if alpha != ALPHA:
-        words += ["--alpha", str(alpha)]
-    if replicates != REPLICATES:
-        words += ["--replicates", str(replicates)]
-    if margin:
-        words += ["--margin", str(margin)]
-    return shlex.join(words)
+    return shlex.join([*words, *settings.options])
 
 
 def _folder_in_command(path: Path) -> str:

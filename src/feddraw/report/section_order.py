@@ -21,6 +21,7 @@ from feddraw.report.sections import (
     client_gains,
     client_sizes,
     client_views,
+    diagnostic_performance,
     first_screen,
     images_by_finding,
     kept_models,
@@ -76,6 +77,7 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     aggregation_weights.section,
     over_rounds.section,
     roc_curves.section,
+    diagnostic_performance.section,
 )
 AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 

@@ -19,6 +19,7 @@ from feddraw.analysis.paired_repeats import Pairing, paired_repeats
 from feddraw.analysis.statistics import Comparison, Table, compare, method_in_focus, to_digits
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.runs import METRICS, RecordedRun, RunCollection
+from feddraw.report.settings import ReportSettings
 from feddraw.report.trainings import TrainingDifferences, differences_over_trainings
 from feddraw.system.progress import Progress, no_progress
 
@@ -120,9 +121,8 @@ class Report:
     rankings: Mapping[str, MethodRanking]  # by metric
     draws: Mapping[str, PatientBootstrap]  # by scenario
     command: str
-    margin: float = 0.0  # how far below another method still counts as no worse; 0: no such test
     folders: Sequence[Path] = ()  # where the runs were found
-    replicates: int = 0  # of the bootstrap
+    settings: ReportSettings = field(default_factory=ReportSettings)
     # By scenario, metric and finding: those that were asked for, as every table asks again.
     _pairings: dict[tuple[str, str, str], Pairing] = field(
         default_factory=dict, init=False, repr=False
@@ -202,7 +202,7 @@ class Report:
 
     def replicates_in(self, scenario: str) -> int:
         """Of the bootstrap; none where methods could not be compared on the same patients."""
-        return 0 if self.draws[scenario].why_none else self.replicates
+        return 0 if self.draws[scenario].why_none else self.settings.replicates
 
     @cached_property
     def trainings(self) -> dict[str, TrainingDifferences]:
@@ -235,28 +235,25 @@ class Report:
 def compute_report(
     collection: RunCollection,
     *,
-    alpha: float,
-    replicates: int,
+    settings: ReportSettings,
     command: str,
     progress: Progress = no_progress,
-    margin: float = 0.0,
     folders: Sequence[Path] = (),
 ) -> Report:
-    """Do the statistics: tests at level `alpha`, intervals from so many bootstrap replicates."""
-    rankings = {metric: rank_methods(collection, metric, alpha) for metric in METRICS}
+    """Do the statistics."""
+    rankings = {metric: rank_methods(collection, metric, settings.alpha) for metric in METRICS}
     draws = {}
     for scenario in collection.scenarios:
         counted = _runs_to_bootstrap(collection.of(scenario))
         on_drawn = partial(progress, f"resampling the test patients of {scenario}")
-        draws[scenario] = bootstrap_methods(counted, replicates, on_drawn)
+        draws[scenario] = bootstrap_methods(counted, settings.replicates, on_drawn)
     return Report(
         collection=collection,
         rankings=rankings,
         draws=draws,
         command=command,
-        margin=margin,
         folders=folders,
-        replicates=replicates,
+        settings=settings,
     )
 
 

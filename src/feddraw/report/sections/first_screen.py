@@ -120,9 +120,11 @@ def _difference_columns(report: Report, scenario: str, metric: str) -> dict[str,
         columns["95 % CI, trainings"] = {
             method: interval_cell(over_trainings[method]) for method in methods
         }
-    if drawn and report.margin:
-        columns[f"no worse by {report.margin:g}"] = {
-            method: _no_worse_cell(over_patients[method], over_trainings[method], report.margin)
+    if drawn and report.settings.margin:
+        columns[f"no worse by {report.settings.margin:g}"] = {
+            method: _no_worse_cell(
+                over_patients[method], over_trainings[method], report.settings.margin
+            )
             for method in methods
         }
     return columns
@@ -157,9 +159,9 @@ def _note(report: Report, scenario: str, metric: str) -> str:
             " Not compared, because scores of the same images are missing:"
             f" {join_names(draws.left_out)}."
         )
-    if report.margin:
+    margin = report.settings.margin
+    if margin:
         note += (
-            f" No worse: both intervals lie above -{report.margin:g}; this needs more than one"
-            " training."
+            f" No worse: both intervals lie above -{margin:g}; this needs more than one training."
         )
     return note

@@ -28,7 +28,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         if not by_model:
             continue
         labelled = [replace(run, method=model) for model, runs in by_model.items() for run in runs]
-        draws = bootstrap_methods(labelled, report.replicates if len(by_model) > 1 else 0)
+        draws = bootstrap_methods(labelled, report.settings.replicates if len(by_model) > 1 else 0)
         for model, runs in by_model.items():
             rows.append([Cell(method), *_row(model, runs, draws)])
             if model != "last":

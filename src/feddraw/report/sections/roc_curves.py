@@ -20,8 +20,8 @@ MOST_CURVES = 4  # in a panel; more cannot be distinguished
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
-    scored = list(_scored_runs(report.paired_runs(scenario)))
-    methods = _shown_methods([run for run, _ in scored], report.focus)
+    scored = list(scored_runs(report.paired_runs(scenario)))
+    methods = shown_methods([run for run, _ in scored], report.focus)
     by_method = {
         method: [(run, part) for run, part in scored if run.method == method] for method in methods
     }
@@ -37,7 +37,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         yield Gallery(pictures, note)
 
 
-def _scored_runs(runs: Sequence[RecordedRun]) -> Iterator[ScoredRun]:
+def scored_runs(runs: Sequence[RecordedRun]) -> Iterator[ScoredRun]:
     """Runs that kept the test scores of one common model."""
     for run in runs:
         predictions = run.predictions()
@@ -45,7 +45,7 @@ def _scored_runs(runs: Sequence[RecordedRun]) -> Iterator[ScoredRun]:
             yield run, predictions
 
 
-def _shown_methods(runs: Sequence[RecordedRun], focus: str) -> list[str]:
+def shown_methods(runs: Sequence[RecordedRun], focus: str) -> list[str]:
     """The method in focus, and the best of the others."""
     areas = grouped((run.method, run.test("auc")) for run in runs)
     ordered = sorted(areas, key=lambda method: (method != focus, -float(np.mean(areas[method]))))

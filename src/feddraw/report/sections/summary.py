@@ -100,15 +100,16 @@ def _wins_and_losses(report: Report) -> Iterator[str]:
 def _no_worse(report: Report) -> Iterator[str]:
     """In how many scenarios the method in focus is no worse than each other by the margin."""
     differences = _differences_by_method(report)
-    if not differences or not report.margin:
+    margin = report.settings.margin
+    if not differences or not margin:
         return
     counts = []
     for other, by_scenario in differences.items():
-        shown = sum(all(interval.low > -report.margin for interval in both) for both in by_scenario)
+        shown = sum(all(interval.low > -margin for interval in both) for both in by_scenario)
         counts.append(f"{other} in {shown} of {len(by_scenario)}")
     yield (
-        f"With a margin of {report.margin:g} in AUC (both 95 % CIs, {_both_populations(report)},"
-        f" lie above -{report.margin:g}), {report.focus} is shown to be no worse than"
+        f"With a margin of {margin:g} in AUC (both 95 % CIs, {_both_populations(report)},"
+        f" lie above -{margin:g}), {report.focus} is shown to be no worse than"
         f" {join_names(counts)} scenarios."
     )
 
