@@ -133,7 +133,7 @@ class Experiment:
         for path, value in sorted(changes.items(), key=lambda change: "." in change[0]):
             head, _, rest = path.partition(".")
             if head not in table:
-                raise unknown("settings", path, [f.name for f in fields(Experiment)])
+                raise _unknown_setting(path)
             if not rest:
                 table[head] = _changed_setting(path, table[head], value)
             elif not isinstance(table[head], dict):
@@ -153,7 +153,7 @@ class Experiment:
         known = {f.name: f for f in fields(Experiment)}
         for name, value in table.items():
             if name not in known:
-                raise unknown("settings", name, known)
+                raise _unknown_setting(name)
             if name in NAMED_SECTIONS and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
             if name in NAMED_SECTIONS and not isinstance(
@@ -227,6 +227,24 @@ PRESETS: dict[str, dict[str, Any]] = {
         "training.augment": True,
     },
 }
+
+
+def _unknown_setting(name: str) -> UserError:
+    """The error for a name that is no setting: says in which section one of that name stands."""
+    own_name = name.replace("-", "_")  # as an option of the command line has it
+    places = [
+        f"{section}.{own_name}"
+        for section, kind in SETTINGS_SECTIONS.items()
+        if own_name in {f.name for f in fields(kind)}
+    ]
+    places += [
+        f"{section}.{own_name}"
+        for section in NAMED_SECTIONS
+        if own_name in _section_defaults(section, {})
+    ]
+    if places:
+        return UserError(f"no '{name}' among the settings: write {' or '.join(places)}")
+    return unknown("settings", name, [f.name for f in fields(Experiment)])
 
 
 def _changed_setting(path: str, old: Any, new: Any) -> Any:
