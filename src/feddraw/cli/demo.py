@@ -31,6 +31,7 @@ def demo(
     from feddraw.experiment.run_preparation import open_experiment_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
+    from feddraw.report.cells import method_above_others
     from feddraw.results.recorded_run import METRICS
 
     say = console()
@@ -57,18 +58,17 @@ def demo(
         run.method: [run.test(metric) for metric in METRICS]
         for run in written.report.collection.runs
     }
-    best = [max(column) for column in zip(*values_by_method.values(), strict=True)]
+    best = [
+        method_above_others(dict(zip(values_by_method, column, strict=True)))
+        for column in zip(*values_by_method.values(), strict=True)
+    ]
     rows = []
     for method, values in values_by_method.items():
-        rows.append(
-            [
-                method,
-                *(
-                    f"{value:.4f}{'*' * (value == highest)}"
-                    for value, highest in zip(values, best, strict=True)
-                ),
-            ]
-        )
+        cells = [
+            f"{value:.4f}{'*' * (method == highest)}"
+            for value, highest in zip(values, best, strict=True)
+        ]
+        rows.append([method, *cells])
     say.print("\nTest metrics after the last round")
     say.print(table(["method", *METRICS.values()], rows))
     say.print("* best in this column; one run per method, so small differences mean nothing")

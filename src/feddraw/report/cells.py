@@ -13,6 +13,8 @@ from feddraw.report.blocks import Cell
 from feddraw.report.runs import REFERENCES
 from feddraw.report.statistics import MeanOverRepeats, Report
 
+NOTE_ON_STAR = "* best mean of the column; none where the best are printed alike."
+
 
 def number_cell(value: float, form: str = ".4f") -> Cell:
     """A number, or that there is none."""
@@ -71,7 +73,7 @@ def method_above_others(values: Mapping[str, float]) -> str | None:
 def note_on_means(report: Report, metric: str, scenarios: Sequence[str]) -> str:
     """What the means of a table are, and what stands below them for reference."""
     collection = report.collection
-    sentences = ["* best mean of the column."]
+    sentences = [NOTE_ON_STAR]
     if collection.references:
         names = {name.split(" ")[0] for name in collection.references}
         sentences += [f"{name}: {REFERENCES[name]}." for name in sorted(names)]

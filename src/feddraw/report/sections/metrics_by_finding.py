@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from feddraw.data.finding_counts import few_in_words
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
-from feddraw.report.cells import column_cells
+from feddraw.report.cells import NOTE_ON_STAR, column_cells
 from feddraw.report.runs import METRICS, RecordedRun
 from feddraw.report.sections.images_by_finding import (
     findings_with_enough_images,
@@ -43,7 +43,7 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     cells = [column_cells(means, report.methods) for means in columns.values()]
     rows = {method: [Cell(method), *(column[method] for column in cells)] for method in methods}
     label = METRICS[metric]
-    note = "* best mean of the column."
+    note = NOTE_ON_STAR
     if few:
         note += f" † {few_in_words()}."
     yield Heading(f"{label} by finding in {scenario}", 3)
