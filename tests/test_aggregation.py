@@ -188,6 +188,7 @@ def wrong_shape(sent: dict[str, Any]) -> dict[str, Any]:
         ),
         (lambda sent: torch.nn.Linear(3, 2), 10, r"of type Linear, .* give its state_dict\(\)"),
         (lambda sent: moved(sent, 0.1), "10", "size 10 of type str"),
+        (lambda sent: moved(sent, 0.1), True, "size True of type bool"),
     ],
 )
 def test_a_refusal_is_a_warning_and_an_error_where_no_update_is_left(
@@ -236,6 +237,8 @@ def test_a_network_in_place_of_the_sent_state_dict_is_said_in_one_line() -> None
         ({"method": "fedporx"}, "did you mean fedprox"),
         ({"method": {"name": "feddraw", "eeta": 1}}, "no setting 'eeta'"),
         ({"round": 15}, "rounds count from 0 to 14"),
+        ({"round": 1.5}, "round must be a whole number, not 1.5"),
+        ({"rounds": "5"}, "rounds must be a whole number, not '5'"),
         ({"classifier": "clasifier"}, "did you mean classifier"),
         ({"clients": ["North"]}, "no 'C1' among the clients"),
         (

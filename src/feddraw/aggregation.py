@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,9 @@ def _sends(update: ClientUpdate, extra: str) -> bool:
 
 
 def _check_round(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
+    for name_of_number, number in (("round", round), ("rounds", rounds)):
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise UserError(f"{name_of_number} must be a whole number, not {number!r}")
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
     if state is not None and state.method != name:

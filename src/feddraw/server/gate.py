@@ -158,9 +158,11 @@ def _form_refusal(update: Update, sent: Model) -> str:
 
 
 def _numbers_refusal(update: Update, max_size: int) -> str:
-    if not (finite_number(update.size) and 0 < update.size <= max_size):
-        given: Any = update.size
-        kind = "" if isinstance(given, Real) else f" of type {type(given).__name__}"
+    given: Any = update.size
+    counted = finite_number(given) and not isinstance(given, bool)
+    if not (counted and 0 < given <= max_size):
+        plain = isinstance(given, Real) and not isinstance(given, bool)
+        kind = "" if plain else f" of type {type(given).__name__}"
         return f"size {update.size!s:.20}{kind} is not a positive number up to {max_size}"
     if update.size < LEAST_SIZE:
         return f"size {update.size:.3g} is below {LEAST_SIZE:g}"

@@ -44,12 +44,11 @@ class Training:
             not_negative(f"training.{name}", getattr(self, name))
         for name in ("momentum", "label_smoothing"):
             below_one(f"training.{name}", getattr(self, name))
-        for name in ("epochs", "batch_size"):
-            at_least(f"training.{name}", getattr(self, name), 1)
-        if self.batch_size == 1:
+        at_least("training.epochs", self.epochs, 1)
+        if self.batch_size < 2:
             raise UserError(
-                "training.batch_size must be at least 2: batch normalisation cannot train on one"
-                " image"
+                f"training.batch_size must be at least 2, not {self.batch_size}: batch"
+                " normalisation cannot train on one image"
             )
         one_of("training.work", self.work, ("epochs", "steps"))
         if self.steps and self.work == "epochs":
