@@ -311,6 +311,11 @@ def test_nodes_without_a_key_are_told_how_to_get_one(keys: Path, tmp_path: Path)
         run(Line(plain_app(secure_mod), without), rounds=2)
 
 
+def test_an_app_without_the_mod_is_told_to_add_it(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"it needs ClientApp\(mods=\[secure_mod\]\)"):
+        run(Line(plain_app(), nodes(keys, tmp_path)), rounds=2)
+
+
 def test_what_waits_at_a_site_is_for_its_owner_only_and_gone_after_the_round(
     keys: Path, tmp_path: Path
 ) -> None:

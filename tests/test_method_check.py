@@ -17,6 +17,7 @@ from feddraw.core import (
     Sums,
     Weighted,
     Weighting,
+    normalize,
     why_not_streaming,
 )
 from feddraw.errors import UserError
@@ -145,6 +146,12 @@ def test_a_rule_that_returns_a_plain_array_is_told_once_what_to_return():
     for returned in (np.ones(len(SIZES)), (np.ones(len(SIZES)), {})):
         with pytest.raises(UserError, match=r"PlainArray must return \(Weights, state\)"):
             check_method(Method(Weighted(PlainArray(returned))))
+
+
+def test_a_rule_with_a_weight_too_few_is_told_once_how_many_clients_there_are():
+    too_few = PlainArray((normalize(np.ones(len(SIZES) - 1)), {}))
+    with pytest.raises(UserError, match=rf"one weight for each of the {len(SIZES)} clients"):
+        check_method(Method(Weighted(too_few)))
 
 
 def own_method_with_an_argument(share):

@@ -48,6 +48,7 @@ from feddraw.training.own_frozen_layers import frozen_digest
 
 SECURE_ORDER = "secure"  # the key of our orders that asks for a secure round
 SECURE_RECORD = "secure"  # the record of an answer
+NOT_SECURE = "its app takes no part in secure sums: it needs ClientApp(mods=[secure_mod])"
 CONFIG = "config"  # the record of a request after the first
 MASKED_WORDS = "words"  # the record of masked words, and the tensor in it
 BROADCAST = "broadcast"
@@ -304,6 +305,8 @@ def answer_to_records(answer: Answer) -> RecordDict:
 
 def answer_of_records(request: type, content: RecordDict) -> Answer:
     """The answer to a request of this type; UserError if it is none."""
+    if SECURE_RECORD not in content.config_records:
+        raise UserError(NOT_SECURE)
     with reading_secure_message():
         facts = json.loads(str(content.config_records[SECURE_RECORD]["facts"]))
         pairs = pairs_in(content, SECURE_RECORD)

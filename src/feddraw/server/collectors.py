@@ -153,6 +153,12 @@ def weigh_cohort(weighting: Weighting, cohort: Cohort, state: State) -> tuple[We
             " `return normalize(scores), state`"
         )
     weights, next_state = returned
+    clients = len(cohort.updates)
+    if np.shape(weights.values) != (clients,):
+        raise NotWeightsError(
+            f"weigh of {type(weighting).__name__} must return one weight for each of the {clients}"
+            f" clients of the cohort, not an array of shape {np.shape(weights.values)}"
+        )
     return weights, next_state
 
 
