@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw import catalog
 from feddraw.cli import app
+from feddraw.errors import UserError
 from typed import typed
 
 SMALL = (
@@ -268,6 +269,13 @@ def test_a_mistake_is_one_line_with_exit_code_two_and_nothing_is_written(
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_run_of_a_studys_file_names_the_command_for_it(tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text('method = ["feddraw", "fedavg"]\n')
+    with pytest.raises(UserError, match=r"is a study: feddraw study .*study\.toml"):
+        CliRunner().invoke(app, ["run", str(study)], catch_exceptions=False, standalone_mode=False)
 
 
 @pytest.mark.parametrize("kind", ["methods", "models", "data", "scenarios"])

@@ -131,11 +131,27 @@ def starting_experiment(
     if file is not None and file.suffix in (".csv", ".gz", ".tsv"):
         raise UserError(f"{file} holds data, not an experiment: feddraw init {file} writes one")
     if file is not None:
-        return Experiment.read(file, trust=trust)
+        return _read_experiment(file, trust=trust)
     settings = RunFolder(resumed).settings if resumed is not None else None
     if preset is None and settings is not None and settings.is_file():
         return Experiment.read(settings, trust=trust)
     return Experiment.preset(preset or "laptop")
+
+
+def _read_experiment(file: Path, *, trust: bool) -> Experiment:
+    """The experiment of a file; a study's file is refused with the command that runs it."""
+    from feddraw.experiment.settings import Experiment
+    from feddraw.system.file_reading import read_toml
+
+    try:
+        return Experiment.read(file, trust=trust)
+    except UserError as mistake:
+        values = read_toml(file).values()
+        if not any(isinstance(value, list) for value in values):
+            raise
+        raise UserError(
+            f"{mistake}; a file with lists of values is a study: feddraw study {file}"
+        ) from None
 
 
 def run_and_show(
