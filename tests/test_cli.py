@@ -286,6 +286,14 @@ def test_lists_are_printed_as_tables_and_as_json(kind: str, tmp_path: Path) -> N
     assert all(row["name"] in table and row["what"] for row in rows)
 
 
+def test_the_group_of_scenarios_lists_them_as_the_list_does() -> None:
+    for options in ([], ["--wide"], ["--json"]):
+        here = CliRunner().invoke(app, ["scenario", "list", *options]).output
+        there = CliRunner().invoke(app, ["list", "scenarios", *options]).output
+        assert here == there
+    assert json.loads(there)[0]["name"] == "CHX-1"
+
+
 def test_a_list_of_methods_is_short_and_wide_has_all_columns() -> None:
     narrow = CliRunner().invoke(app, ["list", "methods"]).output
     assert narrow.split()[:2] == ["name", "what"]

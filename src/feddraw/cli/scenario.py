@@ -56,11 +56,15 @@ HOW_TO_COUNT = "add --labels FILE (CheXpert's train.csv, also .gz, or an .npz in
 
 
 @app.command("list")
-def list_scenarios(json: Json = False) -> None:
-    """List the scenarios and their options."""
+def list_scenarios(
+    *,
+    wide: Annotated[bool, Option("--wide", help="Show their options, too.")] = False,
+    json: Json = False,
+) -> None:
+    """List the scenarios, one line each."""
     from feddraw.cli import listing
 
-    listing.list_("scenarios", json)
+    listing.list_("scenarios", wide=wide, json=json)
 
 
 @app.command("show")
