@@ -179,6 +179,7 @@ def test_two_settings_with_one_last_word_are_named_in_full(file):
         "[case]\nseed = 1": r"\[\[case\]\]",
         "method = 'mylab.rules:ours'": "add --trust",
         "rounds = ['ten']": "rounds",
+        "seed = []": "seed is an empty list",
     }.items(),
 )
 def test_a_mistake_in_the_file_is_one_line(file, text, message):

@@ -134,6 +134,8 @@ def _combinations(table: Mapping[str, Any]) -> list[Choice]:
     combinations: list[Choice] = [({}, {})]
     for name, value in table.items():
         items = value if isinstance(value, list) else [value]
+        if not items:
+            raise UserError(f"{name} is an empty list: a study of it has no runs")
         choices: list[Choice] = []
         for item in items:
             inner: list[tuple[Any, dict[str, str]]] = [(item, {})]
