@@ -232,6 +232,7 @@ MISTAKES = {
     ("run", "--rounds", "x"): "Invalid value for '--rounds'",
     ("run", "--lr", "nan"): "training.lr must be a positive number, not nan",
     ("run", "--set", "method.eta"): "--set takes KEY=VALUE, not 'method.eta'",
+    ("weights", "--sizes", "1,2", "--clients", "A,A"): "one name to two clients",
     ("run", "--set", "methd.eta=1"): "no 'methd.eta' among the settings: did you mean method?",
     ("run", "--preset", "papr"): "no 'papr' among the presets: did you mean paper?",
     ("run", "nothere.toml"): "cannot read nothere.toml: No such file or directory",

@@ -65,6 +65,8 @@ def weights(
             f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name per"
             " size"
         )
+    if names is not None and len(set(names)) < len(names):
+        raise UserError("--clients gives one name to two clients: give each its own")
     rows = schedule(
         rounds=rounds,
         sizes=[int(size) if size.is_integer() else size for size in numbers],
