@@ -37,7 +37,7 @@ ONLY = {
     "system": {"errors", "text"},
     "catalog": {"errors"},
     "secure.sums": {"errors"},
-    "core": {"errors", "system"},
+    "core": {"errors", "system", "text"},
     "models": {"errors"},
     "methods": {"errors", "core"},
     "analysis.metrics": {"errors", "results"},
