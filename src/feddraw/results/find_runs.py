@@ -66,5 +66,7 @@ def require_run(path: Path) -> None:
     if not path.exists():
         raise UserError(f"no folder {path}: check the path")
     below = find_run_folders([path]) if path.is_dir() else []
-    hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
-    raise UserError(f"{path} is not the folder of a run{hint}")
+    hint = "it has no experiment.toml, as a run's has, and no weights.csv, as a server's has"
+    if below:
+        hint = f"there are {len(below)} below it, such as {below[0]}"
+    raise UserError(f"{path} is not the folder of a run: {hint}")
