@@ -935,7 +935,7 @@ def test_a_round_within_a_round_leaves_the_outer_one_closed_for_good(
     """A second digest before every message, between `Sign` and `Reveal` too: the inner round gives
     its sum, and no site says anything more about the outer one.
     """
-    stages = STAGES[1:] if LONG else ("Meet", "Add first", "Reveal moves")
+    stages = STAGES[1:] if LONG else ("Add first", "Reveal moves")
     for number, stage in enumerate(stages):
         model = MODEL + np.float32(10 + number)
         begun: list[RecordDict] = []
