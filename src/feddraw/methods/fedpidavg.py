@@ -29,6 +29,7 @@ from feddraw.core import (
     Weighted,
     Weighting,
     Weights,
+    normalize,
 )
 from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import UserError, not_negative, one_of
@@ -64,7 +65,8 @@ class PidWeighting(Weighting):
         size = max(0.0, 1 - self.drop - self.past)
         values = size * prior + self.drop * fallen + self.past * high
         state = {"losses": state["losses"] | dict(zip(names, latest, strict=True))}
-        return Weights(values, {"prior": prior, "reputation": fallen}), state
+        # once more shares: one client alone counts 1 to the last digit
+        return normalize(values, prior=prior, reputation=fallen), state
 
     def _fallen(self, before: Column, now: Column) -> Column:
         """How far each loss has fallen; the mean of the others where none is known before."""
