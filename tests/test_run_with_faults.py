@@ -143,3 +143,6 @@ def test_the_report_and_watch_name_the_data_and_the_clients_as_they_are(
     page = (tmp_path / "report" / "report.md").read_text()
     assert "own folders" in page
     assert "in CHM-2" not in page
+    assert "flwr run app consortium" in page  # its images are at the sites
+    assert "feddraw run" not in page
+    assert "* best mean" not in page  # of one method

@@ -73,7 +73,8 @@ def method_above_others(values: Mapping[str, float]) -> str | None:
 def note_on_means(report: Report, metric: str, scenarios: Sequence[str]) -> str:
     """What the means of a table are, and what stands below them for reference."""
     collection = report.collection
-    sentences = [NOTE_ON_STAR]
+    compared = len(report.methods) > 1
+    sentences = [NOTE_ON_STAR] if compared else []
     if collection.references:
         names = {name.split(" ")[0] for name in collection.references}
         sentences += [f"{name}: {REFERENCES[name]}." for name in sorted(names)]
@@ -85,6 +86,6 @@ def note_on_means(report: Report, metric: str, scenarios: Sequence[str]) -> str:
             f"Mean ± standard deviation (ddof 1) over the seeds that all methods have ({paired}); n"
             " is given where a reference has fewer."
         )
-    elif report.methods:
+    elif compared:
         sentences.append(f"{paired.capitalize()}: a difference may be noise between trainings.")
     return " ".join(sentences)

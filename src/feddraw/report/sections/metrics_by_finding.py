@@ -43,16 +43,16 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     cells = [column_cells(means, report.methods) for means in columns.values()]
     rows = {method: [Cell(method), *(column[method] for column in cells)] for method in methods}
     label = METRICS[metric]
-    note = NOTE_ON_STAR
+    notes = [NOTE_ON_STAR] if len(report.methods) > 1 else []
     if few:
-        note += f" † {few_in_words()}."
+        notes.append(f"† {few_in_words()}.")
     yield Heading(f"{label} by finding in {scenario}", 3)
     yield ReportTable(
         caption=f"Test {label} in {scenario} by finding",
         header=["method", *columns],
         rows=[row for method, row in rows.items() if method in report.methods],
         references=[row for method, row in rows.items() if method not in report.methods],
-        note=note,
+        note=" ".join(notes),
         label=f"findings-{slug(scenario)}-{metric}",
     )
 

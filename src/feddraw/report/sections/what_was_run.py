@@ -10,6 +10,7 @@ from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragra
 from feddraw.report.cells import number_cell
 from feddraw.report.runs import METRICS, RecordedRun, partition_hash, versions_and_machine
 from feddraw.report.statistics import Report
+from feddraw.results.run_reader import OWN_FOLDERS
 from feddraw.text import grouped, join_names
 
 Runs = Sequence[RecordedRun]
@@ -24,16 +25,29 @@ def section(report: Report) -> Iterator[Block]:
         f"This report was made by the command below from {len(runs)} run{'s' * (len(runs) != 1)}."
     )
     yield CodeBlock(report.command)
-    how = (
-        "Each run's folder holds its settings. If your data are elsewhere, change data.path there"
-        f" first. Type these commands in {_folder_to_type_in(runs, report.folders)}:"
-    )
-    commands = CodeBlock(_commands_to_run_again(runs, report.folders))
-    yield Fold("How to run it again", [Paragraph(how), commands])
+    yield Fold("How to run it again", list(_how_to_run_again(runs, report.folders)))
     yield Fold("Settings", [_settings_table(runs)])
     yield Fold("Partitions", [_partition_table(runs)])
     yield Fold("Versions", [_version_table(runs)])
     yield Fold("Every run", [_run_table(runs, report.folders)])
+
+
+def _how_to_run_again(runs: Runs, folders: Sequence[Path]) -> Iterator[Block]:
+    at_sites = [run for run in runs if run.scenario == OWN_FOLDERS]
+    here = [run for run in runs if run.scenario != OWN_FOLDERS]
+    if here:
+        yield Paragraph(
+            "Each run's folder holds its settings. If your data are elsewhere, change data.path"
+            f" there first. Type these commands in {_folder_to_type_in(here, folders)}:"
+        )
+        yield CodeBlock(_commands_to_run_again(here, folders))
+    if at_sites:
+        names = join_names([_typed_path(run.path, folders) for run in at_sites])
+        yield Paragraph(
+            f"The images of {names} are at the sites of a federation. On its server, while the"
+            " sites are connected, with another folder as out in run.toml:"
+        )
+        yield CodeBlock("flwr run app consortium --stream --run-config run.toml")
 
 
 def shown_path(path: Path, folders: Sequence[Path]) -> str:
