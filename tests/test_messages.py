@@ -36,6 +36,7 @@ SOURCE = Path(feddraw.__file__).parent
 # have the option.
 PRINTED_BY = {
     "analysis/site_heterogeneity.py": ("heterogeneity",),
+    "analysis/statistics.py": ("stats",),
     "analysis/statistics_in_words.py": ("stats",),
     "analysis/tidy_results.py": ("stats",),
     "doctor/study_start.py": ("study", "compare"),

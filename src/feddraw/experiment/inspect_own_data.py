@@ -312,9 +312,7 @@ def no_image_found(shown_as: Path, root: Path, table: LabelTable, images: str) -
         detail = f" ({bad.detail})" if bad.detail else ""
         why = f"{shown_as} has no row that can be used: {bad.where} {bad.what}{detail}"
         if bad.what == OUTSIDE_FOLDER:
-            why += (
-                "; give the folder of all images with --images FOLDER, and paths that start there"
-            )
+            why += "; give the folder that paths start from with `feddraw init --images FOLDER`"
         return why
     first = table.paths[0]
     folders = [root] if images else list(image_folder_candidates(root, [first]))
