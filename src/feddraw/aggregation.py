@@ -272,7 +272,8 @@ def _sends(update: ClientUpdate, extra: str) -> bool:
 
 
 def _check_round(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
-    for name_of_number, number in (("round", round), ("rounds", rounds)):
+    numbers: dict[str, Any] = {"round": round, "rounds": rounds}  # of whatever type they come
+    for name_of_number, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Integral):
             raise UserError(f"{name_of_number} must be a whole number, not {number!r}")
     if not 0 <= round < rounds:

@@ -36,6 +36,7 @@ CONFIDENCE = 0.95
 CALIBRATION_BINS = 10
 REPLICATES = 1_000  # of the bootstrap, for the one measure that has no influences
 REPLICATES_AT_A_TIME = 100
+FAR_BINS = 0.975  # quantile of the replicates, for 95 % coverage also with 100 images
 # Scores at 0 and 1 have no logit; float32 cannot tell those nearer to 1 from it.
 SMALLEST_PROBABILITY = 1e-7
 # Newton's method for two coefficients: steps, and the change at which it has arrived.
@@ -133,7 +134,8 @@ class DiagnosticTest:
         As a sum of absolute values it is too high in a small sample, and its bootstrap replicates
         are higher still. So its interval is wider than a percentile interval: no calibration
         error is farther from the measured one than the bins' differences are from theirs, summed
-        without sign, and the bootstrap gives how far that is in 95 of 100 samples.
+        without sign, and the bootstrap gives how far that is (its quantile at `FAR_BINS`, as
+        replicates of few patients are a little too close).
         """
         if not self.sound or not all(len(model.labels) for model in self.models):
             return UNDEFINED
@@ -154,7 +156,7 @@ class DiagnosticTest:
             drawn = rng.multinomial(len(owners), even, size=REPLICATES_AT_A_TIME)
             moved = (drawn - 1.0) @ differences
             distances += np.abs(moved).sum(axis=1).tolist()
-        reach = float(np.quantile(distances, CONFIDENCE))
+        reach = float(np.quantile(distances, FAR_BINS))
         return Measured(value, max(0.0, value - reach), value + reach)
 
     def net_benefit(self, threshold: float) -> Measured:
@@ -208,16 +210,19 @@ class DiagnosticTest:
         return Measured(value, value - reach, value + reach)
 
     def _between_0_and_1(self, measure: Measure) -> Measured:
-        value, error, patients = self._value_and_error(measure)
+        value, error, _ = self._value_and_error(measure)
         if not math.isfinite(value) or not math.isfinite(error):
             return Measured(value)
+        # The patients of the rarer label decide how well the variance is known.
+        pairs = min(self._patients_with(1), self._patients_with(0))
         if not 0 < value < 1:
             # Of n independent pairs of a positive and a negative patient all are ranked right with
             # probability AUC^n: the exact bound of a proportion that was never missed.
-            pairs = min(self._patients_with(1), self._patients_with(0))
             low, high = proportion_interval(pairs * round(value), pairs, CONFIDENCE)
             return Measured(value, low, high)
-        reach = _student(patients) * error / (value * (1 - value))
+        if pairs < 2:
+            return Measured(value)
+        reach = _student(pairs) * error / (value * (1 - value))
         logit = special.logit(value)
         return Measured(value, *map(float, special.expit([logit - reach, logit + reach])))
 
