@@ -19,6 +19,7 @@ from feddraw.analysis.metrics import not_finite
 from feddraw.analysis.weights_in_words import weights_in_sentences
 from feddraw.cli import app
 from feddraw.cli.run import round_line
+from feddraw.core import BySize, Method, Server, Weighted
 from feddraw.engines.serial import Serial
 from feddraw.experiment import running
 from feddraw.experiment.running import run
@@ -27,7 +28,9 @@ from feddraw.results.metrics import Divergence
 from feddraw.results.recorded_run import read_run
 from feddraw.results.tensorboard import tensorboard_scalars
 from feddraw.server.ledger import LedgerEntry
+from feddraw.server.method_check import MadeUpFederation
 from feddraw.server.round import RoundRecord
+from feddraw.server.status import RefusalCause
 from feddraw.system.file_reading import read_json, read_jsonl
 from small import small
 
@@ -143,7 +146,7 @@ def test_a_run_whose_updates_are_all_refused_keeps_its_model_and_says_so(tmp_pat
     metrics = read_json(tmp_path / "run" / "metrics.json")
     assert metrics["diverged"] == {
         "round": 0,
-        "why": "every update was refused, because none was finite",
+        "why": "every update was refused, because none was finite; try a lower training.lr",
     }
     assert np.isfinite(results[-1].model.params).all()
     assert metrics["test"]["auc"]["macro"] is not None  # of the model that nobody has moved
@@ -151,12 +154,42 @@ def test_a_run_whose_updates_are_all_refused_keeps_its_model_and_says_so(tmp_pat
 
 
 def test_a_round_has_not_diverged_while_one_update_is_finite_or_nobody_answered() -> None:
-    refused = LedgerEntry(0, "A", 1, 1, status="refused: parameters are not finite (head)")
-    large = replace(refused, status="refused: moved 20 times the median (limit 10)")
+    refused = LedgerEntry(0, "A", 1, 1, status="refused: for whatever reason")
     silent = LedgerEntry(0, "B", 0, 0, status="missing")
-    assert RoundRecord(round=0, ledger=(refused, silent)).diverged
-    for ledger in ((refused, LedgerEntry(0, "B", 1, 1)), (large,), (silent,), ()):
-        assert not RoundRecord(round=0, ledger=ledger).diverged
+    not_finite = {"A": RefusalCause.NOT_FINITE_UPDATE}
+    assert RoundRecord(round=0, ledger=(refused, silent), refusals=not_finite).diverged
+    for ledger in ((refused, LedgerEntry(0, "B", 1, 1)), (silent,), ()):
+        assert not RoundRecord(round=0, ledger=ledger, refusals=not_finite).diverged
+    large = {"A": RefusalCause.OTHER}
+    assert not RoundRecord(round=0, ledger=(refused,), refusals=large).diverged
+
+
+class Overflowing(Server):
+    """A server rule of somebody's own that overflows whatever the clients send."""
+
+    def step(self, sums, state):
+        return sums.total * np.float32(math.inf), state
+
+
+def test_a_server_rule_that_overflows_is_blamed_itself_and_not_the_learning_rate() -> None:
+    made = MadeUpFederation.of(Method(Weighted(BySize(), Overflowing())))
+    overflowed = made.together()(made.round(), made.updates)
+    assert not overflowed.weights
+    assert "every update that was let in was finite" in overflowed.diverged
+    assert "server rule" in overflowed.diverged
+    assert "training.lr" not in overflowed.diverged
+
+    sound = MadeUpFederation.of(Method(Weighted(BySize())))
+    broken = [
+        replace(
+            update,
+            model=replace(update.model, params=np.full_like(update.model.params, math.nan)),
+        )
+        for update in sound.updates
+    ]
+    result = sound.together()(sound.round(), broken)
+    assert result.diverged.startswith("every update was refused, because none was finite")
+    assert not sound.together()(sound.round(), [*broken[:-1], sound.updates[-1]]).diverged
 
 
 def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:

@@ -314,9 +314,7 @@ def show_test_metrics(folder: Path) -> None:
         out.print(f"† {few_in_words()}")
     out.print(f"written to {folder}")
     if run.diverged is not None:
-        message = (
-            f"diverged in round {run.diverged.round}: {run.diverged.why}; try a lower training.lr"
-        )
+        message = f"diverged in round {run.diverged.round}: {run.diverged.why}"
         if math.isnan(auc.macro):
             raise RunFailed(message)
         out.print(message, markup=False)

@@ -38,22 +38,28 @@ COUNTED_KINDS = (
 MOST_IDLE_ROUNDS = 1  # in a row: one may be an accident
 
 
+def reasons_of_refusal(
+    roster: Roster, refused: Mapping[str, str], failed_nodes: Mapping[int, str]
+) -> dict[str, str]:
+    """By name, why replies could not be used: those `refused`, by name, and of failed nodes."""
+    reasons = dict(refused)
+    for node, why in failed_nodes.items():
+        reasons.setdefault(roster.label(node), why)
+    return reasons
+
+
 def complete_ledger(
     round: int,
     entries: Sequence[LedgerEntry],
     roster: Roster,
     request: Request,
-    refused: Mapping[str, str],
-    failed_nodes: Mapping[int, str],
+    reasons: Mapping[str, str],
 ) -> tuple[LedgerEntry, ...]:
     """One line per known client and listed site, per node that was asked, and per stranger that
     answered.
 
-    `entries` are those of the round; `refused` has reasons by name, `failed_nodes` by node.
+    `entries` are those of the round; `reasons` has by name why a reply could not be used.
     """
-    reasons = dict(refused)
-    for node, why in failed_nodes.items():
-        reasons.setdefault(roster.label(node), why)
     # entries beyond the known clients stand for those that never answered, without a name
     lines = {entry.client: entry for entry in entries[: len(roster.names)]}
     expected = {roster.label(node) for node in request.nodes} | reasons.keys()

@@ -75,6 +75,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round, RoundRecord
+from feddraw.server.status import RefusalCause
 from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
@@ -564,14 +565,11 @@ class MethodStrategy(FedAvg):
     ) -> RoundRecord:
         """All that is written down about a round; aggregation `began` at that time."""
         result = outcome.result
+        reasons = round_report.reasons_of_refusal(self.roster, outcome.refused, failed_nodes)
         ledger = round_report.complete_ledger(
-            result.round,
-            result.ledger,
-            self.roster,
-            self._training,
-            outcome.refused,
-            failed_nodes,
+            result.round, result.ledger, self.roster, self._training, reasons
         )
+        in_words = {name: RefusalCause.of_words(reason) for name, reason in reasons.items()}
         means: Mapping[str, Any] = {}
         if outcome.reports:
             means = self.train_metrics_aggr_fn(outcome.reports, self.weighted_by_key)
@@ -584,6 +582,7 @@ class MethodStrategy(FedAvg):
             loss=result.loss,
             pieces=pieces_by_finding(result.pieces, self.options.findings),
             reported=reported,
+            refusals={**result.refusals, **in_words},
             client_seconds=round_report.credible_seconds(outcome.client_seconds),
             seconds={
                 "training": began - self._training.sent_at,

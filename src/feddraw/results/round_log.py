@@ -47,7 +47,10 @@ class EvaluatedRound(RoundResult):
 def divergence_in_scores(metrics: RunMetrics) -> str:
     """How a model's validation scores show that the run has diverged; empty if they do not."""
     broken = metrics.validation.not_finite
-    return f"the model's scores are not finite numbers ({', '.join(broken)})" if broken else ""
+    if not broken:
+        return ""
+    findings = ", ".join(broken)
+    return f"the model's scores are not finite numbers ({findings}); try a lower training.lr"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from feddraw.core import (
 )
 from feddraw.core.sums import squared_distance
 from feddraw.errors import UserError, not_negative, one_of
-from feddraw.server.status import Status, StatusKind
+from feddraw.server.status import RefusalCause, Status, StatusKind
 
 # Why an update is refused where the method looks at steps; whoever reads a client's answer adds
 # where it should have told them.
@@ -87,6 +87,12 @@ class Verdict:
     # What the ledger says of an update with a reason: something is wrong with it, or it is sound
     # and the round was not aggregated (`UNUSED`).
     kind: StatusKind = StatusKind.REFUSED
+    cause: RefusalCause = RefusalCause.OTHER  # of an update with a reason
+
+    @staticmethod
+    def not_finite(reason: str) -> Verdict:
+        """On an update that has numbers that are NaN, infinite or too large."""
+        return Verdict(reason, cause=RefusalCause.NOT_FINITE_UPDATE)
 
     @property
     def status(self) -> str:
@@ -111,15 +117,19 @@ def check_update(update: Update, sent: Model, method: Method, max_size: int) -> 
 def check_contents(update: Update, sent: Model, method: Method, max_size: int) -> Verdict:
     """The same but for the parameters' values, which a server reads only once, in the sum."""
     extras = method.extras
-    reason = (
+    malformed = (
         _form_refusal(update, sent)
         or _numbers_refusal(update, max_size)
         or _steps_refusal(update, method)
-        or _extras_refusal(update, sent, extras)
-        or _buffers_refusal(update.model, sent)
+        or _extras_form_refusal(update, sent, extras)
     )
-    if reason:
-        return Verdict(reason)
+    if malformed:
+        return Verdict(malformed)
+    if not_finite := _not_finite_refusal(update, extras):
+        return Verdict.not_finite(not_finite)
+    impossible = _bounds_refusal(update, extras) or _buffers_refusal(update.model, sent)
+    if impossible:
+        return Verdict(impossible)
     statistics = float(np.linalg.norm(update.model.statistics_moved(sent)))
     return Verdict("", statistics=statistics, beside=_lengths_beside(update, extras))
 
@@ -128,7 +138,8 @@ def _with_distance(update: Update, verdict: Verdict, distance: float) -> Verdict
     """The verdict with how far the client moved; a refusal where that is no number."""
     if distance < HUGE:
         return replace(verdict, distance=distance)
-    return Verdict(f"parameters are not finite ({_first_layer_not_finite(update.model)})")
+    where = _first_layer_not_finite(update.model)
+    return Verdict.not_finite(f"parameters are not finite ({where})")
 
 
 def _lengths_beside(update: Update, extras: Mapping[str, Extra]) -> dict[str, float]:
@@ -166,10 +177,7 @@ def _numbers_refusal(update: Update, max_size: int) -> str:
         return f"size {update.size!s:.20}{kind} is not a positive number up to {max_size}"
     if update.size < LEAST_SIZE:
         return f"size {update.size:.3g} is below {LEAST_SIZE:g}"
-    if "loss" not in update.metrics:
-        return "no training loss among its metrics"
-    bad = [name for name, value in update.metrics.items() if not finite_number(value)]
-    return f"{bad[0]!s:.20} is not a finite number" if bad else ""
+    return "" if "loss" in update.metrics else "no training loss among its metrics"
 
 
 def _steps_refusal(update: Update, method: Method) -> str:
@@ -189,27 +197,37 @@ def finite_number(value: Any) -> bool:
         return False
 
 
-def _extras_refusal(update: Update, sent: Model, extras: Mapping[str, Extra]) -> str:
+def _extras_form_refusal(update: Update, sent: Model, extras: Mapping[str, Extra]) -> str:
     for name, extra in extras.items():
         if name not in update.extra:
             return f"no {name} beside the model"
-        vector = update.extra[name]
         shape = (sent.layout.extent(extra.extent),)
-        if reason := _array_refusal(name, vector, shape, np.dtype(np.float32)):
-            return reason
-        if not _length(vector) < HUGE:
-            return f"{name} is not finite, or beyond {HUGE:g}"
-        if reason := _bounds_refusal(vector, extra):
+        if reason := _array_refusal(name, update.extra[name], shape, np.dtype(np.float32)):
             return reason
     return ""
 
 
-def _bounds_refusal(vector: Vector, extra: Extra) -> str:
-    outside = vector[(vector < extra.low) | (vector > extra.high)]
-    if len(outside):
-        return f"{extra.name} of {outside[0]:.6g} is not from {extra.low:g} to {extra.high:g}"
-    if extra.extent == "groups":
-        return _group_counts_refusal(vector)
+def _not_finite_refusal(update: Update, extras: Mapping[str, Extra]) -> str:
+    """Of all that an update holds beside its parameters."""
+    for name, value in update.metrics.items():
+        if not finite_number(value):
+            return f"{name!s:.20} is not a finite number"
+    for name in extras:
+        if not _length(update.extra[name]) < HUGE:
+            return f"{name} is not finite, or beyond {HUGE:g}"
+    if not np.abs(update.model.buffers).max(initial=0) < HUGE:
+        return f"buffers are not finite, or beyond {HUGE:g}"
+    return ""
+
+
+def _bounds_refusal(update: Update, extras: Mapping[str, Extra]) -> str:
+    for extra in extras.values():
+        vector = update.extra[extra.name]
+        outside = vector[(vector < extra.low) | (vector > extra.high)]
+        if len(outside):
+            return f"{extra.name} of {outside[0]:.6g} is not from {extra.low:g} to {extra.high:g}"
+        if extra.extent == "groups" and (reason := _group_counts_refusal(vector)):
+            return reason
     return ""
 
 
@@ -239,8 +257,6 @@ def _first_layer_not_finite(model: Model) -> str:
 
 def _buffers_refusal(model: Model, sent: Model) -> str:
     """Batch norm: a negative variance makes the next model's outputs NaN; counters only go up."""
-    if not np.abs(model.buffers).max(initial=0) < HUGE:
-        return f"buffers are not finite, or beyond {HUGE:g}"
     if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
     taken = model.counters - sent.counters

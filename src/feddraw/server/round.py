@@ -24,7 +24,7 @@ from feddraw.server.ledger import (
     remarks,
 )
 from feddraw.server.policy import SizeLimit
-from feddraw.server.status import StatusKind
+from feddraw.server.status import RefusalCause, StatusKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,24 +88,29 @@ class RoundRecord:
     pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
     # what the strategy reports to Flower: means of the clients' own metrics, columns of the ledger
     reported: Mapping[str, Any] = field(default_factory=dict)
+    # By client that was refused, what was wrong.
+    refusals: Mapping[str, RefusalCause] = field(default_factory=dict)
 
     @property
     def diverged(self) -> str:
-        """How the updates show that the run has diverged; empty if they do not."""
-        answers = [entry for entry in self.ledger if not entry.kind.sent_nothing]
-        if answers and all(_refused_as_not_finite(entry) for entry in answers):
-            return "every update was refused, because none was finite"
+        """How the updates, or what was made of them, show that the run has diverged, and what to
+        try; empty if they do not.
+        """
+        answers = [entry.client for entry in self.ledger if not entry.kind.sent_nothing]
+        causes = {self.refusals.get(client) for client in answers}
+        if causes == {RefusalCause.NOT_FINITE_UPDATE}:
+            return "every update was refused, because none was finite; try a lower training.lr"
+        if RefusalCause.NOT_FINITE_SUM in causes:
+            return (
+                "every update that was let in was finite, but the model that the server made"
+                " of them was not; look at the method's server rule and its settings"
+            )
         return ""
 
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
         return {entry.client: entry.weight for entry in self.ledger if entry.weighted}
-
-
-def _refused_as_not_finite(entry: LedgerEntry) -> bool:
-    # The reason may be a site's own words, which say so in its text only.
-    return entry.kind is StatusKind.REFUSED and "finite" in entry.status
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -159,10 +164,22 @@ def close_round(round: Round, intake: Intake, aggregate: Aggregate | None) -> Ro
         ledger=ledger,
         loss=loss,
         pieces=piece_entries(round.number, names, aggregate),
+        refusals=_refusals(round, intake),
         model=round.method.shown(next_model, state),
         next_model=next_model,
         state=state,
     )
+
+
+def _refusals(round: Round, intake: Intake) -> dict[str, RefusalCause]:
+    """By name, what was wrong with clients of the federation that were refused."""
+    return {
+        name: verdict.cause
+        for client, name in enumerate(round.clients)
+        if (verdict := intake.verdicts.get(client)) is not None
+        and verdict.reason
+        and verdict.kind is StatusKind.REFUSED
+    }
 
 
 def _unused_for_their_number(intake: Intake) -> Intake:
@@ -187,5 +204,7 @@ def _refused_for_the_sum(intake: Intake) -> Intake:
         reason = "the model of this round would not be finite"
         if update is longest:
             reason = f"{reason}; it moved farthest of all"
-        verdicts[update.client] = replace(verdicts[update.client], reason=reason)
+        verdicts[update.client] = replace(
+            verdicts[update.client], reason=reason, cause=RefusalCause.NOT_FINITE_SUM
+        )
     return replace(intake, verdicts=verdicts)

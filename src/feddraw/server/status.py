@@ -29,6 +29,21 @@ class StatusKind(StrEnum):
         )
 
 
+class RefusalCause(StrEnum):
+    """What was wrong where a client was refused. Decisions ask for it; the text is for readers."""
+
+    NOT_FINITE_UPDATE = "not-finite update"  # numbers of its own: NaN, infinite, or too large
+    NOT_FINITE_SUM = "not-finite sum"  # its update is finite, what the rules made of all is not
+    OTHER = "other"
+
+    @staticmethod
+    def of_words(reason: str) -> RefusalCause:
+        """The cause where a site refuses its own update: the server has its words only."""
+        if "not finite" in reason:
+            return RefusalCause.NOT_FINITE_UPDATE
+        return RefusalCause.OTHER
+
+
 class Status(NamedTuple):
     """A word with what follows it."""
 

@@ -28,6 +28,7 @@ from feddraw.secure.sums.session import SecureSumFailed
 from feddraw.server.gate import Verdict
 from feddraw.server.ledger import HIDDEN
 from feddraw.server.round import Intake, Round, RoundResult, close_round
+from feddraw.server.status import RefusalCause
 from feddraw.text import one_line
 
 
@@ -74,14 +75,14 @@ def result_of_outcome(
     """
     opened = outcome.opened
     step: SecureStep | None = None
-    failure = outcome.failure
+    on_summed = Verdict("")
     if opened is not None:
         try:
             step = step_of_sum(round, rules, opened, numbers)
         except UntrueSum as error:
-            failure = str(error)
+            on_summed = Verdict(str(error), cause=error.cause)
     in_sum = [] if opened is None else updates_in_clear(round, opened, numbers)
-    intake = _intake(round, outcome, numbers, in_sum, "" if step else failure)
+    intake = _intake(round, outcome, numbers, in_sum, on_summed)
     result = close_round(round, intake, step.aggregate if step else None)
     return _with_hidden_columns(result, step) if step and result.weights else result
 
@@ -91,20 +92,20 @@ def _intake(
     outcome: SecureOutcome,
     numbers: Mapping[str, int],
     in_sum: Sequence[Update],
-    failure: str,
+    on_summed: Verdict,
 ) -> Intake:
-    """All clients that said their size: those in the sum, who count unless it failed, and those
-    that are left out, each with the reason.
+    """All clients that said their size: those in the sum, all with one verdict, and those that are
+    left out, each with the reason.
     """
     reported = {numbers[party.name]: party.size for party in outcome.parties}
     limit = outcome.terms.limits.size_limit(reported.values())
     received = list(in_sum)
-    verdicts = {update.client: Verdict(failure) for update in in_sum}
+    verdicts = {update.client: on_summed for update in in_sum}
     for name, reason in outcome.reasons().items():
         client = numbers[name]
         size = limit.counted(reported[client])
         received.append(Update(client, round.sent, size, 0, {"loss": math.nan}))
-        verdicts[client] = Verdict(reason)
+        verdicts[client] = Verdict(reason, cause=RefusalCause.of_words(reason))
     received.sort(key=lambda update: update.client)
     return Intake(received, verdicts, reported, limit, outcome.terms.limits.min_sites)
 

@@ -47,6 +47,7 @@ from feddraw.server.aggregate import Aggregate
 from feddraw.server.collectors import stepped
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.round import Round
+from feddraw.server.status import RefusalCause
 
 SLACK = 1e-3  # rounding of the lengths that clients add up
 COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
@@ -54,6 +55,14 @@ COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
 
 class UntrueSum(UserError):
     """What clients said in clear does not fit the sum: nobody counts."""
+
+    cause = RefusalCause.OTHER
+
+
+class StepNotFinite(UntrueSum):
+    """The server rule makes a model of the sum that is not finite."""
+
+    cause = RefusalCause.NOT_FINITE_SUM
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +104,7 @@ def step_of_sum(
         counters=counters_after(cohort),
     )
     if not aggregate.finite:
-        raise UntrueSum("the model of this round would not be finite")
+        raise StepNotFinite("the model of this round would not be finite")
     return SecureStep(aggregate, parts.loss / len(clients.names), clients.hidden)
 
 
