@@ -5,6 +5,7 @@ that says why not.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from feddraw.experiment.settings import Experiment, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
-from feddraw.results.ledger_table import LedgerTable, read_ledger
+from feddraw.results.ledger_table import LEDGER_COLUMNS, LedgerTable, ledger_rows, read_ledger
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import Opened
 from feddraw.secure.rounds.in_process import Drops, Secure
@@ -63,9 +64,10 @@ from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.server import SecureSumServer
 from feddraw.secure.sums.session import Session
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import HIDDEN
 from feddraw.server.policy import Policy
 from feddraw.server.round import Round, RoundResult
+from feddraw.system.csv_cells import csv_text
+from feddraw.system.file_writing import write_whole
 from small import small
 from tiny import NAMES, cohort_of, same
 
@@ -615,10 +617,18 @@ def test_where_weights_are_hidden_the_ledger_says_so(name: str, tmp_path: Path) 
         {"similarity"} if name == "feddraw" else set()
     )
     for entry in result.ledger:
-        assert all(getattr(entry, column) is HIDDEN for column in unknown), entry
+        assert entry.hidden >= unknown, entry
+        assert all(math.isnan(getattr(entry, column)) for column in unknown), entry
         assert entry.prior == pytest.approx(entry.size / sum(update.size for update in updates))
     assert bool(result.pieces) == (name == "feddraw_by_class")
-    assert all(entry.weight is HIDDEN for entry in result.pieces)
+    assert all(entry.hidden == {"weight"} for entry in result.pieces)
+    # Copies in other memory say it as well: what is hidden is in no object's identity.
+    copies = [replace(entry, round=0, weight=float("nan")) for entry in result.ledger]
+    write_whole(tmp_path / "weights.csv", csv_text([LEDGER_COLUMNS, *ledger_rows(copies)]).encode())
+    read = read_ledger(tmp_path / "weights.csv")
+    assert [entry.hidden for entry in read] == [entry.hidden for entry in result.ledger]
+    assert LedgerTable.of(read).hidden("weight").all()
+    assert not LedgerTable.of(read).hidden("prior").any()
 
 
 @pytest.mark.parametrize("name", ["feddraw", "feddisco", "feddraw_by_class"])

@@ -148,8 +148,9 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
     counted = ledger.counted
-    known = counted & np.isfinite(ledger["weight"])
-    if counted.any() and not known.any():
+    hidden = ledger.hidden("weight")
+    known = counted & ~hidden
+    if hidden.any() and not known.any():
         raise UserError(
             f"the weights in {run.path} are hidden by secure sums, which clear_weights = true would"
             " show: there is nothing to explain"

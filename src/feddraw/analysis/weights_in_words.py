@@ -74,7 +74,7 @@ def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
 
 
 def _hidden_weights(explained: WeightExplanation) -> Iterator[str]:
-    hidden = np.asarray((explained.counted & ~explained.known).any(axis=1))
+    hidden = np.asarray(explained.run.ledger.hidden("weight").any(axis=1))
     if hidden.any():
         rounds = rounds_in_words(spans_of_rounds(hidden))
         yield f"In {rounds} the weights are hidden by secure sums: what follows leaves these out."

@@ -241,7 +241,7 @@ def round_line(result: EvaluatedRound) -> str:
     shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
     if len(weights) > 8:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
-    if any(map(math.isnan, weights)):
+    if any("weight" in entry.hidden for entry in result.ledger):
         shares = f"{len(weights)} clients, weights hidden"
     area = result.metrics.validation.auc.macro
     numbers = (

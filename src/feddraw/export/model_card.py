@@ -189,7 +189,7 @@ def _weights(trained: TrainedModel, sites: Sites) -> Iterator[str]:
     rows = []
     ledger = trained.run.ledger
     weights = np.nan_to_num(ledger["weight"])  # rounds × clients
-    weights[ledger.counted & np.isnan(ledger["weight"])] = np.nan
+    weights[ledger.hidden("weight")] = np.nan
     for site, by_round in zip(sites.values(), weights.T, strict=True):
         shown = (by_round[0], by_round.mean(), by_round[-1])
         cells = ["hidden" if np.isnan(weight) else f"{weight:.3f}" for weight in shown]

@@ -119,8 +119,10 @@ def credible_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
 def log_round(done: RoundRecord, rounds: int) -> None:
     """The weights, what was measured of the sites' differences, and who did not simply count."""
     shares = "  ".join(
-        f"{name_in_log(client)} {'hidden' if math.isnan(weight) else f'{weight:.3f}'}"
-        for client, weight in done.weights.items()
+        f"{name_in_log(entry.client)}"
+        f" {'hidden' if 'weight' in entry.hidden else f'{entry.weight:.3f}'}"
+        for entry in done.ledger
+        if entry.weighted
     )
     log.info("server round %d/%d: %s", done.round + 1, rounds, shares or "no update counted")
     measured = [entry for entry in done.ledger if math.isfinite(entry.q)]

@@ -34,7 +34,7 @@ class SwarmHandover:
             "next_round": self.state.next_round,
             "values": self.state.values,
         }
-        ledger = [[asdict(entry) for entry in entries] for entries in self.history]
+        ledger = [[_entry_document(entry) for entry in entries] for entries in self.history]
         return {
             "state": state,
             "clients": json.dumps(list(self.clients)),
@@ -68,4 +68,12 @@ class SwarmHandover:
 
 def read_history(text: str) -> LedgerHistory:
     """The ledgers of all rounds, as `SwarmHandover.carried` writes them."""
-    return [tuple(LedgerEntry(**entry) for entry in entries) for entries in json.loads(text)]
+    return [tuple(map(_read_entry, entries)) for entries in json.loads(text)]
+
+
+def _entry_document(entry: LedgerEntry) -> dict[str, Any]:
+    return asdict(entry) | {"hidden": sorted(entry.hidden)}
+
+
+def _read_entry(document: Mapping[str, Any]) -> LedgerEntry:
+    return LedgerEntry(**{**document, "hidden": frozenset(document["hidden"])})

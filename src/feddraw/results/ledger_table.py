@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.server.ledger import HIDDEN, LedgerEntry, PieceEntry
+from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import POLICY_CLAUSES
 from feddraw.server.status import Status, StatusKind
 from feddraw.system.file_reading import read_csv
@@ -25,8 +25,9 @@ Floats = NDArray[np.float64]
 LARGEST_LEDGER_NUMBER = 1e18
 # Rounds times clients: a small file may name as many of both as it has lines.
 MOST_LEDGER_CELLS = 10_000_000
-LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
-PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
+# The files say what is hidden in the column's own cell.
+LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry) if field.name != "hidden")
+PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry) if field.name != "hidden")
 HIDDEN_CELL = "hidden"  # of a number that only the client knows, under secure sums
 WORDS = ("client", "status", "clause", "piece")  # columns of words; all others are numbers
 COUNTS = ("round", "steps")  # columns of whole numbers
@@ -35,22 +36,29 @@ UNNAMED_NODE = re.compile(r"(node|stranger) \d+")
 NUMBER_COLUMNS = tuple(name for name in LEDGER_COLUMNS if name not in (*WORDS, "round"))
 
 
-def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+def ledger_rows(entries: Sequence[LedgerEntry]) -> list[list[Any]]:
     """Entries as rows of a table; blank where a number is undefined or unknown."""
-    return [[_to_cell(value) for value in asdict(entry).values()] for entry in entries]
+    return [[_to_cell(entry, name) for name in LEDGER_COLUMNS] for entry in entries]
 
 
-def _to_cell(value: Any) -> Any:
+def piece_rows(entries: Sequence[PieceEntry]) -> list[list[Any]]:
+    """The same for `pieces.csv`."""
+    return [[_to_cell(entry, name) for name in PIECE_COLUMNS] for entry in entries]
+
+
+def _to_cell(entry: LedgerEntry | PieceEntry, name: str) -> Any:
+    if name in entry.hidden:
+        return HIDDEN_CELL
+    value = getattr(entry, name)
     if value is None:
         return ""
-    if value is HIDDEN:
-        return HIDDEN_CELL
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def ledger_entry(row: Mapping[str, str]) -> LedgerEntry:
     """The entry of a row by column; raises what it stumbles over in what a run does not write."""
-    entry = LedgerEntry(**{name: _from_cell(name, row[name]) for name in LEDGER_COLUMNS})
+    values = {name: _from_cell(name, row[name]) for name in LEDGER_COLUMNS}
+    entry = LedgerEntry(**values, hidden=_hidden(row, LEDGER_COLUMNS))
     if entry.round < 0:
         raise ValueError("a round below 0")
     if entry.clause not in POLICY_CLAUSES:
@@ -60,15 +68,21 @@ def ledger_entry(row: Mapping[str, str]) -> LedgerEntry:
 
 def piece_entry(row: Mapping[str, str]) -> PieceEntry:
     """The same for a row of `pieces.csv`."""
-    return PieceEntry(**{name: _from_cell(name, row[name]) for name in PIECE_COLUMNS})
+    values = {name: _from_cell(name, row[name]) for name in PIECE_COLUMNS}
+    return PieceEntry(**values, hidden=_hidden(row, PIECE_COLUMNS))
+
+
+def _hidden(row: Mapping[str, str], columns: Sequence[str]) -> frozenset[str]:
+    """The columns whose numbers only the client knows."""
+    return frozenset(name for name in columns if name not in WORDS and row[name] == HIDDEN_CELL)
 
 
 def _from_cell(name: str, text: str) -> Any:
     """What `_to_cell` was given; sizes are written as whole numbers where they are such."""
     if name in WORDS:
         return text
-    if text == HIDDEN_CELL:
-        return HIDDEN
+    if text == HIDDEN_CELL and name != "round":
+        return math.nan
     if name == "steps" and not text:
         return None
     if name in COUNTS or (name == "size" and text.isdecimal()):
@@ -93,7 +107,7 @@ def read_pieces(path: Path) -> list[PieceEntry]:
 @dataclass(frozen=True, eq=False)
 class LedgerTable:
     """Who counted how much: for every column (rounds × clients), not a number where there is
-    nothing.
+    nothing, or nothing that the server knows (`hidden`).
 
     A node without a name that never counted is not a client: it may be a stranger, or a client that
     gave its name later.
@@ -103,6 +117,8 @@ class LedgerTable:
     columns: Mapping[str, Floats]
     status: tuple[tuple[str, ...], ...]  # by round
     clauses: tuple[tuple[str, ...], ...]  # by round, the policy's setting that decided a weight
+    # By column that hides any: (rounds × clients), which numbers only their client knows.
+    hidden_cells: Mapping[str, NDArray[np.bool_]]
 
     @staticmethod
     def of(entries: Sequence[LedgerEntry]) -> LedgerTable:
@@ -116,6 +132,8 @@ class LedgerTable:
         # whoever was asked has a line
         status = [[StatusKind.NOT_SAMPLED.value] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
+        hiding = frozenset[str]().union(*(entry.hidden for entry in entries))
+        hidden = {name: np.zeros((rounds, len(clients)), dtype=bool) for name in sorted(hiding)}
         places = {client: place for place, client in enumerate(clients)}
         for entry in entries:
             if entry.client not in places:
@@ -126,10 +144,19 @@ class LedgerTable:
             for name, column in columns.items():
                 value = getattr(entry, name)
                 column[entry.round, place] = math.nan if value is None else value
-        return LedgerTable(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
+            for name in entry.hidden:
+                hidden[name][entry.round, place] = True
+        return LedgerTable(
+            clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)), hidden
+        )
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
+
+    def hidden(self, name: str) -> NDArray[np.bool_]:
+        """(rounds × clients): which numbers of a column only their client knows (secure sums)."""
+        nothing = np.zeros((self.rounds, len(self.clients)), dtype=bool)
+        return self.hidden_cells.get(name, nothing)
 
     @property
     def rounds(self) -> int:

@@ -32,6 +32,7 @@ from feddraw.results.ledger_table import (
     LEDGER_COLUMNS,
     PIECE_COLUMNS,
     ledger_rows,
+    piece_rows,
     read_ledger,
     read_pieces,
 )
@@ -207,7 +208,7 @@ class RunFolder:
         write_whole(self.rounds, "".join(line.text() for line in lines).encode())
         write_whole(self.ledger, csv_text([LEDGER_COLUMNS, *ledger_rows(ledger)]).encode())
         if self.pieces.is_file():
-            write_whole(self.pieces, csv_text([PIECE_COLUMNS, *ledger_rows(pieces)]).encode())
+            write_whole(self.pieces, csv_text([PIECE_COLUMNS, *piece_rows(pieces)]).encode())
 
     def write_stop(self, reason: str) -> None:
         """Why the run ended before its last round."""
@@ -237,7 +238,7 @@ class RunFolder:
         append_to_log(self.ledger, csv_text(ledger_rows(entries)))
         if pieces:
             header = [] if self.pieces.is_file() else [PIECE_COLUMNS]
-            append_to_log(self.pieces, csv_text([*header, *ledger_rows(pieces)]))
+            append_to_log(self.pieces, csv_text([*header, *piece_rows(pieces)]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with write_errors_told(self.checkpoint):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import SizeLimit, remark_on_limit
 from feddraw.server.status import Status, StatusKind
-
-# What only the client knows, because the server saw a sum: not a number, and "hidden" in words.
-HIDDEN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,8 @@ class LedgerEntry:
     q: float = math.nan  # Cochran's Q over the clients
     q_expected: float = math.nan  # its expectation where the clients are alike
     rho: float = math.nan  # variance between clients over that of one image
+    # Columns of numbers that only the client knows, because the server saw a sum; NaN here.
+    hidden: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> StatusKind:
@@ -92,6 +91,16 @@ class PieceEntry:
     weight: float = 0.0
     proposed: float = math.nan  # before the policy, where there is one
     clause: str = ""
+    hidden: frozenset[str] = frozenset()  # columns that only the client knows, as in `LedgerEntry`
+
+
+Entry = TypeVar("Entry", LedgerEntry, PieceEntry)
+
+
+def with_hidden(entry: Entry, columns: Collection[str]) -> Entry:
+    """The entry without the numbers of these columns, which only its client knows."""
+    numbers: dict[str, Any] = dict.fromkeys(columns, math.nan)
+    return replace(entry, **numbers, hidden=entry.hidden | frozenset(columns))
 
 
 def remarks(

@@ -58,7 +58,7 @@ class FollowedLedger:
         self.clients[client] = max(self.clients.get(client, 0.0), size)
         if entry.weighted:
             weights = self.weights.setdefault(entry.round, {})
-            if math.isfinite(entry.weight):  # else it is hidden
+            if math.isfinite(entry.weight):  # not where it is hidden
                 weights[client] = entry.weight
             if math.isfinite(entry.influence):
                 self.influence[client] = entry.influence

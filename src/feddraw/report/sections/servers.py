@@ -77,8 +77,8 @@ def _server(run: RecordedRun, name: str) -> Iterator[Block]:
     )
     if not np.nan_to_num(run.ledger["weight"]).any():
         hidden = "The weights of all rounds are hidden by secure sums."
-        counted = run.ledger.counted.any()
-        yield Paragraph(hidden if counted else "No client counted in any round.")
+        nobody = "No client counted in any round."
+        yield Paragraph(hidden if run.ledger.hidden("weight").any() else nobody)
         return
     explained = explain_run_weights(run)
     pictures = weight_pictures({RULE: [run]}, name, title=f"{name}: weight by round")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from feddraw.core import Update
 from feddraw.errors import UserError
@@ -26,7 +25,7 @@ from feddraw.secure.rounds.terms import Party, Terms
 from feddraw.secure.rounds.training_rules import TrainingRules
 from feddraw.secure.sums.session import SecureSumFailed
 from feddraw.server.gate import Verdict
-from feddraw.server.ledger import HIDDEN
+from feddraw.server.ledger import with_hidden
 from feddraw.server.round import Intake, Round, RoundResult, close_round
 from feddraw.server.status import RefusalCause
 from feddraw.text import one_line
@@ -112,9 +111,10 @@ def _intake(
 
 def _with_hidden_columns(result: RoundResult, step: SecureStep) -> RoundResult:
     """The result without what only each client knows for itself."""
-    hidden: dict[str, Any] = dict.fromkeys(step.hidden, HIDDEN)
-    ledger = tuple(replace(entry, **hidden) if entry.weighted else entry for entry in result.ledger)
+    ledger = tuple(
+        with_hidden(entry, step.hidden) if entry.weighted else entry for entry in result.ledger
+    )
     pieces = result.pieces
     if "weight" in step.hidden:
-        pieces = tuple(replace(entry, weight=HIDDEN) for entry in pieces)
+        pieces = tuple(with_hidden(entry, ["weight"]) for entry in pieces)
     return replace(result, ledger=ledger, pieces=pieces, loss=step.loss)
