@@ -152,6 +152,7 @@ def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> Non
         again.stderr.strip()
         == "feddraw: r is already used: choose another folder with --out, or continue with --resume"
     )
+    assert "nothing to resume" not in done.stdout
     finished = typed("run", "--out", "r", "--resume", folder=tmp_path)
     assert finished.returncode == 0
     assert "r is already finished" in finished.stdout
@@ -159,8 +160,9 @@ def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> Non
     assert other.returncode == 2
     assert "was run with rounds = 2, not 3" in other.stderr
 
-    redone = typed("run", "r/experiment.toml", "--out", "copy", folder=tmp_path)
+    redone = typed("run", "r/experiment.toml", "--out", "copy", "--resume", folder=tmp_path)
     assert redone.returncode == 0, redone.stderr
+    assert redone.stdout.startswith("nothing to resume in copy: a new run starts")
     model = "model.safetensors"
     assert (tmp_path / "copy" / model).read_bytes() == (tmp_path / "r" / model).read_bytes()
 

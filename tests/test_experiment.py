@@ -22,6 +22,7 @@ from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ScaffoldServer
 from feddraw.study.cost import RunWork
+from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_json
 from feddraw.system.file_writing import json_values
 from small import small
@@ -318,3 +319,15 @@ def test_a_class_with_one_label_only_is_undefined_and_warned_of() -> None:
     with pytest.warns(UserWarning, match="only positives or only negatives in test data"):
         *_, last = run(small(rounds=1, **{"data.test": 3}))
     assert last.metrics.test.undefined
+
+
+def test_a_section_without_a_name_has_that_of_a_section_left_out_in_every_command(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text("[model]\ngrowth = 4\n\n[method]\nbeta_max = 2.0\n")
+    experiment = Experiment.read(file)
+    (planned,) = read_study(file)
+    assert experiment.section("model") == ("compact", {"growth": 4})
+    assert experiment.section("method") == ("feddraw", {"beta_max": 2.0})
+    assert planned.experiment == experiment

@@ -99,8 +99,8 @@ def refused(text: str, call, *arguments) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("method = {}", "method needs a name, such as method.name = 'feddraw'"),
-        ("data = {name = 3}", "data needs a name"),
+        ("method = {name = []}", "method.name must be a name, not []"),
+        ("data = {name = 3}", "data.name must be a name, not 3"),
         (f"rounds = {'1' * 5000}", "is not valid TOML: Exceeds the limit"),
         (f"rounds = {'[' * 5000}", "is not valid TOML"),
         ("training = {lr = 1" + "0" * 400 + "}", "training.lr must be a number"),

@@ -733,6 +733,30 @@ def test_methods_that_share_no_scenario_are_said_to_allow_no_claim(tmp_path: Pat
     assert "Nothing can be claimed over several scenarios." in first
 
 
+def test_sizes_with_images_held_back_are_told_from_those_that_the_ledger_weighs(
+    tmp_path: Path,
+) -> None:
+    make_run(tmp_path / "r", sizes=(100, 500), settings={"holdout": 0.2})
+    assert "Images held back are included: each client keeps back 20 %" in told(tmp_path)[1]
+    make_run(tmp_path / "none" / "r", sizes=(100, 500))
+    assert "held back" not in told(tmp_path / "none")[1]
+
+
+def test_training_images_that_no_client_gets_are_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "whole" / "r", sizes=(40, 60), few="Effusion")
+    assert "of its 100 images" not in told(tmp_path / "whole")[1]
+    make_run(tmp_path / "part" / "r", sizes=(10, 20), few="Effusion")
+    assert "clients get 30 of its 100 images" in told(tmp_path / "part")[1]
+
+
+def test_a_table_of_one_method_explains_no_interval(tmp_path: Path) -> None:
+    words = "test patients, paired, of seed 0"
+    make_run(tmp_path / "r", images=60)
+    assert words not in told(tmp_path, replicates=20)[1]
+    make_run(tmp_path / "s", method="fedavg", images=60)
+    assert words in told(tmp_path, replicates=20)[1]
+
+
 def test_one_method_in_one_run_is_reported(tmp_path: Path) -> None:
     make_run(tmp_path / "only", method="alone", alone=(0.6, 0.7, 0.7, 0.7))
     report, _ = told(tmp_path)

@@ -113,6 +113,8 @@ def run(
         experiment = complete_settings(start.with_settings(changes))
     scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))
     folder = out or run_folder_by_name(scenario, method, experiment.seed, resume=resume)
+    if resume and not (folder.is_dir() and any(folder.iterdir())):
+        say.print(f"nothing to resume in {folder}: a new run starts", markup=False)
     run_and_show(experiment, folder, resume=resume)
     show_test_metrics(folder)
 
@@ -261,6 +263,7 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
     """
     from feddraw.core.classifier_layer import classifier_in_words
     from feddraw.data.finding_counts import (
+        dealt_in_words,
         few_in_words,
         findings_per_split,
         split_counts_in_words,
@@ -275,6 +278,8 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         cells = [split_counts_in_words(split, place) for split in splits.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
     out.print(table(["positive / negative", *splits], rows))
+    if dealt := dealt_in_words(splits["train"]["images"], int(setup.partition.sizes.sum())):
+        out.print(dealt)
     if marked:
         out.print(f"† {few_in_words()}")
     for sentence in setup.class_notes():

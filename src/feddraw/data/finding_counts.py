@@ -58,6 +58,13 @@ def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
 
 
+def dealt_in_words(images: int, dealt: int) -> str:
+    """That clients get a part of the training images only; empty where they get all."""
+    if dealt >= images:
+        return ""
+    return f"Train: the whole split; clients get {dealt:,} of its {images:,} images"
+
+
 @dataclass(frozen=True)
 class ClientCounts:
     """How many images a client has, and how many of them have and show each finding's label."""

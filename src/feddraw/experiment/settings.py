@@ -151,22 +151,23 @@ class Experiment:
     def of(table: Mapping[str, Any]) -> Experiment:
         """From nested dicts; anything unknown or of the wrong type is refused."""
         known = {f.name: f for f in fields(Experiment)}
+        named: dict[str, Section] = {}
         for name, value in table.items():
             if name not in known:
                 raise _unknown_setting(name)
             if name in NAMED_SECTIONS and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
-            if name in NAMED_SECTIONS and not isinstance(
-                value if isinstance(value, str) else value.get("name"), str
-            ):
-                raise UserError(
-                    f"{name} needs a name, such as {name}.name = '{known[name].default}'"
-                )
+            if name in NAMED_SECTIONS and isinstance(value, Mapping):
+                # One without a name has that of a section that is left out.
+                section = {"name": known[name].default} | dict(value)
+                if not isinstance(section["name"], str):
+                    raise UserError(f"{name}.name must be a name, not {section['name']!r}")
+                named[name] = section
             if name in SETTINGS_SECTIONS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
         numbers = {n: v for n, v in table.items() if n not in (*NAMED_SECTIONS, *SETTINGS_SECTIONS)}
         catalog.check_setting_types(numbers, {n: known[n].default for n in numbers}, "")
-        return Experiment(**table)
+        return Experiment(**{**table, **named})
 
     @staticmethod
     def read(path: Path, *, trust: bool = False) -> Experiment:

@@ -121,13 +121,24 @@ def partition_hash(run: RecordedRun) -> str:
 
 def image_counts_by_split(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
     """What each split holds, as the first run that says so wrote it; see `data.finding_counts`."""
+    run = _run_with_splits(runs)
+    return {} if run is None else dict(run.partition["splits"])
+
+
+def images_dealt_to_clients(runs: Sequence[RecordedRun]) -> int:
+    """How many training images all clients have, in the run whose splits are shown."""
+    run = _run_with_splits(runs)
+    return 0 if run is None else sum(recorded_client_sizes(run).values())
+
+
+def _run_with_splits(runs: Sequence[RecordedRun]) -> RecordedRun | None:
     for run in runs:
         splits = run.partition.get("splits")
         if not isinstance(splits, Mapping) or not run.finished:
             continue
         if all(_is_split(splits.get(split), run) for split in SPLITS):
-            return splits
-    return {}
+            return run
+    return None
 
 
 def _is_split(split: Any, run: RecordedRun) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,7 +35,29 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     if with_partition is not None and (one_class := with_partition.one_class_clients()):
         yield Bullets([f"{sentence}." for sentence in one_class])
     if pictures:
-        yield Gallery(pictures, "Client sizes and how common each finding is there.")
+        held_back = _held_back_in_words(with_partition) if with_partition is not None else ""
+        yield Gallery(
+            pictures, f"Client sizes and how common each finding is there. {held_back}".rstrip()
+        )
+
+
+def _held_back_in_words(run: RecordedRun) -> str:
+    """That clients train on fewer images than they have, where they keep some back for tests."""
+    share = run.settings.get("holdout")
+    if not isinstance(share, float) or not share:
+        return ""
+    every = recorded_client_sizes(run)
+    trained = {
+        client: size
+        for client, size in ledger_client_sizes(run).items()
+        if client in every and math.isfinite(size)  # no number where the client never answered
+    }
+    counts = join_names([f"{client} {size:,.0f}" for client, size in trained.items()])
+    training = f" and trains on the rest ({counts})" if trained else ""
+    return (
+        f"Images held back are included: each client keeps back {100 * share:g} % of its images"
+        f" for tests (holdout = {share:g}){training}; weights and the ledger count those trained."
+    )
 
 
 def _sizes_picture(sizes: dict[str, int] | dict[str, float], scenario: str) -> Picture:

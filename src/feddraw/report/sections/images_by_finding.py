@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from feddraw.analysis.bootstrap import Interval
 from feddraw.data.dataset import SPLITS
 from feddraw.data.finding_counts import (
+    dealt_in_words,
     few_in_words,
     rarer_label_in_split,
     split_counts_in_words,
@@ -15,7 +16,12 @@ from feddraw.data.finding_counts import (
 )
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.patients import auc_intervals_by_finding
-from feddraw.report.runs import RecordedRun, findings_of_runs, image_counts_by_split
+from feddraw.report.runs import (
+    RecordedRun,
+    findings_of_runs,
+    image_counts_by_split,
+    images_dealt_to_clients,
+)
 from feddraw.report.statistics import Report
 from feddraw.text import slug
 
@@ -58,6 +64,9 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         "Positive / negative images; labels that are not known are left out of training and of"
         " metrics. 95 % bootstrap CI over patients (images where patients are not known)."
     )
+    dealt = dealt_in_words(splits["train"]["images"], images_dealt_to_clients(runs))
+    if dealt:
+        note += f" {dealt}."
     if few:
         note += f" † {few_in_words()}."
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
