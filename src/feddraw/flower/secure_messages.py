@@ -42,6 +42,7 @@ from feddraw.secure.rounds.messages import (
 )
 from feddraw.secure.rounds.terms import Announcement, Statement, Terms
 from feddraw.secure.sums.client import Shares
+from feddraw.secure.sums.large_digest import large_digest
 from feddraw.secure.sums.message_fields import pack_fields
 from feddraw.text import one_line
 from feddraw.training.own_frozen_layers import frozen_digest
@@ -189,17 +190,19 @@ def _frozen_layers(content: RecordDict, agreed: str) -> ArrayRecord:
 
 def _digest_of_arrays(records: RecordDict) -> bytes:
     """All records of tensors, in the order in which the app gets them."""
-    digest = hashlib.sha256()
+    return large_digest(_hashed_parts(records))
+
+
+def _hashed_parts(records: RecordDict) -> Iterator[bytes]:
     for name, record in records.items():
         if not isinstance(record, ArrayRecord):
             continue
-        digest.update(pack_fields(name.encode(), str(len(record)).encode()))
+        yield pack_fields(name.encode(), str(len(record)).encode())
         for tensor, array in record.items():
             facts = (tensor, array.dtype, repr(tuple(array.shape)), array.stype)
-            digest.update(pack_fields(*(fact.encode() for fact in facts)))
-            digest.update(len(array.data).to_bytes(8, "little"))
-            digest.update(array.data)
-    return digest.digest()
+            yield pack_fields(*(fact.encode() for fact in facts))
+            yield len(array.data).to_bytes(8, "little")
+            yield array.data
 
 
 def _digest_of(*fields: bytes) -> bytes:

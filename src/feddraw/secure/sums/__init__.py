@@ -2,8 +2,8 @@
 of it.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017).
-`docs/privacy.md` says what it protects and what it does not. cryptography is an extra (`pip install
-'feddraw[secure]'`); Flower brings it.
+`docs/privacy.md` says what it protects and what it does not. It needs the extra `secure`
+(cryptography, blake3).
 
 A sum has a `SecureSumClient` at each client and a `SecureSumServer` at the server. The stages, each
 a message from every client to the server and one back: 0 keys, 1 shares, 2 masked values, 3
