@@ -196,7 +196,10 @@ def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> Non
         assert (tmp_path / "runs" / name / "metrics.json").is_file()
 
 
-def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_workers_frees_memory_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     words = [
         sys.executable,
         "-m",
@@ -220,9 +223,12 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         while "round   1  loss" not in process.stdout.readline():
             pass
         workers = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
         _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert said.strip() == "feddraw: stopped; finished rounds are kept: continue with --resume"
     assert not psutil.wait_procs(workers, timeout=10)[1]
 

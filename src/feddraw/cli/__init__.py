@@ -10,10 +10,12 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -121,7 +123,8 @@ def command_line_itself(
     """Options of `feddraw` itself."""
 
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # by Ctrl-C
+TERMINATED = 143  # by SIGTERM, as shells and service managers call it
 # For the commands that keep what was done.
 AFTER_CTRL_C = dict.fromkeys(("run", "demo"), "; finished rounds are kept: continue with --resume")
 AFTER_CTRL_C |= dict.fromkeys(
@@ -129,8 +132,29 @@ AFTER_CTRL_C |= dict.fromkeys(
 )
 
 
+class StopAtSigterm:
+    """A handler that ends the command as Ctrl-C does, so that workers and shared memory are left in
+    order; a second SIGTERM kills at once.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code = INTERRUPTED
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # and not ignored
+            signal.signal(signal.SIGTERM, self)
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> NoReturn:
+        self.exit_code = TERMINATED
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    def remove(self) -> None:
+        if signal.getsignal(signal.SIGTERM) is self:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main() -> None:
     """Run a command; a mistake is one line and exit code 2."""
+    stop = StopAtSigterm()
     warnings.showwarning = _one_line_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
@@ -169,7 +193,9 @@ def main() -> None:
             1,
         )
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
-        _print_error(f"stopped{AFTER_CTRL_C.get(_typed_command(sys.argv[1:]), '')}", INTERRUPTED)
+        code = stop.exit_code
+        _print_error(f"stopped{AFTER_CTRL_C.get(_typed_command(sys.argv[1:]), '')}", code)
+    stop.remove()
     sys.exit(_exit_code_when_flushed(code if isinstance(code, int) else 0))
 
 
