@@ -27,6 +27,7 @@ from feddraw.methods.fedprox import fedprox
 from feddraw.methods.moon import contrastive_term, moon
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import uniform
+from feddraw.server.method_check import MadeUpFederation
 from feddraw.training.client import Trainer
 from feddraw.training.loop import steps_per_epoch
 from feddraw.training.network import Network, layout_of_module
@@ -745,6 +746,22 @@ def test_moons_gradient_is_orthogonal_to_the_features():
 
 def job_for(client, model, round=0, rounds=3, broadcast=None):
     return Job(round, rounds, client, client_seed(0, round, client), model, broadcast or {})
+
+
+def test_a_client_shows_of_a_layer_what_its_row_of_the_cohort_shows():
+    made = MadeUpFederation.of(fedavg())
+    cohort = made.round().cohort(made.updates)
+    where = cohort.sent.layout.find("classifier", "both")
+    for view, layer, moves in zip(cohort.views(), cohort.layer(), cohort.moves, strict=True):
+        assert np.array_equal(view.layer(), layer)
+        assert np.array_equal(view.move(), moves[where])
+
+
+def test_a_question_that_no_client_can_answer_is_an_error_and_not_group_counts():
+    trainer: Trainer = bench(fedavg()).trainer
+    trainer.asks = ("favourite colour",)
+    with pytest.raises(UserError, match="no client can answer 'favourite colour'"):
+        trainer.work(job_for(0, initial()), {})
 
 
 def test_moons_references_are_in_evaluation_mode_and_their_statistics_do_not_move():

@@ -75,7 +75,10 @@ def what_clients_send(bench: Workbench, changes: Settings) -> Mapping[str, str]:
 
 def as_ledger(entries: Any) -> Document:
     """Ledger entries of any number of rounds."""
-    return rows_by_client([dataclasses.asdict(entry) for entry in entries])
+    rows = [dataclasses.asdict(entry) for entry in entries]
+    for row in rows:
+        row.pop("hidden", None)  # nothing is hidden from these servers, nor a column of the files
+    return rows_by_client(rows)
 
 
 # ------------------------------------------------------------ feddraw.aggregate

@@ -70,6 +70,14 @@ class ClientView:
         """What it sends as a single number beside its model."""
         return float(self.update.extra[name][0])
 
+    def layer(self, layer: str = "classifier", part: LayerPart = "both") -> Vector:
+        """(d_l,): its parameters of one layer."""
+        return self.update.model.params[self.sent.layout.find(layer, part)]
+
+    def move(self, layer: str = "classifier", part: LayerPart = "both") -> Vector:
+        """(d_l,): how far it moved each parameter of one layer."""
+        return self.layer(layer, part) - self.sent.params[self.sent.layout.find(layer, part)]
+
     @property
     def distance(self) -> float:
         """How far it moved."""

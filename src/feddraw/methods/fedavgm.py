@@ -28,6 +28,7 @@ class MomentumServer(Server):
         return sent + self.lr * velocity, {"velocity": velocity}
 
     def coefficients_in_ledger(self, sums: Sums) -> Column:
+        """A step of `lr` scales every client's move, and the ledger's `weight` with it."""
         return self.lr * sums.coefficients
 
 

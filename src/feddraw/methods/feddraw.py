@@ -68,9 +68,7 @@ class DualReputationAnnealing(SelfScored):
 def similarity_to_sent(client: ClientView, layer: str, part: LayerPart) -> float:
     """The cosine of a client's layer to the one that was sent."""
     where = client.sent.layout.find(layer, part)
-    return masked_cosine(
-        client.update.model.params[where], client.sent.params[where], client.learnt(where)
-    )
+    return masked_cosine(client.layer(layer, part), client.sent.params[where], client.learnt(where))
 
 
 def masked_cosine(

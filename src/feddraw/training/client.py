@@ -25,6 +25,7 @@ from feddraw.core import (
     Update,
     Vector,
 )
+from feddraw.errors import UserError
 from feddraw.training import loop
 from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.batch_gradients import batch_gradients, gradient_summary
@@ -215,18 +216,25 @@ class _Client:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
         if question in self._measured:
             return self._measured[question]
-        if question == "gradient":
-            return self.full_gradient()
-        if question == "held":
-            return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
-        if question == "labels":
-            return np.asarray(np.nansum(self._targets, axis=0))
-        if question == "loss":
-            return np.array([self._loss_of(self._job.model)], np.float32)
-        if question == "trained loss":
-            return np.array([self._loss_of(trained)], np.float32)
-        if question == "accuracy":
-            return np.array([self.accuracy_of(trained)], np.float32)
+        answers: dict[str, Callable[[], Vector]] = {
+            "gradient": self.full_gradient,
+            "held": lambda: self._held(trained),
+            "labels": lambda: np.asarray(np.nansum(self._targets, axis=0)),
+            "loss": lambda: np.array([self._loss_of(self._job.model)], np.float32),
+            "trained loss": lambda: np.array([self._loss_of(trained)], np.float32),
+            "accuracy": lambda: np.array([self.accuracy_of(trained)], np.float32),
+            "groups": self._group_counts,
+        }
+        if question not in answers:
+            raise UserError(f"no client can answer '{question}': it answers {', '.join(answers)}")
+        return answers[question]()
+
+    def _held(self, trained: Model) -> Vector:
+        """What the local rule holds for the server; zeros before it has any."""
+        return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
+
+    def _group_counts(self) -> Vector:
+        """Of the received model, for the groups that the examples name."""
         logits = self._logits(self._job.model)
         groups = self._trainer.examples.groups
         groups = None if groups is None else groups[self._rows]
