@@ -94,11 +94,13 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
     synthetic = data is not None and data.dataset.synthetic
     kind = "synthetic images, no patients" if synthetic else "chest radiographs"
     sentences = [f"Data set: {source} ({kind})."]
-    if data is not None:
-        splits = data.dataset.rows.items()
-        counts = ", ".join(f"{len(rows):,} for {split}" for split, rows in splits)
-        sentences.append(f"Images: {counts}. Training images are split between the sites:")
     sizes = trained.run.partition.get("sizes", {})
+    if data is not None:
+        splits = data.dataset.rows
+        counts = ", ".join(f"{len(rows):,} for {split}" for split, rows in splits.items())
+        dealt = sum(sizes.values())
+        part = f"{dealt:,} of the training" if 0 < dealt < len(splits["train"]) else "Training"
+        sentences.append(f"Images: {counts}. {part} images are split between the sites:")
     positives = trained.run.partition.get("positives", {})
     if not sizes:
         sentences.append("The sites did not report their numbers of images and findings.")
