@@ -25,9 +25,13 @@ def check_method(
     given = {f"method.{key}": value for key, value in parse_settings(settings or []).items()}
     rule = make_method(Experiment(method=method).with_settings(given))
     properties = method_check.check_method(rule)
-    rows = [
-        [row.name, row.wrong or ("yes" if row.applies else "does not apply")] for row in properties
-    ]
+    told: dict[str, str] = {}  # what is wrong, and the first property that it breaks
+    rows = []
+    for row in properties:
+        holds = row.wrong or ("yes" if row.applies else "does not apply")
+        if row.wrong and told.setdefault(row.wrong, row.name) != row.name:
+            holds = f"no, for the same reason as: {told[row.wrong]}"
+        rows.append([row.name, holds])
     console().print(table(["property", "holds"], rows))
     failed = [row.name for row in properties if row.wrong]
     if failed:

@@ -223,7 +223,8 @@ def _stratum_of_findings(pool: ImagePool, plan: PaperScenario, classes: tuple[st
     if missing := [name for name in classes if name not in pool.labels.findings]:
         lack = " and no ".join(missing)
         raise UserError(
-            f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {lack}"
+            f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {lack}:"
+            " choose another scenario, such as scenario = iid (CHM-2 is the default)"
         )
     columns = [pool.labels.findings.index(name) for name in classes]
     present = pool.labels.values[pool.rows][:, columns].max(axis=1) > 0
