@@ -152,7 +152,7 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
     ):
         assert section in plain
     row = next(line for line in plain.splitlines() if line.startswith("| Pleural Effusion |"))
-    assert row.count(" to ") == 4  # the threshold and three results, each with an interval
+    assert row.count(" to ") == 6  # the threshold and five results, each with an interval
 
 
 HEADING = "x`\n\n# Approved for clinical use\n\n<img src=x onerror=alert(1)>"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from feddraw import __version__
 from feddraw.analysis import metrics
 from feddraw.analysis.bootstrap import PlainMeasure, bootstrap_by_copies, interval
+from feddraw.analysis.diagnostic_measures import DiagnosticTest, ModelScores
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.results.predictions import Predictions
@@ -21,6 +22,12 @@ from feddraw.system.progress import Progress, no_progress
 
 REPLICATES = 500  # of the bootstrap
 IMAGES_AT_A_TIME = 256
+PROPORTIONS = {
+    "sensitivity": DiagnosticTest.sensitivity,
+    "specificity": DiagnosticTest.specificity,
+    "PPV": DiagnosticTest.positive_predictive_value,
+    "NPV": DiagnosticTest.negative_predictive_value,
+}
 KEPT_MODELS = {
     "last": "the model after the last round",
     "best": "the model of the round with the highest validation AUC",
@@ -127,35 +134,51 @@ def _findings(trained: TrainedModel, progress: Progress) -> Iterator[str]:
         progress("model card: intervals of the findings", place, len(trained.findings))
         threshold = trained.thresholds[place]
         area = tested.auc.per_class.get(finding, math.nan)
-        true_positives = tested.sensitivity.get(finding, math.nan)
-        true_negatives = tested.specificity.get(finding, math.nan)
         rows.append(
             [
                 finding,
                 _with_interval(threshold, validation, place, metrics.best_threshold),
                 _with_interval(area, test, place, metrics.auc),
-                _with_interval(true_positives, test, place, _sensitivity_at(threshold)),
-                _with_interval(true_negatives, test, place, _specificity_at(threshold)),
+                *_proportions(trained, test, place),
             ]
         )
-    yield _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
+    yield _table(["finding", "threshold", "test AUC", *PROPORTIONS], rows)
     area = tested.auc.macro
     gm = tested.gm.macro
     yield (
         f"Mean over findings: AUC {_number(area)}, GM {_number(gm)}. A finding is called if its"
         " score is at least the threshold, which was chosen on validation images for the largest"
-        " geometric mean (GM) of sensitivity and specificity. The test images chose nothing. In"
-        " brackets: 95 % bootstrap CI over validation images (threshold) or test images (the"
-        " others), resampled by patient where patients are known."
+        " geometric mean (GM) of sensitivity and specificity. Test images were not used to choose"
+        " anything. PPV and NPV: positive and negative predictive value, at the share of positives"
+        " among the test images. In brackets: 95 % CI over patients where patients are known, else"
+        " over images; by the bootstrap for threshold and AUC, by Clopper and Pearson for the"
+        " others (Korn and Graubard where patients have several images)."
     )
 
 
-def _sensitivity_at(threshold: float) -> PlainMeasure:
-    return lambda scores, truth: metrics.rates(scores, truth, threshold)[0]
-
-
-def _specificity_at(threshold: float) -> PlainMeasure:
-    return lambda scores, truth: metrics.rates(scores, truth, threshold)[1]
+def _proportions(trained: TrainedModel, test: Predictions | None, place: int) -> list[str]:
+    """Sensitivity, specificity, PPV and NPV of one finding; where the run kept no test scores, only
+    what its metrics say.
+    """
+    if test is None:
+        tested = trained.run.metrics.test
+        finding = trained.findings[place]
+        known = (tested.sensitivity, tested.specificity)
+        return [*(_number(table.get(finding, math.nan)) for table in known), "", ""]
+    images = np.arange(len(test.truth))
+    model = ModelScores.of_known(
+        scores=test.scores[:, place],
+        truth=test.truth[:, place],
+        patients=images if test.patients is None else test.patients,
+        threshold=trained.thresholds[place],
+    )
+    diagnostic = DiagnosticTest([model])
+    cells = []
+    for measure in PROPORTIONS.values():
+        measured = measure(diagnostic)
+        interval_in_words = f" ({measured.low:.3f} to {measured.high:.3f})"
+        cells.append(_number(measured.value) + (interval_in_words if measured.defined else ""))
+    return cells
 
 
 def _results_by_site(
