@@ -188,7 +188,8 @@ def test_accuracy_and_calibration_are_recomputed_from_the_predictions(tmp_path: 
         found = sum(int((values[labels == 1] >= 0.5).sum()) for labels, values in pairs)
         positives = [int(labels.sum()) for labels, _ in pairs]
         counts = f"| {finding} | {positives[0]} / {200 - positives[0]} |"
-        rows = [line for line in text.splitlines() if line.startswith(counts)]
+        share = f"| {finding} | {positives[0] / 200:.1%} |"
+        rows = [line for line in text.splitlines() if line.startswith((counts, share))]
         assert f" {found / sum(positives):.3f} [" in rows[0]
         assert f" {precision:.3f} [" in rows[1]
         assert f" {brier:.3f} [" in rows[1]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -113,7 +113,8 @@ class DiagnosticTest:
         return self._between_0_and_1(average_precision_with_influences)
 
     def brier_score(self) -> Measured:
-        return self._on_its_scale(brier_with_influences)
+        measured = self._on_its_scale(brier_with_influences)
+        return replace(measured, low=0.0) if measured.low < 0 else measured
 
     def calibration_slope(self) -> Measured:
         """Of a logistic regression of the label on the logit of the score; 1 is ideal, less means

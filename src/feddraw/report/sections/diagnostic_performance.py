@@ -142,6 +142,7 @@ def _tables(tests: Mapping[str, DiagnosticTest], method: str, scenario: str) -> 
             " have several (Korn and Graubard)."
         ),
         label=f"at-threshold-{name}",
+        with_counts=True,
     )
     yield _table(
         tests,
@@ -165,17 +166,22 @@ def _table(
     caption: str,
     note: str,
     label: str,
+    with_counts: bool = False,
 ) -> ReportTable:
-    """One row per finding: its images, then each measure."""
+    """One row per finding: its images, where they are wanted, its prevalence, then each measure."""
     rows = []
     for finding, test in tests.items():
         counts = f"{test.positives:,} / {test.negatives:,}"
         if _has_few(test):
             counts += f" ({TOO_FEW})"
         prevalence = test.positives / (test.positives + test.negatives)
-        cells = [Cell(finding), Cell(counts, test.positives), Cell(f"{prevalence:.1%}", prevalence)]
-        rows.append([*cells, *(_cell(measure(test)) for measure in measures.values())])
-    header = ["finding", "positive / negative", "prevalence", *measures]
+        row = [Cell(finding)]
+        if with_counts:
+            row.append(Cell(counts, test.positives))
+        row.append(Cell(f"{prevalence:.1%}", prevalence))
+        rows.append([*row, *(_cell(measure(test)) for measure in measures.values())])
+    counted = ["positive / negative"] if with_counts else []
+    header = ["finding", *counted, "prevalence", *measures]
     return ReportTable(caption=caption, header=header, rows=rows, note=note, label=label)
 
 
