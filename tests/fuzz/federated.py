@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from feddraw.flower.array_records import (
     unpack_array,
     vectors_to_arrays,
 )
+from feddraw.flower.clear_rounds import ClearRounds
 from feddraw.flower.client_app import Site
 from feddraw.flower.in_process_grid import identify_in_process_grid
 from feddraw.flower.roster import Roster
@@ -105,7 +107,9 @@ def template() -> Any:
 def read_reply(data: bytes, _: Path) -> object:
     message = received(data)
     waiting = copy.copy(template())
-    waiting.roster, waiting.history, waiting._matrices = Roster(), [], None
+    waiting.progress = replace(waiting.progress, roster=Roster(), last_weighted={})
+    waiting.history = []
+    waiting._clear = ClearRounds(waiting.options, waiting.weighted_by_key, waiting.arrayrecord_key)
     honest = [answered(node, content(number)) for number, node in enumerate(NODES[1:], 1)]
     waiting.aggregate_train(1, [message, *honest])
     ledger = {entry.client: entry for entry in waiting.history[0].ledger}
