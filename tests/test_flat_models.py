@@ -32,8 +32,8 @@ from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.scaffold import scaffold
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
+from half_frozen_network import FROZEN_NAMES, half_frozen, site_trainer
 from test_flower import app as tiny_app
-from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
 
 NODES = [{"partition-id": number} for number in range(4)]
 

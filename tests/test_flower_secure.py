@@ -46,8 +46,8 @@ from feddraw.secure.sums.client import SecureSumClient
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
+from half_frozen_network import FROZEN_NAMES, half_frozen, site_trainer
 from test_flower import QUICKSTART, app
-from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
 
 SITES = (*tiny.NAMES, "Coast", "Hill")
 STAGES = ("meet", "add", "sign", "reveal")

@@ -38,17 +38,8 @@ from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
+from half_frozen_network import FROZEN_NAMES, half_frozen, site_trainer
 from small import small
-
-FROZEN_NAMES = ("first.weight", "second_norm.bias")
-
-
-def half_frozen() -> tuple[nn.Module, str]:
-    """The tiny network with a kernel and a shift of batch norm that nobody trains."""
-    module, classifier = tiny.build()
-    for name in FROZEN_NAMES:
-        module.get_parameter(name).requires_grad_(False)
-    return module, classifier
 
 
 def methods() -> list[str]:
@@ -191,11 +182,6 @@ def answered(node: int, held: str = "") -> Reply:
     if held:
         about[FROZEN] = held
     return Reply(node, f"site {node}", (1, 0, ""), RecordDict({"client": about}))
-
-
-def site_trainer() -> Trainer:
-    method = catalog.find("methods", "fedavg")()
-    return Trainer(half_frozen, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local)
 
 
 def test_a_site_gets_the_frozen_layers_once_and_again_when_it_has_lost_them(tmp_path: Path) -> None:

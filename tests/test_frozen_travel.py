@@ -28,8 +28,8 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.system.file_reading import read_csv, read_json
 from feddraw.training.network_by_name import build_network
 from feddraw.training.own_frozen_layers import frozen_digest
+from half_frozen_network import half_frozen
 from test_flower_app import NODES, config, folders, hospitals, keyed, state  # noqa: F401 - fixtures
-from test_frozen import half_frozen
 
 GROWTH = 8
 NAMES = ("North", "East", "South")

@@ -32,7 +32,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from feddraw.nvflare import FedDRAW, MethodAggregator, Site
 from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.training.own_frozen_layers import frozen_digest
-from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
+from half_frozen_network import FROZEN_NAMES, half_frozen, site_trainer
 
 
 class Context:
