@@ -246,6 +246,11 @@ names = st.sampled_from(
 )
 
 
+def test_a_list_with_none_in_it_is_refused_before_a_run_begins() -> None:
+    with pytest.raises(UserError, match="data has a list with None in it"):
+        Experiment.of({"data": {"name": "phantom", "columns": [None]}})
+
+
 @unhurried
 @given(st.dictionaries(names, values | st.fixed_dictionaries({"name": values}), max_size=4))
 def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> None:

@@ -162,6 +162,8 @@ class Experiment:
                 section = {"name": known[name].default} | dict(value)
                 if not isinstance(section["name"], str):
                     raise UserError(f"{name}.name must be a name, not {section['name']!r}")
+                if _has_none_in_list(section):
+                    raise UserError(f"{name} has a list with None in it, which no file can hold")
                 named[name] = section
             if name in SETTINGS_SECTIONS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
@@ -246,6 +248,15 @@ def _unknown_setting(name: str) -> UserError:
     if places:
         return UserError(f"no '{name}' among the settings: write {' or '.join(places)}")
     return unknown("settings", name, [f.name for f in fields(Experiment)])
+
+
+def _has_none_in_list(value: Any) -> bool:
+    """Whether a list anywhere in a value has a None among its items."""
+    if isinstance(value, Mapping):
+        return any(map(_has_none_in_list, value.values()))
+    if isinstance(value, list | tuple):
+        return any(item is None or _has_none_in_list(item) for item in value)
+    return False
 
 
 def _changed_setting(path: str, old: Any, new: Any) -> Any:
