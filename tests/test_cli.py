@@ -197,7 +197,7 @@ def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_workers_frees_memory_and_says_how_to_go_on(
+def test_a_signal_stops_the_workers_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     words = [

@@ -100,8 +100,8 @@ def _result_in_scenario(report: Report, scenario: str, metric: str) -> str:
     higher = grouped(shown)
     parts = [f"{better} is higher than {join_names(worse)}" for better, worse in higher.items()]
     return (
-        f"Which method has the highest test {label} in {scenario} is not shown: no difference"
-        f" between {best} and {join_names(undecided)}. The highest mean is that of {best}: {lead}."
+        f"Which method has the highest test {label} in {scenario} is not shown: {best} is not shown"
+        f" to differ from {' or '.join(undecided)}. The highest mean is that of {best}: {lead}."
         f" Shown ({rule}): {'; '.join(parts)}."
     )
 
