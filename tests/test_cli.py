@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw import catalog
 from feddraw.cli import app
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
 from typed import typed
 
 SMALL = (
@@ -231,6 +231,32 @@ def test_a_signal_stops_the_workers_and_says_how_to_go_on(
     assert process.returncode == code
     assert said.strip() == "feddraw: stopped; finished rounds are kept: continue with --resume"
     assert not psutil.wait_procs(workers, timeout=10)[1]
+
+
+def test_a_run_that_fails_before_it_has_a_folder_does_not_speak_of_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RunFailed("a worker that prepared images was killed")
+
+    monkeypatch.setattr("feddraw.experiment.running.prepare", fail)
+    failed = typed("run", *SMALL, "--out", "r", folder=tmp_path)
+    assert failed.returncode == 1
+    assert failed.stderr == "feddraw: a worker that prepared images was killed\n"
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_that_fails_in_its_first_round_has_none_that_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RunFailed("a worker was killed")
+
+    monkeypatch.setattr("feddraw.experiment.running.federate", fail)
+    failed = typed("run", *SMALL, "--out", "r", folder=tmp_path)
+    assert failed.stderr.splitlines()[-1] == (
+        "feddraw: a worker was killed; no round is finished: continue with --resume"
+    )
 
 
 MISTAKES = {

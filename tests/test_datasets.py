@@ -459,6 +459,16 @@ def test_rows_without_a_file_are_counted_named_and_can_be_left_out(tmp_path, cap
     assert "1 images left out, listed in" in caplog.text
 
 
+def test_rows_of_an_image_that_has_several_are_not_counted_as_images(tmp_path, caplog):
+    folder = chexpert_folder(tmp_path)
+    rows = chexpert_rows("CheXpert-v1.0-small", "train", range(1, 6))
+    rows += [rows[0], rows[0]]
+    write(folder / "train.csv", HEADER, rows)
+    says("chexpert", "2 with a duplicate path", path=str(folder))
+    opened("chexpert", path=str(folder), skip_bad=True)
+    assert "2 rows left out, listed in" in caplog.text
+
+
 def test_bad_labels_duplicates_and_strange_paths_are_all_named(tmp_path):
     folder = chexpert_folder(tmp_path)
     rows = chexpert_rows("CheXpert-v1.0-small", "train", range(1, 6))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 import warnings
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
@@ -163,6 +165,47 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
             list(loop)
     finally:
         engine.close()
+
+
+SLOW_TO_IMPORT = """
+import os, time
+from feddraw.system.workers import Worker, serve, stop_workers
+
+if __name__ != "__main__":  # the worker, which imports this file again
+    open("importing", "w").close()
+    time.sleep(2)
+else:
+    try:
+        worker = Worker(serve, abs)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        print("stopped")
+    worker.send(-5)
+    print(worker.receive())
+    stop_workers([worker])
+"""
+
+
+def test_ctrl_c_while_a_worker_starts_is_its_parents_business(tmp_path: Path) -> None:
+    """A terminal sends it to both; the worker would answer with the traceback of an import."""
+    (tmp_path / "script.py").write_text(SLOW_TO_IMPORT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        signal.signal(signal.SIGINT, before)
+        until = time.monotonic() + 20
+        while not (tmp_path / "importing").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        said, trouble = process.communicate(timeout=30)
+    assert trouble == ""
+    assert said.split() == ["stopped", "5"]
 
 
 def test_an_error_inside_a_worker_names_the_client() -> None:

@@ -20,6 +20,7 @@ from feddraw.analysis.site_heterogeneity import (
     Heterogeneity,
     SiteDistance,
     compare_sites,
+    compare_sites_by_group,
     distance_intervals,
     rho_interval,
     site_distances_in_ledger,
@@ -90,6 +91,23 @@ def test_p_is_even_where_sites_are_alike_and_small_where_they_are_not():
     ]
     assert 0.3 < np.mean(alike) < 0.7
     assert compare_sites(batches_of((8, 8, 8), (0, 0, 0.2))[1], "all", 99, 0).p == 0.01
+
+
+def test_the_p_of_several_groups_are_corrected_for_their_number():
+    """Two groups that differ as much as 99 permutations can show, and one that does not."""
+    _, differing = batches_of((8, 8, 8), (0, 0, 0.2))
+    _, alike = batches_of((8, 8, 8), (0, 0, 0), seed=1)
+    products = {
+        "first": differing.products["all"],
+        "second": differing.products["all"],
+        "third": alike.products["all"],
+    }
+    batches = replace(differing, products=products)
+    first, second, third = compare_sites_by_group(batches, products, 99, 0)
+    assert (first.p, second.p) == (0.01, 0.01)
+    assert first.holm_p == second.holm_p == pytest.approx(0.03)  # 3 × 0.01
+    assert third.holm_p == third.p > 0.05
+    assert [group.holm_p for group in compare_sites_by_group(batches, products, 0, 0)] == [None] * 3
 
 
 def test_intervals_cover_the_distance():
@@ -238,6 +256,9 @@ def test_the_command_writes_a_document_and_a_figure_over_no_earlier_one_unasked(
     assert "is expected if the sites are alike" in result.output
     assert "no difference shown." in result.output
     assert "docs/which-weights.md, row" in result.output
+    said = " ".join(result.output.split())
+    assert "p (Holm): corrected for the 10 tests of its table" in said
+    assert "The verdict rests on one test alone: classifier, initial model." in said
     document = json.loads((folder / "heterogeneity.json").read_text())
     assert [site["site"] for site in document["measured"][0]["sites"]] == ["C1", "C2", "C3"]
     assert (folder / "heterogeneity.png").stat().st_size > 10_000

@@ -10,13 +10,14 @@ sites. Intervals come from a bootstrap of each site's batches. The formulas are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.analysis.statistics import holm
 from feddraw.core.schedules import schedule
 from feddraw.methods import random_effects as effects
 from feddraw.results.ledger_table import LedgerTable
@@ -61,6 +62,7 @@ class GroupHeterogeneity:
     i_squared: float
     rho: float
     p: float | None = None  # share of random permutations with so large a Q; None: not known
+    holm_p: float | None = None  # the same, corrected for all groups that are tested beside it
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,18 @@ def compare_sites(
         rho=observed.rho,
         p=p,
     )
+
+
+def compare_sites_by_group(
+    batches: BatchProducts, groups: Iterable[str], permutations: int, seed: int
+) -> list[GroupHeterogeneity]:
+    """Q for several groups of parameters; their p also corrected for their number."""
+    compared = [compare_sites(batches, group, permutations, seed) for group in groups]
+    tested = [group.p for group in compared if group.p is not None]
+    corrected = iter(holm(tested).tolist())
+    return [
+        group if group.p is None else replace(group, holm_p=next(corrected)) for group in compared
+    ]
 
 
 def _effects_of(numbers: SiteNumbers) -> effects.EffectsEstimate | None:

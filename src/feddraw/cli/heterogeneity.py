@@ -272,24 +272,38 @@ def show_heterogeneity(measured: MeasuredSites) -> None:
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
         groups = [*model.layers, *model.findings]
         if groups:
-            rows = [[group.name, *_heterogeneity_numbers(group)] for group in groups]
-            out.print(table(["parameters", "Q", "expected", "I²", "rho", "p"], rows))
+            rows = [
+                [group.name, *_heterogeneity_numbers(group), _p_text(group.holm_p)]
+                for group in groups
+            ]
+            header = ["parameters", "Q", "expected", "I²", "rho", "p", "p (Holm)"]
+            out.print(table(header, rows))
     out.print(
         "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no"
         " farther than chance), in variances of one image's gradient. FedDRAW: mean over its rounds"
         " if all sites are equally similar."
     )
+    groups = [*models[-1].layers, *models[-1].findings]
+    if any(group.holm_p is not None for group in groups):
+        last = safe_line(f"{models[-1].overall.name}, {after_rounds(models[-1].round)}")
+        out.print(
+            f"p (Holm): corrected for the {len(groups)} tests of its table. The verdict rests on"
+            f" one test alone: {last}."
+        )
 
 
 def _heterogeneity_numbers(group: GroupHeterogeneity) -> list[str]:
-    p = "" if group.p is None else f"{group.p:.3g}"
     return [
         f"{group.q:.1f}",
         f"{group.expected:.1f}",
         f"{100 * group.i_squared:.0f} %",
         f"{group.rho:.3g}",
-        p,
+        _p_text(group.p),
     ]
+
+
+def _p_text(p: float | None) -> str:
+    return "" if p is None else f"{p:.3g}"
 
 
 def _site_distance_row(site: SiteDistance) -> list[str]:

@@ -183,9 +183,13 @@ def run_and_show(
             ):
                 on_round(result)
         except RunFailed as failure:
-            raise RunFailed(
-                f"{failure}; finished rounds are in {folder}: continue with --resume"
-            ) from None
+            files = RunFolder(folder)
+            if not files.settings.is_file():  # it failed before it had a folder
+                raise
+            finished = f"finished rounds are in {folder}"
+            if not files.checkpoint.is_file():
+                finished = "no round is finished"
+            raise RunFailed(f"{failure}; {finished}: continue with --resume") from None
 
 
 @contextmanager

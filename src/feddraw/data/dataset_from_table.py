@@ -19,7 +19,12 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.image_cache import FilesToCache, ImageSource, PreparedImages
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization
 from feddraw.data.imaging import BadImage, require_pydicom_for
-from feddraw.data.label_table import LabelTable, RowProblem, describe_row_problems
+from feddraw.data.label_table import (
+    LabelTable,
+    RowProblem,
+    describe_row_problems,
+    rows_or_images,
+)
 from feddraw.data.splits import rows_by_split
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import csv_text
@@ -151,4 +156,5 @@ def write_skipped_rows(name: str, problems: Sequence[RowProblem], path: Path) ->
     """The list of what was left out, beside the images."""
     rows = [[problem.where, problem.what, problem.detail] for problem in problems]
     write_whole(path, csv_text([["where", "what", "detail"], *rows]).encode(), private=True)
-    log.warning("%s: %d images left out, listed in %s", safe_line(name), len(problems), path)
+    kind = rows_or_images(problems)
+    log.warning("%s: %d %s left out, listed in %s", safe_line(name), len(problems), kind, path)

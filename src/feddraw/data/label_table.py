@@ -167,9 +167,15 @@ def describe_row_problems(name: str, problems: Sequence[RowProblem], total: int)
     """All problems in one line: counted by kind, the first few by name."""
     kinds = grouped((problem.what, problem) for problem in problems)
     listed = [f"{len(rows):,} {what} ({_first(rows)})" for what, rows in kinds.items()]
-    text = f"{name}: of {total:,} images {', '.join(listed)}"
+    text = f"{name}: of {total:,} {rows_or_images(problems)} {', '.join(listed)}"
     # a quoted cell may hold line ends
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def rows_or_images(problems: Sequence[RowProblem]) -> str:
+    """What the problems count: rows, where an image has several of them, else images."""
+    several_rows = any(problem.what.startswith(DUPLICATE) for problem in problems)
+    return "rows" if several_rows else "images"
 
 
 def _first(problems: Sequence[RowProblem]) -> str:

@@ -104,12 +104,14 @@ def _heterogeneity_of_model(
     progress: Progress | None,
 ) -> site_heterogeneity.Heterogeneity:
     seed = prepared.experiment.seed
-    compare = site_heterogeneity.compare_sites
     layers, findings = parameter_groups(model.layout, prepared.dataset.findings)
     batches, measured = _gathered_gradients(
         prepared, model, round, how.measurement, layers | findings, progress
     )
-    overall = compare(batches, how.layer, how.permutations, seed)
+    overall = site_heterogeneity.compare_sites(batches, how.layer, how.permutations, seed)
+    groups = site_heterogeneity.compare_sites_by_group(
+        batches, [*layers, *findings], how.permutations, seed
+    )
     intervals = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
     weights = site_heterogeneity.site_weights_by_rule(sizes, overall.rho, rounds)
@@ -131,8 +133,8 @@ def _heterogeneity_of_model(
         round=round,
         overall=overall,
         sites=tuple(sites),
-        layers=tuple(compare(batches, name, how.permutations, seed) for name in layers),
-        findings=tuple(compare(batches, name, how.permutations, seed) for name in findings),
+        layers=tuple(groups[: len(layers)]),
+        findings=tuple(groups[len(layers) :]),
         rho_low=rho_low,
         rho_high=rho_high,
     )

@@ -17,7 +17,8 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -69,7 +70,8 @@ class Worker:
         self.process = context.Process(
             target=_live_with_parent, args=(its_pipe, target, arguments), daemon=True
         )
-        self.process.start()
+        with _ctrl_c_held_back():
+            self.process.start()
         its_pipe.close()  # or the pipe would not tell when the worker is gone
 
     def send(self, request: Any) -> None:
@@ -96,6 +98,22 @@ class Worker:
         """What to raise for a worker whose pipe has closed."""
         self.process.join(timeout=1)
         return WorkerDied(self.process.exitcode or 0)
+
+
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block, and never reaches a process that is started in it:
+    a child keeps the signals that its parent held back, also while it imports.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait_for_replies(workers: Iterable[Worker]) -> list[Worker]:
