@@ -96,6 +96,14 @@ def _warm_workers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Images that tests prepare are kept in a folder of their own, not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FEDDRAW_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as they do for users."""
