@@ -13,8 +13,8 @@ import pytest
 import feddraw
 from feddraw.data.datasets.phantom import phantom
 from feddraw.errors import UserError
-from feddraw.experiment import completion
 from feddraw.experiment.completion import complete_settings
+from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.run_preparation import prepare, prepare_client_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, make_method
@@ -58,21 +58,24 @@ def test_the_laptop_preset_is_the_default() -> None:
     assert experiment.method["reading"] == "reported"
 
 
-def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    completed: list[str] = []
-    recorded = completion.method_with_defaults
-    monkeypatch.setattr(
-        completion,
-        "method_with_defaults",
-        lambda *method: completed.append("once") or recorded(*method),
-    )
-    experiment = complete_settings(small(rounds=1))
-    assert complete_settings(experiment) is experiment
-    run(experiment)
-    assert completed == ["once"]
-    run(small(rounds=1))
-    assert completed == ["once"] * 2
-    assert not experiment.with_settings({"seed": 1}).is_complete
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"scenario": "CHX-4"},
+        {"scenario": {"name": "CHM-2", "scale": 0.5}, "data": "phantom", "seed": 3},
+        {"data": {"name": "phantom", "seed": -1}, "seed": 7},
+        {"method": "feddraw+feddyn", "seed": 2, "partition_seed": 5},
+        {"model": {"name": "compact", "frozen": "body"}},
+        {"secure": True, "engine": "serial"},
+    ],
+)
+def test_a_complete_experiment_stays_as_it_is(settings: dict[str, Any]) -> None:
+    """A run completes its settings at several places, and its folder is read back complete."""
+    complete = complete_settings(Experiment(**settings))
+    assert complete_settings(complete) == complete
+    on_another_device = on_device(complete, "cpu")
+    assert complete_settings(on_another_device) == on_another_device
 
 
 def test_the_paper_preset_is_the_papers() -> None:

@@ -45,11 +45,7 @@ def devices_of(experiment: Experiment) -> list[str]:
 
 def on_device(experiment: Experiment, device: str) -> Experiment:
     """The experiment on one device, as one process carries it out."""
-    if (experiment.devices, experiment.training.device) == ("", device):
-        return experiment
-    moved = replace(experiment, devices="", training=replace(experiment.training, device=device))
-    object.__setattr__(moved, "is_complete", experiment.is_complete)
-    return moved
+    return replace(experiment, devices="", training=replace(experiment.training, device=device))
 
 
 def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace]:

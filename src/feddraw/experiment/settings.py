@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from feddraw import catalog
 from feddraw.core import Method
@@ -88,8 +88,6 @@ class Experiment:
     workers: int = 0
     devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
-    # Whether `complete_settings` has checked it and written out every default.
-    is_complete: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in NAMED_SECTIONS:
