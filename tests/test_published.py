@@ -18,7 +18,14 @@ from matplotlib.figure import Figure
 from feddraw.analysis.critical_difference_plot import critical_difference_figure
 from feddraw.core.schedules import READINGS, schedule
 from feddraw.data.scenarios.paper_scenarios import PAPER_SCENARIOS
-from feddraw.paper import conclusions, published_tables, recomputed_statistics, weight_claims
+from feddraw.paper import (
+    conclusions,
+    published_tables,
+    readings_in_words,
+    recomputed_statistics,
+    weight_claims,
+    weight_ranges,
+)
 from typed import typed
 
 FOUND = published_tables.published_comparisons()
@@ -127,14 +134,14 @@ def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
     ]
     assert failing == [(0, 14), (0,), (0, 14)]
     gaps = {
-        reading: [weight_claims.similarity_gap_needed("CHX-4", 6, 0.1037, reading)]
+        reading: [readings_in_words.similarity_gap_needed("CHX-4", 6, 0.1037, reading)]
         for reading in READINGS
     }
     for reading in READINGS:
-        gaps[reading].append(weight_claims.similarity_gap_needed("CHX-1", 6, 0.2334, reading))
+        gaps[reading].append(readings_in_words.similarity_gap_needed("CHX-1", 6, 0.2334, reading))
     assert gaps["reported"] == pytest.approx([0.0267, -0.0844], abs=5e-5)
     assert gaps["algorithm1"] == pytest.approx([0.0259, -0.0825], abs=1e-4)
-    assert weight_claims.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(
+    assert readings_in_words.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(
         0.0205, abs=5e-5
     )
 
@@ -145,14 +152,14 @@ def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None
         for t in (0, 1, 6, 14):
             drawn = np.array(
                 [
-                    weight_claims._weights(t, sizes, s, reading)
+                    weight_ranges.weights_of_round(t, sizes, s, reading)
                     for s in rng.uniform(-1, 1, (300, 10)).round()
                 ]
             )
-            low, high = weight_claims.weight_range(t, sizes, 9, reading)
+            low, high = weight_ranges.weight_range(t, sizes, 9, reading)
             assert low - 1e-12 <= drawn[:, 9].min()
             assert drawn[:, 9].max() <= high + 1e-12
-            spread = weight_claims.spread_range(t, sizes, range(9), reading)
+            spread = weight_ranges.spread_range(t, sizes, range(9), reading)
             assert np.ptp(drawn[:, :9], axis=1).max() <= spread[1] + 1e-12
 
 
@@ -189,18 +196,18 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
     a little.
     """
     sizes = published_tables.client_sizes()[name]
-    followed, equal = weight_claims.FOLLOWED_CLIENT[name], 1 / len(sizes)
+    followed, equal = readings_in_words.FOLLOWED_CLIENT[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
     table = np.zeros((15, len(sizes)))  # only differences matter
     for t in range(1, 14):
         step = 0.5 if t in beyond else -0.1
         weight = extreme if t == extreme_round else equal + step * (extreme - equal)
-        gap = weight_claims.similarity_gap(t, sizes, followed, weight, reading)
+        gap = weight_ranges.similarity_gap(t, sizes, followed, weight, reading)
         width = 1e-4
         for _ in range(60):  # the spread wanted, by iteration
             table[t, others] = np.linspace(0.5, -0.5, len(others)) * width
             table[t, followed] = gap
-            found = weight_claims._weights(t, sizes, table[t], reading)
+            found = weight_ranges.weights_of_round(t, sizes, table[t], reading)
             width *= spread / np.ptp(found[others]) if t == spread_round else 1.0
             gap += 2 * (weight - found[followed])
     return table

@@ -77,8 +77,9 @@ def _document(comparisons: Comparisons) -> dict[str, Any]:
     from feddraw.analysis.statistics import comparison_document
     from feddraw.paper import published_tables
     from feddraw.paper.conclusions import conclusions
+    from feddraw.paper.readings_in_words import readings_in_words
     from feddraw.paper.recomputed_statistics import check_printed_numbers
-    from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
+    from feddraw.paper.weight_claims import claims_by_reading
 
     judged = claims_by_reading()
     checks = check_printed_numbers(comparisons)
@@ -108,7 +109,8 @@ def _claim_document(claim: WeightClaim, verdicts: Verdicts) -> dict[str, Any]:
 
 def _show(comparisons: Comparisons) -> None:
     from feddraw.paper.conclusions import conclusions
-    from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
+    from feddraw.paper.readings_in_words import readings_in_words
+    from feddraw.paper.weight_claims import claims_by_reading
 
     out = console()
     out.print(
@@ -228,16 +230,25 @@ def _show_weight_claims(out: Console, judged: Sequence[tuple[WeightClaim, Verdic
 
 
 def _printed_claim(claim: WeightClaim) -> str:
-    if claim.quantity.startswith("deviation"):
+    from feddraw.paper.weight_claims import Quantity
+
+    if claim.quantity is Quantity.DEVIATION:
         return "below mean"
-    word = "weight"
-    for key, shorter in CLAIM_WORDS.items():
-        if key in claim.quantity:
-            word = shorter
-    return f"{word} {claim.relation.replace('==', '')}{claim.value}"
+    words = {
+        Quantity.SPREAD: "spread",
+        Quantity.LARGEST_WEIGHT: "largest",
+        Quantity.SMALLEST_WEIGHT: "smallest",
+    }
+    return f"{words.get(claim.quantity, 'weight')} {_sign(claim)}{claim.value}"
 
 
-CLAIM_WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
+def _sign(claim: WeightClaim) -> str:
+    """Of the relation to the printed value; none where it is equal."""
+    from feddraw.paper.weight_claims import Relation
+
+    return "" if claim.relation is Relation.EQUAL else str(claim.relation)
+
+
 VERDICTS_EXPLAINED = (
     (
         "always: for any similarities; never: for none, the number is the weight that results; not"
@@ -251,6 +262,8 @@ VERDICTS_EXPLAINED = (
 
 def _verdict_in_words(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -> str:
     """A verdict in a few letters; the scenarios of one claim never differ in kind."""
+    from feddraw.paper.weight_claims import Quantity
+
     verdict = next(iter(by_scenario.values()))
     if verdict.outcome == "always":
         return f"always {verdict.low:.4f}"
@@ -258,12 +271,12 @@ def _verdict_in_words(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict
         if len(claim.rounds) > 1:
             return f"not in {', '.join(map(str, verdict.failing))}"
         return f"never: {verdict.low:.4f}"
-    if float(claim.value) == 0:
+    if claim.number == 0:
         return "by chance"
     largest = max(verdict.needs.values(), key=abs)
-    if claim.quantity.startswith("max-min"):
+    if claim.quantity is Quantity.SPREAD:
         return f"range {largest:.4f}"
-    return f"gap {claim.relation.replace('==', '')}{largest:+.4f}"
+    return f"gap {_sign(claim)}{largest:+.4f}"
 
 
 def _print_bullets(out: Console, lines: Sequence[str]) -> None:

@@ -20,13 +20,13 @@ from feddraw.paper.published_tables import (
     published_comparisons,
     published_results,
 )
-from feddraw.paper.weight_claims import (
+from feddraw.paper.readings_in_words import (
     EXTREME_ROUND,
     FOLLOWED_CLIENT,
     printed_extreme_weight,
-    published_claims,
     similarity_gap_needed,
 )
+from feddraw.paper.weight_claims import BOTH_SCENARIOS, Quantity, published_claims
 from feddraw.text import join_names
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
@@ -311,9 +311,9 @@ def _largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1
 
 def _same_size() -> Conclusion:
     spread = {
-        claim.scenario: float(claim.value)
+        claim.scenario: claim.number
         for claim in published_claims()
-        if claim.quantity.startswith("max-min") and claim.scenario != "both"
+        if claim.quantity is Quantity.SPREAD and claim.scenario != BOTH_SCENARIOS
     }
     text = (
         f"Clients of equal size are separated by {spread['CHX-4']:.6f} (CHX-4) and"
