@@ -19,7 +19,7 @@ from feddraw.data.label_table import describe_row_problems
 from feddraw.data.own_tables import TableSettings, find_tables, image_root, read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
-from feddraw.experiment.inspect_own_data import InspectedData, inspect_data, unusable_rows
+from feddraw.experiment.inspect_own_data import InspectedData, inspect_data
 
 IMAGES = 40
 Cells = Sequence[object]
@@ -153,10 +153,10 @@ def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(
 ) -> None:
     columns, message = MISTAKES[name]
     found = seen(images, {"file": PATHS, "Edema": EDEMA} | columns)
-    said = describe_row_problems("table", unusable_rows(found), IMAGES)
+    said = describe_row_problems("table", found.unusable_rows, IMAGES)
     assert message in said
     assert "\n" not in said
-    assert len(unusable_rows(found)) == 1
+    assert len(found.unusable_rows) == 1
     assert len(found.table.labels) - len(found.missing) == IMAGES - 1
     with pytest.raises(UserError, match=re.escape(message)):
         open_dataset(str(images / "table.csv"), size=16, options={"workers": 1})
@@ -465,7 +465,7 @@ def test_what_spreadsheets_add_to_a_table_is_read(name: str, images: Path) -> No
     table = images / "export.csv"
     table.write_text("\n".join([*SPREADSHEETS[name], ""]), encoding="utf-8")
     found = inspect_data(table, images / "x.toml")
-    assert unusable_rows(found) == ()
+    assert found.unusable_rows == ()
     assert len(found.table.labels) == IMAGES
     assert found.columns["site"] == "site"
     assert found.columns["patient"].split() in (["patient"], ["patient", "id"])
@@ -474,7 +474,7 @@ def test_what_spreadsheets_add_to_a_table_is_read(name: str, images: Path) -> No
 def test_lines_are_counted_as_an_editor_does(images: Path) -> None:
     table = images / "export.csv"
     table.write_text("\n".join(["sep=;", HEADER, *ROWS, "scans/00.png;A;0;1", ""]))
-    (duplicate,) = unusable_rows(inspect_data(table, images / "x.toml"))
+    (duplicate,) = inspect_data(table, images / "x.toml").unusable_rows
     assert duplicate.where == f"export.csv line {IMAGES + 3}"
 
 

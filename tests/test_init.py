@@ -16,7 +16,8 @@ from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.data.imaging import require_pydicom_for
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
-from feddraw.experiment.inspect_own_data import inspect_data, try_images
+from feddraw.experiment.inspect_own_data import inspect_data
+from feddraw.experiment.own_images import try_images
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.report import ReportSettings, write_report

@@ -52,7 +52,7 @@ from feddraw.data.dataset import Labels
 from feddraw.data.datasets import chexpert, nih
 from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
-from feddraw.experiment import init_own_data, verify
+from feddraw.experiment import class_tables, init_own_data, own_images, verify
 from feddraw.experiment import inspect_own_data as inspection
 from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.settings import Experiment
@@ -334,7 +334,7 @@ def read_survey(data: bytes, room: Path) -> object:
         if not (place / name).exists():
             written(picture("PNG"), place / name)
     found = inspection.inspect_data(written(data, place / "table.csv"), place / "out.toml")
-    _ = inspection.inspected_findings_without_auc(found), inspection.unusable_rows(found)
+    _ = found.findings_without_auc(), found.unusable_rows
     text = init_own_data.experiment_file_text(
         found, init_own_data.plan_first_run(found, 2), "feddraw init table.csv", "out.toml"
     )
@@ -1123,7 +1123,11 @@ def targets(room: Path) -> list[Target]:
             ONE_LINE,
             SURVEYS,
             functions(
-                inspection, init_own_data, without="inspect_class_folders positives sites sizes"
+                inspection,
+                class_tables,
+                own_images,
+                init_own_data,
+                without="_rows_of_class_folders positives negatives sites sizes",
             ),
             TABLE_WORDS,
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],

@@ -30,7 +30,7 @@ ExperimentFile = Annotated[
 def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
     from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
-    from feddraw.experiment.inspect_own_data import inspect_data, unusable_rows
+    from feddraw.experiment.inspect_own_data import inspect_data
     from feddraw.system.file_writing import write_whole
 
     name = (
@@ -57,7 +57,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     shown = quote(str(target))
     run_one = f"feddraw run {shown}"
     compare_methods = f"feddraw compare {shown}"
-    if unusable_rows(inspected):
+    if inspected.unusable_rows:
         # The file keeps skip_bad = false: that rows are left out is a decision to take knowingly.
         run_one = f"feddraw run {shown} --set data.skip_bad=true"
         compare_methods = f"feddraw compare {shown} --set data.skip_bad=true"
@@ -74,7 +74,6 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.label_table import describe_row_problems
     from feddraw.experiment.init_own_data import clients_in_words
-    from feddraw.experiment.inspect_own_data import inspected_findings_without_auc, unusable_rows
 
     out = console()
     out.print(
@@ -118,7 +117,7 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
         out.print(f"note: {sentence}")
     if unlabelled := list(inspected.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
-    if names := inspected_findings_without_auc(inspected):
+    if names := inspected.findings_without_auc():
         out.print(
             f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for"
             " it there"
@@ -131,7 +130,7 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
         )
     for note in inspected.table.notes:
         out.print(f"note: {note}")
-    if problems := unusable_rows(inspected):
+    if problems := inspected.unusable_rows:
         total = len(inspected.table.labels) + len(inspected.table.problems)
         unusable = describe_row_problems(inspected.sheets[0].name, problems, total)
         first = "; of rows with one path the first counts" if inspected.has_duplicates else ""

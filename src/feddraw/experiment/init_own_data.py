@@ -14,7 +14,7 @@ from pathlib import Path
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.label_cells import ABSENT, BLANK, PRESENT, UNCERTAIN
 from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
-from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData, unusable_rows
+from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData
 from feddraw.system.machine import cores
 
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and
@@ -164,7 +164,7 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
     yield toml_line(
         "uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above"
     )
-    if bad := len(unusable_rows(inspected)):
+    if bad := len(inspected.unusable_rows):
         yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
     yield toml_line("clahe", False, "equalise contrast, as the paper does")

@@ -1,0 +1,194 @@
+"""Class names as a table with one column per class, which is how all other code reads labels: from
+one column of names, or from a folder with one subfolder per class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from feddraw.data import table_columns
+from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.image_folder import files_below
+from feddraw.data.label_cells import BLANK, CELL_WORDS, label_in_cell
+from feddraw.errors import UserError
+from feddraw.system.csv_cells import csv_text
+from feddraw.text import grouped, join_names
+
+LABEL_COLUMNS = (
+    "label",
+    "labels",
+    "finding",
+    "findings",
+    "findinglabels",
+    "class",
+    "classes",
+    "category",
+    "diagnosis",
+    "befund",
+    "befunde",
+    "diagnose",
+)
+# Names that are no class of their own.
+NORMAL_CLASSES = (
+    "normal",
+    "no finding",
+    "nofinding",
+    "no_finding",
+    "healthy",
+    "none",
+    "negative",
+    "kein befund",
+    "ohne befund",
+    "unauffällig",
+    "gesund",
+)
+MOST_LABEL_CLASSES = 50
+SAMPLED_ROWS = 2000  # rows by which a column of names is told from one of labels
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """A table that was made of class names and is not written yet."""
+
+    content: str  # CSV with one column per class
+    notes: tuple[str, ...]  # how the names were read
+
+
+# ------------------------------------------------------------------------------------- from folders
+
+
+def table_of_class_folders(folder: Path) -> ClassTable:
+    """Of a folder of images: the class of each is the folder that it is in."""
+    files = files_below(folder)
+    rows = _rows_of_class_folders(folder, files.images)
+    return ClassTable(
+        content=_table_of_names(rows),
+        notes=(_class_folders_in_words(rows), *files.left_out_in_words()),
+    )
+
+
+def _rows_of_class_folders(folder: Path, images: Sequence[Path]) -> list[dict[str, str]]:
+    """One row per image: its class is the folder it is in, its split a folder above it called
+    train, val or test, its site what other folders lie above it.
+    """
+    rows = []
+    for path in sorted(images):
+        inside = path.relative_to(folder)
+        if len(inside.parts) < 2:
+            continue
+        *above, label = inside.parts[:-1]
+        split = next((name for name in above if name.lower() in table_columns.SPLIT_NAMES), "")
+        site = "/".join(name for name in above if name != split)
+        rows.append(
+            {"path": inside.as_posix(), "split": split.lower(), "site": site, "label": label}
+        )
+    if not _are_sites(rows):
+        rows = [row | {"site": ""} for row in rows]
+    return rows
+
+
+def _are_sites(rows: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the folders above the classes look like sites: every image has one, and some class is
+    in several (folders of patients below folders of classes share none).
+    """
+    sites_of_class = grouped((row["label"], row["site"]) for row in rows)
+    several = any(len(set(sites)) > 1 for sites in sites_of_class.values())
+    return several and all(row["site"] for row in rows)
+
+
+def _class_folders_in_words(rows: Sequence[Mapping[str, str]]) -> str:
+    """How the names of folders were read."""
+    words = "the class of an image is the folder that it is in"
+    if normal := _names_of_no_finding(row["label"] for row in rows):
+        words += f", {join_names(normal)} for no finding"
+    if any(row["site"] for row in rows):
+        words += "; its site is the folder above"
+    return words
+
+
+# ------------------------------------------------------------------------------------ from a column
+
+
+def table_of_class_column(sheet: CsvSheet) -> ClassTable | None:
+    """Of a table with one column of class names; None where there is no such column."""
+    label = table_columns.column_by_usual_name(sheet.header, LABEL_COLUMNS)
+    if label is None or _holds_labels(sheet, label):
+        return None
+    path = table_columns.path_column(sheet)
+    if path is None:
+        return None
+    kept = {sheet.header[column]: column for column in [path, *_columns_of_facts(sheet)]}
+    kept["label"] = label
+    rows = [{name: cells[column] for name, column in kept.items()} for _, cells in sheet.rows()]
+    return ClassTable(
+        content=_table_of_names(rows),
+        notes=tuple(_class_column_in_words(sheet.header[label], rows)),
+    )
+
+
+def _holds_labels(sheet: CsvSheet, column: int) -> bool:
+    """Whether a column says present or absent, and names no classes."""
+    first_rows = islice(sheet.rows(), SAMPLED_ROWS)
+    return all(label_in_cell(cells[column]) is not None for _, cells in first_rows)
+
+
+def _columns_of_facts(sheet: CsvSheet) -> Iterator[int]:
+    """What else is known of an image: its split, site, patient and group."""
+    for kind, names in table_columns.USUAL_COLUMN_NAMES.items():
+        column = table_columns.column_by_usual_name(sheet.header, names)
+        if kind != "path" and column is not None:
+            yield column
+
+
+def _class_column_in_words(column: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Which names stand for no finding, and which may be several."""
+    names = {name for row in rows for name in _names_in_cell(row["label"])}
+    if normal := _names_of_no_finding(names):
+        yield f"names in the column {column} that say no finding: {join_names(normal)}"
+    if lists := sorted(name for name in names if "," in name):
+        yield (
+            f"'{lists[0]}' in the column {column} is read as one name: write | or ; between several"
+        )
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+
+def _table_of_names(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows with a `label`, several of them with | or ; between, as a table with one column per
+    class.
+
+    A row without a label is blank in all of them.
+    """
+    names_of_rows = [_names_in_cell(row["label"]) for row in rows]
+    every = {name for names in names_of_rows for name in names}
+    blank = {name for name in every if CELL_WORDS.get(name.lower()) == BLANK}
+    classes = sorted((every - blank).difference(_names_of_no_finding(every)))
+    if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
+        raise UserError(
+            f"found {len(classes)} classes in {len(rows):,} labelled images: give a CSV with one"
+            " column per finding (0 or 1), a column of class names, or a folder with one subfolder"
+            " per class"
+        )
+    others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
+    lines: list[list[str | int]] = []
+    for row, names in zip(rows, names_of_rows, strict=True):
+        facts = [row[name] for name in others]
+        is_blank = blank.issuperset(names)
+        labels = ["" if is_blank else int(name in names) for name in classes]
+        lines.append([*facts, *labels])
+    return csv_text([[*others, *classes], *lines])
+
+
+def _names_in_cell(text: str) -> list[str]:
+    """The names in a cell, several of them with | or ; between."""
+    return [name.strip() for name in re.split(r"[|;]", text)]
+
+
+def _names_of_no_finding(names: Iterable[str]) -> list[str]:
+    """Those that are no class of their own."""
+    return sorted({name for name in names if name.lower() in NORMAL_CLASSES})
