@@ -13,6 +13,10 @@ from pathlib import Path
 
 import feddraw
 from feddraw import catalog
+from feddraw.report.settings import ReportSettings
+from feddraw.report.statistics import compute_report
+from feddraw.results.run_collection import collect_runs
+from run_folders import make_run
 
 SOURCE = Path(feddraw.__file__).parent
 
@@ -154,19 +158,35 @@ def test_every_room_is_there():
     assert {room_of(name) for name in NAMES} == set().union(*ROOMS)
 
 
-def test_the_architecture_page_names_the_files_that_there_are():
-    """One file per thing needs no list: there the page may name some of them."""
-    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)/`", page, re.M)) <= {room_of(name) for name in NAMES}
-    for room, about in re.findall(r"^\| `(\w+)/` \| (.*) \|$", page, re.M):
-        files = {path.stem for path in (SOURCE / room).glob("*.py")} - {"__init__"}
-        named = set(re.findall(r"`([a-z0-9_]+)`", about))
-        assert named <= files, f"{room}/ on the page"
-        assert named == files or room in (
-            "methods",
-            "scenarios",
-            "cli",
-        ), f"{room}/ lacks {files - named}"
+def architecture_page():
+    return (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_page_names_files_that_there_are():
+    named = set(re.findall(r"\b[a-z0-9_]+(?:/[a-z0-9_]+)*\.py\b", architecture_page()))
+    packages = set(re.findall(r"`([a-z]+)/`", architecture_page()))
+    assert {"core/model.py", "report/section_order.py", "federation.py"} <= named
+    assert packages <= {room_of(name) for name in NAMES}
+    places = (SOURCE, SOURCE.parent.parent)  # the package, and the repository with its tests
+    missing = [path for path in named if not any((place / path).is_file() for place in places)]
+    assert not missing
+
+
+def test_the_section_on_the_architecture_page_gives_blocks(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", architecture_page(), re.DOTALL)
+    names = {}
+    exec(code, names)
+    for method in ("feddraw", "fedavg"):
+        make_run(tmp_path / method, method=method)
+    report = compute_report(
+        collect_runs([tmp_path]), settings=ReportSettings(replicates=0), command=""
+    )
+    tables = list(names["section"](report, report.scenarios[0]))
+    assert [table.caption for table in tables] == [
+        "Mean weights of feddraw",
+        "Mean weights of fedavg",
+    ]
+    assert [row[1].text for row in tables[1].rows] == ["0.125", "0.125", "0.125", "0.625"]
 
 
 def python(code):
