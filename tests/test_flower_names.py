@@ -187,6 +187,15 @@ def test_nobody_is_called_by_another_nodes_number(tmp_path: Path) -> None:
     )
 
 
+def test_a_known_site_is_not_called_by_another_nodes_number_either(tmp_path: Path) -> None:
+    """Under secure sums two members of one name would stop everybody."""
+    change = by_round(round2=lambda replies: call(replies, "West", f"node {FIRST_NODE}") or replies)
+    strategy = trained(tmp_path, change)
+    assert status(strategy, 0)["West"] == "weighted"
+    assert status(strategy, 1)["West"].endswith("which is another node's number")
+    assert status(strategy, 2)["West"] == "weighted"
+
+
 # --------------------------------------------------------------------------------------------- keys
 
 

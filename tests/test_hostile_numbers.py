@@ -140,6 +140,28 @@ def test_false_batch_norm_statistics_are_noticed_refused_and_clipped(number):
     assert moved < 5 * usual
 
 
+@pytest.mark.parametrize("number", [1e17, 0.0])
+def test_false_statistics_are_seen_where_all_others_leave_theirs_as_they_are(number):
+    """As training in evaluation mode does: there is no median to compare with."""
+    made = MadeUpFederation.of(catalog.find("methods", "fedavg")())
+    sent = made.sent.buffers
+    updates = [replace(u, model=replace(u.model, buffers=sent.copy())) for u in made.updates]
+    updates[LIAR] = with_false_variances(updates[LIAR], number)
+
+    def outcome(**settings):
+        result = Together(gate=Gate(**settings))(made.round(), updates)
+        assert all(entry.weighted for entry in result.ledger if entry.client != CLIENTS[LIAR])
+        return result.ledger[LIAR].status, np.array_equal(result.next_model.buffers, sent)
+
+    assert outcome() == ("weighted: batch-norm statistics moved while most have not", False)
+    refused, as_sent = outcome(norm="refuse")
+    assert refused.startswith("refused: batch-norm statistics moved")
+    assert as_sent
+    clipped, as_sent = outcome(clip=2.0)
+    assert "batch-norm statistics put back as sent" in clipped
+    assert as_sent
+
+
 def test_krum_does_not_choose_a_client_with_false_batch_norm_statistics():
     made = MadeUpFederation.of(catalog.find("methods", "krum")())
     chosen = next(

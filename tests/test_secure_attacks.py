@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -1470,6 +1471,60 @@ def test_one_site_that_lies_is_refused_by_name_and_the_others_go_on(
     assert statuses[bad].startswith("refused: ")
     assert sum(strategy.history[0].weights.values()) == pytest.approx(1.0)
     assert len(strategy.history[0].weights) == 3
+
+
+@attack(
+    "(a site) calls itself by another site's name",
+    "refused, and the others go on: the name is whose key signs under it, without a directory at"
+    " the server the first client's",
+)
+@pytest.mark.parametrize(
+    ("knows_keys", "comes_first"), [(False, False), (True, False), (True, True)]
+)
+def test_a_site_under_anothers_name_does_not_stop_the_others(
+    knows_keys: bool, comes_first: bool, federation: Federation
+) -> None:
+    """The operator's list calls sites otherwise than they call themselves. West answers as North,
+    and before North, too.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = federation.app(message, context)
+        if context.node_id == 1004 and "client" in reply.content:
+            number = -1 if comes_first else 3
+            reply.content["client"] = ConfigRecord({"name": "North", "number": number})
+        return reply
+
+    sites = {f"Hospital {place}": 1001 + place for place in range(4)}
+    directory = str(federation.contexts["North"].node_config["sites"]) if knows_keys else None
+    options: dict[str, Any] = {"sites": sites, "site_keys": directory, "fraction_evaluate": 0.0}
+    strategy, _ = strategy_of_sites(federation, answer, **options)
+    statuses = {entry.client: entry.status for entry in strategy.history[0].ledger}
+    assert statuses.pop("Hospital 3") == (
+        "refused: it calls itself North, which is another site's name"
+    )
+    assert statuses == dict.fromkeys(list(sites)[:3], "weighted")
+
+
+@attack(
+    "(a site) sends megabytes in the place of a signature or of keys",
+    "refused by name at once; nothing of it is remembered",
+)
+def test_a_signature_of_megabytes_is_refused_and_not_remembered() -> None:
+    session = Session(b"digest", "moves", 0, NAMES)
+    server = SecureSumServer(session, DIRECTORY)
+    sites = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in NAMES}
+    with pytest.raises(SecureSumRefused, match="more than 5 fields"):
+        server.take_advertised(NAMES[0], bytes(4096))
+    for name, site in sites.items():
+        server.take_advertised(name, site.advertise())
+    advertised = server.close_keys()
+    signature = os.urandom(1 << 20)
+    held = sys.getrefcount(signature)
+    closed = sites[NAMES[0]].share(advertised).closed
+    with pytest.raises(SecureSumRefused, match="has a wrong signature"):
+        server.take_shares(NAMES[0], Shares(closed, signature))
+    assert sys.getrefcount(signature) == held
 
 
 def strategy_of_sites(

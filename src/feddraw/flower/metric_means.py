@@ -20,6 +20,8 @@ log = logging.getLogger("flwr")
 # numbers of a reply that say nothing of the model
 NO_METRICS = ("partition-id", SECONDS, EVALUATION_SECONDS)
 
+LARGEST_MEANS = 1 << 17  # bytes of a round's means, which are kept for all rounds: numbers at 8
+
 Values = list[tuple[float, Any]]  # a metric's values, each with the size of its client
 
 
@@ -33,14 +35,38 @@ def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRe
         size = _size(metrics, size_key)
         for name, value in metrics.items():
             values_by_metric.setdefault(name, []).append((size, value))
+    kept = _metrics_to_keep(values_by_metric)
     means = MetricRecord()
     for name, values in values_by_metric.items():
-        usable = _usable_values(name, values)
+        usable = _usable_values(name, values) if name in kept else []
         if usable and name not in (size_key, *NO_METRICS):
             sizes, numbers = zip(*usable, strict=True)
             floats = np.array(numbers, np.float64)  # numpy takes longer integers for objects
             means[name] = np.average(floats, axis=0, weights=sizes).tolist()
     return means
+
+
+def _metrics_to_keep(values_by_metric: Mapping[str, Values]) -> set[str]:
+    """As many as a round has room for, first those that most clients report."""
+    by_clients = sorted(values_by_metric.items(), key=lambda item: len(item[1]), reverse=True)
+    kept: set[str] = set()
+    room = LARGEST_MEANS
+    for name, values in by_clients:
+        size = len(name) + 8 * max(_count(value) for _, value in values)
+        if size <= room:
+            kept.add(name)
+            room -= size
+    if left_out := len(values_by_metric) - len(kept):
+        log.warning(
+            "clients report more metrics than the %d kB that a round keeps: %d are left out",
+            LARGEST_MEANS >> 10,
+            left_out,
+        )
+    return kept
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1
 
 
 def _usable_values(name: str, values: Values) -> Values:

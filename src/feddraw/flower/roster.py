@@ -196,7 +196,7 @@ class Roster:
             return f"its key {self.identity(reply.node)} is not on the operator's list of sites"
         if claimed != owned and taken:
             return f"it answers as {claimed}, which is another node's name"
-        if owned is None and NODE_NUMBER.fullmatch(claimed) and claimed != unnamed:
+        if claimed not in (owned, unnamed) and NODE_NUMBER.fullmatch(claimed):
             return f"it answers as {claimed}, which is another node's number"
         if owned is not None and claimed not in (owned, unnamed):
             old_name = name_in_log(owned)

@@ -35,14 +35,39 @@ from feddraw.secure.rounds.messages import Answer, Keys, Meet, Refusal, Request
 from feddraw.secure.rounds.outcome import SecureOutcome, outcome_of, result_of_outcome
 from feddraw.secure.rounds.terms import COUNTS_SUM, EVALUATE, TRAIN, Terms, terms_of_training
 from feddraw.secure.rounds.training_rules import TrainingRules
+from feddraw.secure.sums.large_digest import large_digest
+from feddraw.secure.sums.one_time_keys import read_one_time_keys
+from feddraw.secure.sums.session import SessionId
+from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.round import Round, RoundResult
-from feddraw.text import one_line
+from feddraw.text import grouped, one_line
 
 log = logging.getLogger("flwr")
 
 # Seconds between two looks for answers, growing while none comes.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 RESERVED_NAME = re.compile(r"(absent|stranger) \d+")  # the ledger's own, for clients without a name
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What was offered to the sites, and as which attempt."""
+
+    terms: Terms
+    attempt: int
+
+    def is_signed(self, name: str, reply: Reply, directory: SiteDirectory | None) -> bool:
+        """Whether a reply's keys are signed with the key that this name has in the directory."""
+        if directory is None:
+            return False
+        try:
+            answer = secure_messages.keys_of_records(reply.content)
+            for sum in self.terms.sums:
+                session = SessionId(answer.digest, self.terms.session_name(sum), self.attempt)
+                read_one_time_keys(session, name, answer.keys.get(sum, b""), directory)
+        except UserError:
+            return False
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,23 +79,49 @@ class SecureAnswers:
     """
 
     by_site: Mapping[str, Reply]  # by the name under which the site signs
+    impostors: Mapping[str, str]  # of these, those under another's name, with what they say
     members: tuple[str, ...]  # all to whom the offer went
     grid: Grid
     timeout: float
 
     @staticmethod
-    def of(replies: Sequence[Reply], offered: sampling.Request, roster: Roster) -> SecureAnswers:
-        """The valid replies to what was offered."""
+    def of(
+        replies: Sequence[Reply],
+        offered: sampling.Request,
+        roster: Roster,
+        offer: _Offer,
+        directory: SiteDirectory | None,
+    ) -> SecureAnswers:
+        """The valid replies to what was offered.
+
+        A name that several sites give themselves belongs to the one that signs with its key in the
+        directory, else to the first of the clients; the others are known by their nodes.
+        """
         if offered.grid is None:
             raise UserError(
                 "secure sums take several messages: this strategy must have sent the first one"
                 " itself"
             )
-        by_site = {roster.called[reply.name]: reply for reply in replies}
+        by_site: dict[str, Reply] = {}
+        impostors: dict[str, str] = {}
+        by_name = grouped((roster.called[reply.name], reply) for reply in replies)
+        for name, claimants in by_name.items():
+            signing = [reply for reply in claimants if offer.is_signed(name, reply, directory)]
+            owner, *_ = signing or claimants
+            for reply in claimants:
+                site = name if reply is owner else f"node {reply.node}"
+                by_site[site] = reply
+                if reply is not owner:
+                    impostors[site] = f"it calls itself {name}, which is another site's name"
         answered = {reply.node for reply in replies}
-        silent = [roster.label(node) for node in offered.nodes if node not in answered]
-        others = [roster.called.get(name, name) for name in silent]
-        return SecureAnswers(by_site, (*by_site, *others), offered.grid, offered.timeout)
+        others = []
+        for node in offered.nodes:
+            if node not in answered:
+                label = roster.label(node)
+                name = roster.called.get(label, label)
+                others.append(f"node {node}" if name in by_site else name)
+        members = (*by_site, *others)
+        return SecureAnswers(by_site, impostors, members, offered.grid, offered.timeout)
 
     @property
     def ledger_names(self) -> dict[str, str]:
@@ -86,6 +137,8 @@ class SecureAnswers:
         keys = {}
         for site, reply in self.by_site.items():
             with round.using(site):
+                if site in self.impostors:
+                    raise UserError(self.impostors[site])
                 if RESERVED_NAME.fullmatch(site):
                     raise UserError(f"it calls itself {site}, which is the ledger's own word")
                 keys[site] = secure_messages.keys_of_records(reply.content)
@@ -159,14 +212,6 @@ class FlowerTransport:
                 yield replies.pop(0)
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """What was offered to the sites, and as which attempt."""
-
-    terms: Terms
-    attempt: int
-
-
 @dataclass(eq=False)
 class SecureRounds:
     """Rounds of which the server may see sums only: offers that go with the strategy's messages,
@@ -195,6 +240,7 @@ class SecureRounds:
                 " clip 0"
             )
         method_as_text(method)  # an error where its rules cannot travel
+        large_digest(())  # and where the package for it is missing, not in every round
 
     def offer_to_train(self, round: int, rounds: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
@@ -226,14 +272,15 @@ class SecureRounds:
         self, round: Round, replies: Sequence[Reply], offered: sampling.Request, group: str
     ) -> RoundOutcome:
         """The round from sums of masked updates; `replies` are the sites' answers to the offer."""
-        answers = SecureAnswers.of(replies, offered, self.roster)
         offer = self._offers[TRAIN]
+        directory = self.options.site_keys
+        answers = SecureAnswers.of(replies, offered, self.roster, offer, directory)
         layout = round.sent.layout
         # Beside the model there are some numbers by output; SMALL_TENSORS has room for these.
         most_words = layout.length("param") + layout.length("buffer")
         transport = answers.transport(TRAIN, group, most_words)
         rules = TrainingRules(round.method, self.options.gate, layout, round.state)
-        secure_round = SecureRound(offer.terms, transport, rules, self.options.site_keys)
+        secure_round = SecureRound(offer.terms, transport, rules, directory)
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.members, keys, offer.attempt)
         if outcome.failure:
@@ -268,13 +315,12 @@ class SecureRounds:
         """All sites' counts as those of one site; none if the sum fails or nobody answered."""
         if not replies:
             return TakenEvaluations([], [])
-        answers = SecureAnswers.of(replies, offered, self.roster)
         offer = self._offers[EVALUATE]
+        directory = self.options.site_keys
+        answers = SecureAnswers.of(replies, offered, self.roster, offer, directory)
         findings = offer.terms.findings
         transport = answers.transport(EVALUATE, group, score_histograms.words_of(findings))
-        secure_round = SecureRound(
-            offer.terms, transport, CountingRules(findings), self.options.site_keys
-        )
+        secure_round = SecureRound(offer.terms, transport, CountingRules(findings), directory)
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.members, keys, offer.attempt)
         names = answers.ledger_names

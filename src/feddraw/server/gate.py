@@ -312,7 +312,7 @@ def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int
     sound = list(verdicts.values())
     medians = Medians(
         distance=_median_length([verdict.distance for verdict in sound]),
-        statistics=_median_length([verdict.statistics for verdict in sound]),
+        statistics=float(np.median([verdict.statistics for verdict in sound])),
         beside={
             name: _median_length([verdict.beside[name] for verdict in sound])
             for name in sound[0].beside
@@ -329,7 +329,7 @@ class Medians:
     """The middle of the clients' lengths in a round."""
 
     distance: float
-    statistics: float
+    statistics: float  # 0 where most have not moved theirs
     beside: Mapping[str, float]
 
 
@@ -338,15 +338,24 @@ def _median_length(lengths: Sequence[float]) -> float:
     return float(np.median(lengths)) or math.inf
 
 
+def _statistics_times(verdict: Verdict, medians: Medians) -> float:
+    """How many medians a client's batch-norm statistics moved. Training in evaluation mode leaves
+    them as they are: where most have not moved, a client that moved its own is infinitely far.
+    """
+    if medians.statistics:
+        return verdict.statistics / medians.statistics
+    return math.inf if verdict.statistics else 0.0
+
+
+def _in_medians(times: float) -> str:
+    return f"{times:.3g} times the median" if math.isfinite(times) else "while most have not"
+
+
 def _compared_with_median(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
     times = verdict.distance / medians.distance
-    statistics_times = verdict.statistics / medians.statistics
+    statistics_times = _statistics_times(verdict, medians)
     ratios = {"moved": times, "batch-norm statistics moved": statistics_times}
-    far = [
-        f"{what} {ratio:.3g} times the median"
-        for what, ratio in ratios.items()
-        if ratio > gate.factor
-    ]
+    far = [f"{what} {_in_medians(ratio)}" for what, ratio in ratios.items() if ratio > gate.factor]
     for name, middle in medians.beside.items():
         ratio = verdict.beside[name] / middle
         if ratio > gate.factor:
@@ -361,7 +370,7 @@ def _compared_with_median(verdict: Verdict, medians: Medians, gate: Gate) -> Ver
 def _to_be_clipped(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
     """With the shares of its move and of its statistics' move that are left."""
     times = verdict.distance / medians.distance
-    statistics_times = verdict.statistics / medians.statistics
+    statistics_times = _statistics_times(verdict, medians)
     keep = min(1.0, gate.clip / times) if times else 1.0
     keep_statistics = keep
     notes = []
@@ -369,7 +378,10 @@ def _to_be_clipped(verdict: Verdict, medians: Medians, gate: Gate) -> Verdict:
         notes.append(f"clipped from {times:.3g} to {gate.clip:g} times the median")
     if statistics_times > gate.clip:
         keep_statistics = min(keep, gate.clip / statistics_times)
-        notes.append(f"batch-norm statistics clipped from {statistics_times:.3g} times the median")
+        cut = f"clipped from {statistics_times:.3g} times the median"
+        if not keep_statistics:
+            cut = "put back as sent, as most have not moved"
+        notes.append(f"batch-norm statistics {cut}")
     return replace(
         verdict,
         note="; ".join(notes),

@@ -218,7 +218,7 @@ class _Attempt:
         self._members = members
         self._sums = {}
         for sum in round.terms.sums:
-            session = Session(digest, f"{round.terms.kind}: {sum}", attempt, members)
+            session = Session(digest, round.terms.session_name(sum), attempt, members)
             self._sums[sum] = SecureSumServer(session, round.directory)
         self.signing = False  # sites were asked to sign a list
 

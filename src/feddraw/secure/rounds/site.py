@@ -267,7 +267,7 @@ class SecureSite:
     def _fresh_keys(self, round: SiteRound) -> Keys:
         settings = self.settings
         for sum in round.terms.sums:
-            session = SessionId(round.digest, f"{round.terms.kind}: {sum}", round.attempt)
+            session = SessionId(round.digest, round.terms.session_name(sum), round.attempt)
             round.halves[sum] = SecureSumClient(
                 session, settings.name, settings.key, settings.directory, fewest=settings.fewest
             )

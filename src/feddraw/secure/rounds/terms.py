@@ -62,6 +62,10 @@ class Terms:
         """The policy that holds in this round."""
         return Policy.of(self.policy)
 
+    def session_name(self, sum: str) -> str:
+        """Under which one of the sums is signed."""
+        return f"{self.kind}: {sum}"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 

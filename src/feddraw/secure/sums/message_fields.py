@@ -21,9 +21,11 @@ def pack_fields(*fields: bytes) -> bytes:
 
 def unpack_fields(content: bytes, count: int) -> list[bytes]:
     """The fields of a message, all of it and nothing beside it."""
-    fields = []
+    fields: list[bytes] = []
     position = 0
     while position < len(content):
+        if len(fields) == count:
+            raise SecureSumRefused(f"a message of a secure sum has more than {count} fields")
         start = position + LENGTH_BYTES
         position = start + int.from_bytes(content[position:start], "little")
         if position > len(content):

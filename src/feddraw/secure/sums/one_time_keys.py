@@ -17,6 +17,7 @@ from feddraw.secure.sums.session import SessionId
 from feddraw.secure.sums.signing_keys import SiteDirectory
 
 NONCE_BYTES = 12
+SIGNATURE_BYTES = 64
 # In a simulation all sites of one process check the same few signatures, over the same bytes.
 CHECKS_REMEMBERED = 1 << 12
 _ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(31) + b"\x40")  # no secret: to try others with
@@ -32,8 +33,12 @@ class OneTimePublicKeys:
     commitment: bytes
 
     def verify(self, signature: bytes, statement: bytes, what: str) -> None:
-        """Refuse what the client has not signed."""
-        if not _is_signature(self.signer, signature, statement):
+        """Refuse what the client has not signed.
+
+        Nothing is remembered of a signature of another length, which could be megabytes.
+        """
+        fits = len(signature) == SIGNATURE_BYTES
+        if not (fits and _is_signature(self.signer, signature, statement)):
             raise SecureSumRefused(f"{what} has a wrong signature")
 
 
