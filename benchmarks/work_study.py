@@ -46,13 +46,15 @@ from feddraw.data.splits import stratified_split
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.run_preparation import initial_model, prepare
+from feddraw.experiment.run_preparation import initial_model, prepare, trained_builder
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import Federation, federate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.system.file_reading import read_csv
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples, with_number_of_steps
+from feddraw.training.network import Build
+from feddraw.training.network_cut import BODY
 from feddraw.training.settings import Training
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
@@ -62,9 +64,6 @@ Floats = NDArray[np.float64]
 # ------------------------------------------------------------------------------------- the design
 
 SHARES = (0.65, 0.10, 0.25)  # of the images to train, validate and test on; no patient in two
-ROUNDS = 15
-TRAINING = Training(epochs=1, batch_size=64, lr=1e-3, clip=5.0)
-RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 WORKS = ("epochs", "steps")
 
 # How the training images are divided. The first three have one large site and three small ones in
@@ -106,14 +105,50 @@ RATE_OF = {
     "alone x 50": "alone, constant",
 }
 
-# Splits by what they are for: no seed is used twice.
-SPLITS = {
-    "pilot": range(9000, 9001),
-    "choose": range(1000, 1020),
-    "run": range(200),
-    "vary": range(2000, 2010),
-}
-PILOT_RATE = 1e-3
+Arm = tuple[str, str]  # work and rule
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is trained, for how long, and what is compared."""
+
+    name: str  # its tables are docs/data/NAME-STAGE.csv
+    frozen: str  # the part of the network that is not trained, as `model.frozen` has it
+    side: int  # of the images, in pixels
+    rounds: int
+    training: Training
+    rates: tuple[float, ...]
+    pilot_rate: float
+    partitions: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    splits: Mapping[str, range]  # by stage; no seed is used twice
+
+    def arms_of(self, stage: str) -> list[Arm]:
+        """The arms that a stage runs."""
+        if stage == "choose":
+            return [(work, rule) for work, rule in self.arms if rule not in RATE_OF]
+        if stage == "vary":
+            return [(work, rule) for work, rule in self.arms if rule in VARIED_RULES]
+        return list(self.arms)
+
+
+HEAD = Design(
+    name="work",
+    frozen="body",
+    side=160,
+    rounds=15,
+    training=Training(epochs=1, batch_size=64, lr=1e-3, clip=5.0),
+    rates=(3e-4, 1e-3, 3e-3, 1e-2),
+    pilot_rate=1e-3,
+    partitions=tuple(PARTITIONS),
+    arms=tuple(product(WORKS, RULES)),
+    splits={
+        "pilot": range(9000, 9001),
+        "choose": range(1000, 1020),
+        "run": range(200),
+        "vary": range(2000, 2010),
+    },
+)
 # Where the sources of variance are told apart, and how many heads of a split, and orders of a head.
 VARIED_RULES = ("fedavg", "uniform")
 VARIED_PARTITIONS = ("random", "natural")
@@ -154,17 +189,15 @@ class Outcome:
 COLUMNS = [field.name for field in (*fields(Cell), *fields(Outcome))]
 
 
-def planned_cells(stage: str, rates: Mapping[Where, float]) -> list[Cell]:
+def planned_cells(design: Design, stage: str, rates: Mapping[Where, float]) -> list[Cell]:
     """All runs of a stage, split by split; `rates` are the chosen ones, for the stages after."""
     varied = stage == "vary"
-    partitions = VARIED_PARTITIONS if varied else tuple(PARTITIONS)
-    rules = VARIED_RULES if varied else tuple(RULES)
-    if stage == "choose":
-        rules = tuple(rule for rule in RULES if rule not in RATE_OF)
+    partitions = VARIED_PARTITIONS if varied else design.partitions
+    arms = design.arms_of(stage)
     times = VARIED_TIMES if varied else 1
     cells = []
-    for split, partition, work, rule in product(SPLITS[stage], partitions, WORKS, rules):
-        tried = _rates_tried(stage, rates, (partition, work, rule))
+    for split, partition, (work, rule) in product(design.splits[stage], partitions, arms):
+        tried = _rates_tried(design, stage, rates, (partition, work, rule))
         for lr, head, order in product(tried, range(times), range(times)):
             # every head has orders of its own
             seed_of_head = split + 10_000 * head
@@ -173,11 +206,13 @@ def planned_cells(stage: str, rates: Mapping[Where, float]) -> list[Cell]:
     return cells
 
 
-def _rates_tried(stage: str, rates: Mapping[Where, float], where: Where) -> Sequence[float]:
+def _rates_tried(
+    design: Design, stage: str, rates: Mapping[Where, float], where: Where
+) -> Sequence[float]:
     if stage == "choose":
-        return RATES
+        return design.rates
     if stage == "pilot":
-        return (PILOT_RATE,)
+        return (design.pilot_rate,)
     partition, work, rule = where
     return (rates[partition, work, RATE_OF.get(rule, rule)],)
 
@@ -187,10 +222,20 @@ def _rates_tried(stage: str, rates: Mapping[Where, float], where: Where) -> Sequ
 
 @dataclass(frozen=True, eq=False)
 class FeatureTable:
-    """Features of all images, with what is known of them."""
+    """Features of all images, with what is known of them, and the network that they enter."""
 
     features: NDArray[np.float32]
     labels: Labels
+    build: Build
+    # The same with the values that training starts from, but for the classifier's: they are drawn.
+    build_initial: Build
+
+    @staticmethod
+    def of_head(features: NDArray[np.float32], labels: Labels) -> FeatureTable:
+        """The classifier alone is trained."""
+        flat = features.reshape(len(features), -1)
+        build = partial(linear_head, flat.shape[1], len(labels.findings))
+        return FeatureTable(flat, labels, build, build)
 
     @cached_property
     def examples(self) -> Examples:
@@ -198,24 +243,20 @@ class FeatureTable:
             self.features, self.labels.targets(), patients=self.labels.patient_numbers()
         )
 
-    @property
-    def build(self) -> Callable[[], tuple[nn.Module, str]]:
-        return partial(linear_head, self.features.shape[1], len(self.labels.findings))
-
 
 def linear_head(width: int, classes: int) -> tuple[nn.Module, str]:
     """The classifier alone, as a network, and its name."""
     return nn.Sequential(nn.Flatten(), nn.Linear(width, classes)), "1"
 
 
-def open_features(labels: Path, progress: Any = None) -> FeatureTable:
+def open_features(design: Design, labels: Path, progress: Any = None) -> FeatureTable:
     """The features of the sample's images, computed where the cache does not have them."""
     from benchmarks.pretrained import weights_file
 
     experiment = Experiment(
         data={
             "name": str(labels),
-            "size": 160,
+            "size": design.side,
             "findings": list(PAPER_FINDINGS),
             "normalize": "measured",
         },
@@ -223,14 +264,18 @@ def open_features(labels: Path, progress: Any = None) -> FeatureTable:
         model={
             "name": "benchmarks.pretrained:lite0",
             "weights": str(weights_file()),
-            "frozen": "body",
+            "frozen": design.frozen,
         },
         method="fedavg",
         engine="serial",
     )
-    dataset = prepare(experiment, progress=progress).dataset
-    features = np.array(dataset.images, np.float32)
-    return FeatureTable(features.reshape(len(features), -1), dataset.labels)
+    prepared = prepare(experiment, progress=progress)
+    labels_of_all = prepared.dataset.labels
+    features = np.array(prepared.dataset.images, np.float32)
+    if design.frozen == BODY:
+        return FeatureTable.of_head(features, labels_of_all)
+    build = trained_builder(prepared.experiment, len(labels_of_all.findings))
+    return FeatureTable(features, labels_of_all, build, partial(build, pretrained=True))
 
 
 def split_rows(labels: Labels, seed: int) -> list[Rows]:
@@ -259,30 +304,33 @@ def make_rule(name: str) -> Method:
 class Task:
     """A split of the images and their division among sites."""
 
+    design: Design
     table: FeatureTable
     training: Mapping[str, Rows]  # by site
     validation: Rows
     test: Rows
 
     @staticmethod
-    def of(table: FeatureTable, split: int, partition: str) -> Task:
+    def of(design: Design, table: FeatureTable, split: int, partition: str) -> Task:
         training, validation, test = split_rows(table.labels, split)
         sites = client_rows(table.labels, training, partition, split)
-        return Task(table, sites, validation, test)
+        return Task(design, table, sites, validation, test)
 
     def run(self, cell: Cell) -> Outcome:
         """One federation, evaluated after its last round."""
         rows = list(self.training.values())
         sizes = [len(of_site) for of_site in rows]
-        training = replace(TRAINING, work=_work(cell.work), lr=cell.lr)
+        training = replace(self.design.training, work=_work(cell.work), lr=cell.lr)
         training = with_number_of_steps(training, sizes)
         method = make_rule(cell.rule)
         trainer = Trainer(
             self.table.build, self.table.examples, rows, training, method.local, asks=method.asks
         )
         engine = Serial(trainer)
-        federation = Federation(method, engine, list(self.training), ROUNDS, seed=cell.order)
-        initial = initial_model(self.table.build, cell.head)
+        federation = Federation(
+            method, engine, list(self.training), self.design.rounds, seed=cell.order
+        )
+        initial = initial_model(self.table.build_initial, cell.head)
         checks = []
         for result in federate(federation, initial):
             checks.append(manipulation(result.ledger))
@@ -354,19 +402,19 @@ def weights_of_constant_similarity(ledger: Sequence[LedgerEntry], sizes: Floats)
 # ------------------------------------------------------------------------------------- the tables
 
 
-def table_file(stage: str, shard: str = "", folder: Path = DATA) -> Path:
+def table_file(design: Design, stage: str, shard: str = "", folder: Path = DATA) -> Path:
     """The table of a stage; a shard has one of its own."""
     part = f"-{shard.replace('/', '-of-')}" if shard else ""
-    return folder / f"work-{stage}{part}.csv"
+    return folder / f"{design.name}-{stage}{part}.csv"
 
 
-def read_rows(stage: str, folder: Path = DATA) -> list[tuple[Cell, Outcome]]:
+def read_rows(design: Design, stage: str, folder: Path = DATA) -> list[tuple[Cell, Outcome]]:
     """All runs of a stage that are there, also those of shards; a run that is there twice counts
     once.
     """
     rows: dict[Cell, Outcome] = {}
-    files = [table_file(stage, folder=folder), *sorted(folder.glob(f"work-{stage}-*-of-*.csv"))]
-    for file in files:
+    of_shards = sorted(folder.glob(f"{design.name}-{stage}-*-of-*.csv"))
+    for file in (table_file(design, stage, folder=folder), *of_shards):
         for row in read_csv(file) if file.is_file() else ():
             rows[_parsed(Cell, row)] = _parsed(Outcome, row)
     return sorted(rows.items(), key=lambda item: item[0])
@@ -392,20 +440,25 @@ def chosen_rates(rows: Sequence[tuple[Cell, Outcome]]) -> dict[Where, float]:
     return {where: max(by_rate, key=lambda rate: by_rate[rate]) for where, by_rate in means.items()}
 
 
-def rates_of_finished_choice(folder: Path = DATA) -> dict[Where, float]:
+def rates_of_finished_choice(design: Design, folder: Path = DATA) -> dict[Where, float]:
     """Refused before all runs of the choice are there."""
-    rows = read_rows("choose", folder)
-    missing = set(planned_cells("choose", {})) - {cell for cell, _ in rows}
+    rows = read_rows(design, "choose", folder)
+    missing = set(planned_cells(design, "choose", {})) - {cell for cell, _ in rows}
     if missing:
         raise UserError(
-            f"{len(missing):,} runs of the choice of learning rates are missing: finish"
-            " `python -m benchmarks.work_study choose` first"
+            f"{len(missing):,} runs of the choice of learning rates are missing: finish the stage"
+            " `choose` first"
         )
     return chosen_rates(rows)
 
 
 def carry_out(
-    table: FeatureTable, cells: Sequence[Cell], file: Path, done: set[Cell], progress: Any
+    design: Design,
+    table: FeatureTable,
+    cells: Sequence[Cell],
+    file: Path,
+    done: set[Cell],
+    progress: Any,
 ) -> None:
     """Run what is not done, and add the rows of a split and partition together, so that what is cut
     off leaves whole rows.
@@ -413,7 +466,7 @@ def carry_out(
     left = [cell for cell in cells if cell not in done]
     ready = 0
     for (split, partition), own in _blocks(left):
-        task = Task.of(table, split, partition)
+        task = Task.of(design, table, split, partition)
         rows = []
         for cell in own:
             rows.append((cell, task.run(cell)))
@@ -459,53 +512,67 @@ def shard_of_splits(cells: Sequence[Cell], shard: str) -> list[Cell]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    from benchmarks.work_study_tables import all_tables
+
+    carry_out_command("benchmarks.work_study", __doc__ or "", HEAD, all_tables, words)
+
+
+def carry_out_command(
+    program: str,
+    description: str,
+    design: Design,
+    tables: Callable[[Path], str],
+    words: Sequence[str] | None,
+) -> None:
+    """The command line of a design: its stages, or `tables` of what came of them."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.work_study",
-        description=__doc__,
+        prog=f"python -m {program}",
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("stage", choices=[*SPLITS, "tables"])
+    parser.add_argument("stage", choices=[*design.splits, "tables"])
     parser.add_argument("labels", nargs="?", type=Path, help="labels.csv of the sample")
     parser.add_argument("--shard", default="", help="i/n: every n-th split, from the i-th")
     options = parser.parse_args(words)
     if options.stage == "tables":
-        from benchmarks.work_study_tables import all_tables
-
-        print(all_tables(DATA))
+        print(tables(DATA))
         return
     if options.labels is None:
         parser.error("give labels.csv of the unpacked sample")
     torch.set_num_threads(1)
     with counting_bar(console(stderr=True), "") as progress:
-        carry_out_stage(options.stage, options.labels, options.shard, progress)
+        carry_out_stage(design, options.stage, options.labels, options.shard, progress)
 
 
-def carry_out_stage(stage: str, labels: Path, shard: str, progress: Any) -> None:
+def carry_out_stage(design: Design, stage: str, labels: Path, shard: str, progress: Any) -> None:
     """A stage, or the part of it that is a shard's; the pilot writes nothing."""
-    rates = rates_of_finished_choice() if stage in ("run", "vary") else {}
-    cells = shard_of_splits(planned_cells(stage, rates), shard)
-    table = open_features(labels, progress)
+    rates = rates_of_finished_choice(design) if stage in ("run", "vary") else {}
+    cells = shard_of_splits(planned_cells(design, stage, rates), shard)
+    table = open_features(design, labels, progress)
     if stage == "pilot":
-        print(cost_of(table, cells, progress))
+        print(cost_of(design, table, cells, progress))
         return
-    done = {cell for cell, _ in read_rows(stage)}
-    carry_out(table, cells, table_file(stage, shard), done, progress)
+    done = {cell for cell, _ in read_rows(design, stage)}
+    carry_out(design, table, cells, table_file(design, stage, shard), done, progress)
 
 
-def cost_of(table: FeatureTable, cells: Sequence[Cell], progress: Any) -> str:
+def cost_of(design: Design, table: FeatureTable, cells: Sequence[Cell], progress: Any) -> str:
     """Processor-seconds of a run, the mean over these, and what the stages cost at that."""
-    task = Task.of(table, cells[0].split, cells[0].partition)
+    task = Task.of(design, table, cells[0].split, cells[0].partition)
     task.run(cells[0])  # the first chooses algorithms
     began = time.process_time()
     for ready, (where, own) in enumerate(_blocks(cells)):
-        task = Task.of(table, *where)
+        task = Task.of(design, table, *where)
         for cell in own:
             task.run(cell)
         progress("splits and partitions", ready + 1, len(list(_blocks(cells))))
     each = (time.process_time() - began) / len(cells)
-    stages = {"choose": len(planned_cells("choose", {}))}
-    everywhere = dict.fromkeys(product(PARTITIONS, WORKS, RULES), RATES[0])
-    stages |= {stage: len(planned_cells(stage, everywhere)) for stage in ("run", "vary")}
+    everywhere = dict.fromkeys(product(PARTITIONS, WORKS, RULES), design.pilot_rate)
+    stages = {
+        stage: len(planned_cells(design, stage, everywhere))
+        for stage in design.splits
+        if stage != "pilot"
+    }
     lines = [f"{len(cells)} runs: {each:.3f} processor-seconds each"]
     lines += [f"{name}: {runs:,} runs, {runs * each / 3600:.2f} h" for name, runs in stages.items()]
     return "\n".join([*lines, f"together: {sum(stages.values()) * each / 3600:.2f} h"])

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from benchmarks.registration import registration_lines
 from benchmarks.work_study import (
+    HEAD,
     PARTITIONS,
     RULES,
     SHARES,
@@ -28,8 +30,10 @@ from benchmarks.work_study import (
     VARIED_TIMES,
     WORKS,
     Cell,
+    Design,
     Outcome,
     Where,
+    chosen_rates,
     read_rows,
 )
 from feddraw.analysis.statistics import holm
@@ -38,6 +42,8 @@ Floats = NDArray[np.float64]
 Results = Mapping[Where, Mapping[int, Outcome]]  # by split
 Name = TypeVar("Name", bound=Hashable)
 
+REGISTRATION = "studies/work-weights-similarity.md"
+ANSWERED = "natural"  # the partition that the question is answered from
 LEVEL = 0.05
 OVERLAP = SHARES[2] / SHARES[0]  # test images by training images
 EQUIVALENT = 0.002  # of AUC: similarity makes no difference that matters if it is smaller
@@ -137,7 +143,7 @@ def difference_of_work(results: Results, partition: str) -> dict[int, float]:
     return {split: epochs[split] - steps[split] for split in epochs if split in steps}
 
 
-def _estimated(gaps: Mapping[Name, Mapping[int, float]]) -> dict[Name, Estimate]:
+def estimated(gaps: Mapping[Name, Mapping[int, float]]) -> dict[Name, Estimate]:
     """A family with its correction; what has fewer than two splits is left out."""
     enough = {name: by_split for name, by_split in gaps.items() if len(by_split) > 1}
     if not enough:
@@ -149,20 +155,23 @@ def _estimated(gaps: Mapping[Name, Mapping[int, float]]) -> dict[Name, Estimate]
 
 # ------------------------------------------------------------------------------------- the answers
 
+W1 = "W1: uniform − FedAvg, equal epochs"
+W2 = "W2: uniform − FedAvg, equal steps"
 W3 = "W3: W1 − W2, what is work"
+W4 = "W4: FedNova − FedAvg, equal epochs"
 
 
 def weights_and_work(results: Results) -> dict[str, dict[str, Estimate]]:
-    """W1 to W3, each a family over the partitions."""
+    """W1 to W4, each a family over the partitions."""
     return {
-        "W1: uniform − FedAvg, equal epochs": _estimated(
+        W1: estimated(
             {p: difference(results, p, "epochs", "uniform", "fedavg") for p in PARTITIONS}
         ),
-        "W2: uniform − FedAvg, equal steps": _estimated(
+        W2: estimated(
             {p: difference(results, p, "steps", "uniform", "fedavg") for p in PARTITIONS}
         ),
-        W3: _estimated({p: difference_of_work(results, p) for p in PARTITIONS}),
-        "W4: FedNova − FedAvg, equal epochs": _estimated(
+        W3: estimated({p: difference_of_work(results, p) for p in PARTITIONS}),
+        W4: estimated(
             {p: difference(results, p, "epochs", "fednova", "fedavg") for p in PARTITIONS}
         ),
     }
@@ -173,11 +182,16 @@ def work_was_manipulated(results: Results, partition: str) -> bool:
     them with equal steps.
     """
     by_size = (partition, "epochs", "fedavg")
-    of_images = _mean_share(results, by_size, "largest_weight")
-    of_epochs = _mean_share(results, by_size, "largest_steps")
-    equal = _mean_share(results, (partition, "steps", "uniform"), "largest_weight")
-    of_steps = _mean_share(results, (partition, "steps", "fedavg"), "largest_steps")
+    of_images = mean_share(results, by_size, "largest_weight")
+    of_epochs = mean_share(results, by_size, "largest_steps")
+    equal = mean_share(results, (partition, "steps", "uniform"), "largest_weight")
+    of_steps = mean_share(results, (partition, "steps", "fedavg"), "largest_steps")
     return of_epochs > of_images - STEPS_BELOW and abs(of_steps - equal) < STEPS_APART
+
+
+def verdict_of_work(results: Results, partition: str, estimate: Estimate) -> str:
+    """Of what is work, which is judged only where the work was as it was meant to be."""
+    return estimate.verdict() if work_was_manipulated(results, partition) else "not judged"
 
 
 class Contrast(NamedTuple):
@@ -198,7 +212,7 @@ def contrasts(results: Results, pairs: Sequence[tuple[str, str]]) -> dict[Contra
         Contrast(*pair, partition, work)
         for pair, partition, work in product(pairs, PARTITIONS, WORKS)
     ]
-    return _estimated(
+    return estimated(
         {
             contrast: difference(
                 results, contrast.partition, contrast.work, contrast.first, contrast.second
@@ -217,6 +231,97 @@ def similarity_verdict(estimate: Estimate, moved: float) -> str:
     if estimate.low > -EQUIVALENT and estimate.high < EQUIVALENT:
         return f"within {EQUIVALENT:g}"
     return "not decided"
+
+
+def moved_share(results: Results, contrast: Contrast) -> float:
+    """Of the weight, which similarity moved in the first of two rules."""
+    return mean_share(results, (contrast.partition, contrast.work, contrast.first), "from_constant")
+
+
+# -------------------------------------------------------------------------- the answer in sentences
+
+DECIDED = ("higher", "lower")
+
+
+def three_sentences(results: Results) -> list[str]:
+    """Weights, steps and similarity on the natural sites, by the registration's rules; a fourth
+    where none of them is decided.
+    """
+    families = weights_and_work(results)
+    weights = families[W2].get(ANSWERED)
+    work = families[W3].get(ANSWERED)
+    similarity = {
+        contrast: estimate
+        for contrast, estimate in contrasts(results, SIMILARITY).items()
+        if contrast.partition == ANSWERED
+    }
+    if weights is None or work is None or not similarity:
+        return ["Not answered: there are too few runs."]
+    of_work = verdict_of_work(results, ANSWERED, work)
+    judged = {
+        contrast: similarity_verdict(estimate, moved_share(results, contrast))
+        for contrast, estimate in similarity.items()
+    }
+    sentences = [
+        _weights_sentence(weights),
+        _steps_sentence(work, of_work),
+        _similarity_sentence(results, similarity, judged),
+    ]
+    verdicts = {weights.verdict(), of_work, *judged.values()}
+    if not verdicts & set(DECIDED):
+        sentences.append(
+            "So this data set cannot tell: no number of splits would decide a difference smaller"
+            f" than ± {weights.floor:.4f} between weights, or ± {work.floor:.4f} by steps."
+        )
+    return sentences
+
+
+def _weights_sentence(estimate: Estimate) -> str:
+    what = "with equal steps for all sites, equal weights minus weights by size are"
+    verdict = estimate.verdict()
+    start = f"Weights: {verdict}" if verdict in DECIDED else "Weights are not decided"
+    return f"{start}: {what} {_in_words(estimate)}."
+
+
+def _steps_sentence(estimate: Estimate, verdict: str) -> str:
+    what = "equal epochs in place of equal steps change that difference by"
+    start = f"Steps: {verdict}" if verdict in DECIDED else f"Steps are {verdict}"
+    return f"{start}: {what} {_in_words(estimate)}."
+
+
+def _similarity_sentence(
+    results: Results, estimates: Mapping[Contrast, Estimate], judged: Mapping[Contrast, str]
+) -> str:
+    decided = [contrast for contrast, verdict in judged.items() if verdict in DECIDED]
+    if decided:
+        largest = max(decided, key=lambda contrast: abs(estimates[contrast].mean))
+        return (
+            f"Similarity: decided in {len(decided)} of {len(judged)} contrasts; the largest,"
+            f" {largest.words()}, is {_in_words(estimates[largest])}, where similarity moved"
+            f" {moved_share(results, largest):.1%} of the weight."
+        )
+    counts = {verdict: list(judged.values()).count(verdict) for verdict in judged.values()}
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    low = min(estimate.low for estimate in estimates.values())
+    high = max(estimate.high for estimate in estimates.values())
+    most = max(moved_share(results, contrast) for contrast in estimates)
+    return (
+        f"Similarity is not decided: of {len(judged)} contrasts {listed}; it moved at most"
+        f" {most:.1%} of the weight, and all intervals lie within [{low:+.4f}, {high:+.4f}]."
+    )
+
+
+def _in_words(estimate: Estimate) -> str:
+    return (
+        f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}] in AUC"
+        f" (Holm's p {p_text(estimate.holm_p)}; floor ± {estimate.floor:.4f};"
+        f" {estimate.splits} splits)"
+    )
+
+
+def p_text(p: float) -> str:
+    """Of a table's cell; one that rounds to nothing is an upper bound."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 # -------------------------------------------------------------------------------- where it varies
@@ -272,24 +377,59 @@ def varied_differences(rows: Sequence[tuple[Cell, Outcome]], partition: str, wor
 
 def all_tables(folder: Path) -> str:
     """Every table, in Markdown; one that has no runs yet says so."""
-    rows = read_rows("run", folder)
+    rows = read_rows(HEAD, "run", folder)
     results = by_cell(rows)
-    parts = [f"{len(rows):,} runs"]
+    tables = [f"docs/data/{HEAD.name}-{stage}.csv" for stage in ("choose", "run", "vary")]
+    parts = [registration_lines(REGISTRATION, tables), f"{len(rows):,} runs"]
+    parts.append("**Answer, from the natural sites**\n\n" + "\n".join(three_sentences(results)))
     for name, estimates in weights_and_work(results).items():
         verdicts = {partition: estimate.verdict() for partition, estimate in estimates.items()}
         if name == W3:
-            unmoved = [where for where in estimates if not work_was_manipulated(results, where)]
-            verdicts |= dict.fromkeys(unmoved, "not judged")
-        parts.append(f"**{name}**\n\n{_estimate_table('partition', estimates, verdicts)}")
+            verdicts = {
+                partition: verdict_of_work(results, partition, estimate)
+                for partition, estimate in estimates.items()
+            }
+        parts.append(f"**{name}**\n\n{estimate_table('partition', estimates, verdicts)}")
     parts.append(f"**S: similarity**\n\n{_similarity_table(results)}")
-    measuring = {
-        contrast.words(): estimate for contrast, estimate in contrasts(results, DIAGNOSTICS).items()
-    }
-    found = {words: estimate.verdict() for words, estimate in measuring.items()}
-    parts.append(f"**R: rules that measure**\n\n{_estimate_table('rules', measuring, found)}")
-    parts.append(f"**What was done to the weights**\n\n{_manipulation_table(results)}")
-    parts.append(f"**Where D varies**\n\n{_sources_table(read_rows('vary', folder))}")
+    measuring = contrasts(results, DIAGNOSTICS)
+    by_words = {contrast.words(): estimate for contrast, estimate in measuring.items()}
+    found = {words: estimate.verdict() for words, estimate in by_words.items()}
+    parts.append(f"**R: rules that measure**\n\n{estimate_table('rules', by_words, found)}")
+    parts.append(f"**R: lower than neither**\n\n{_lower_than_neither_table(measuring)}")
+    parts.append(f"**What was done to the weights**\n\n{manipulation_table(results)}")
+    parts.append(f"**Where D varies**\n\n{_sources_table(read_rows(HEAD, 'vary', folder))}")
+    parts.append(f"**Chosen learning rates**\n\n{chosen_rate_table(HEAD, folder)}")
     return "\n\n".join(parts) + "\n"
+
+
+def _lower_than_neither_table(estimates: Mapping[Contrast, Estimate]) -> str:
+    """What the rules that measure are good for: a rule must be lower than neither of the two that
+    it chooses between. Not decided never means equal.
+    """
+    verdicts: dict[tuple[str, str], dict[str, str]] = {}
+    for contrast, estimate in estimates.items():
+        where = f"{contrast.partition}, {contrast.work}"
+        by_other = verdicts.setdefault((contrast.first, where), {})
+        by_other[contrast.second] = estimate.verdict()
+    rows = []
+    for (rule, where), by_other in sorted(verdicts.items()):
+        fedavg = by_other.get("fedavg", "—")
+        uniform = by_other.get("uniform", "—")
+        good = "no" if "lower" in (fedavg, uniform) else "yes"
+        rows.append([rule, where, fedavg, uniform, good])
+    return _markdown(
+        ["rule", "partition, work", "− FedAvg", "− uniform", "lower than neither"], rows
+    )
+
+
+def chosen_rate_table(design: Design, folder: Path) -> str:
+    """The chosen rates; one at the end of those that were tried is marked."""
+    ends = {min(design.rates): " (lowest tried)", max(design.rates): " (highest tried)"}
+    rates = chosen_rates(read_rows(design, "choose", folder))
+    rows = [
+        [", ".join(where), f"{rate:g}{ends.get(rate, '')}"] for where, rate in sorted(rates.items())
+    ]
+    return _markdown(["partition, work, rule", "learning rate"], rows)
 
 
 ESTIMATE_COLUMNS = ("difference [95 %]", "Holm's p", "SD", "floor", "splits", "verdict")
@@ -298,7 +438,7 @@ ESTIMATE_COLUMNS = ("difference [95 %]", "Holm's p", "SD", "floor", "splits", "v
 def _estimate_cells(estimate: Estimate, verdict: str) -> list[str]:
     return [
         f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}]",
-        f"{estimate.holm_p:.3f}",
+        p_text(estimate.holm_p),
         f"{estimate.spread:.4f}",
         f"± {estimate.floor:.4f}",
         str(estimate.splits),
@@ -306,7 +446,7 @@ def _estimate_cells(estimate: Estimate, verdict: str) -> list[str]:
     ]
 
 
-def _estimate_table(
+def estimate_table(
     first: str, estimates: Mapping[str, Estimate], verdicts: Mapping[str, str]
 ) -> str:
     rows = [
@@ -318,8 +458,7 @@ def _estimate_table(
 def _similarity_table(results: Results) -> str:
     rows = []
     for contrast, estimate in contrasts(results, SIMILARITY).items():
-        where = (contrast.partition, contrast.work, contrast.first)
-        moved = _mean_share(results, where, "from_constant")
+        moved = moved_share(results, contrast)
         verdict = similarity_verdict(estimate, moved)
         cells = _estimate_cells(estimate, verdict)
         rows.append([contrast.words(), f"{100 * moved:.2f} %", *cells])
@@ -336,21 +475,21 @@ SHARE_COLUMNS = {
 }
 
 
-def _manipulation_table(results: Results) -> str:
+def manipulation_table(results: Results) -> str:
     rows = []
     for partition in PARTITIONS:
         for work in WORKS:
             for rule in RULES:
                 where = (partition, work, rule)
                 if where in results:
-                    shares = [_mean_share(results, where, name) for name in SHARE_COLUMNS]
+                    shares = [mean_share(results, where, name) for name in SHARE_COLUMNS]
                     cells = ["—" if math.isnan(share) else f"{share:.4f}" for share in shares]
                     aucs = [outcome.test_auc for outcome in results[where].values()]
                     rows.append([", ".join(where), f"{np.nanmean(aucs):.4f}", *cells])
     return _markdown(["partition, work, rule", "test AUC", *SHARE_COLUMNS.values()], rows)
 
 
-def _mean_share(results: Results, where: Where, name: str) -> float:
+def mean_share(results: Results, where: Where, name: str) -> float:
     return float(np.mean([getattr(outcome, name) for outcome in results[where].values()]))
 
 
