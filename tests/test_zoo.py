@@ -16,7 +16,20 @@ import feddraw
 from feddraw import catalog
 from feddraw.analysis.explain_weights import explain_run_weights
 from feddraw.analysis.weights_in_words import weights_in_sentences
-from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
+from feddraw.core import (
+    ASKED,
+    Cohort,
+    Entry,
+    Job,
+    Layout,
+    Model,
+    Piece,
+    Update,
+    Weights,
+    gram,
+    of_present,
+    with_present,
+)
 from feddraw.core.schedules import cosine, softmax
 from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError
@@ -882,11 +895,20 @@ def test_a_signal_that_turns_round_leaves_the_trust_with_size():
     assert found.parts["gamma"] == pytest.approx(1, abs=0.15)
 
 
+def test_what_is_kept_of_a_client_stays_while_it_is_away():
+    cohort = cohort_of(CLIENTS[:2], [1, 1], sent=[1, 0], round=0)
+    kept = {"1": 5.0, "7": 9.0}
+    assert of_present(kept, cohort, 2.0).tolist() == [2.0, 5.0]
+    assert np.isnan(of_present(kept, cohort)).tolist() == [True, False]
+    assert with_present(kept, cohort, [3.0, 4.0]) == {"0": 3.0, "1": 4.0, "7": 9.0}
+    assert kept == {"1": 5.0, "7": 9.0}
+
+
 def test_steadiness():
-    assert steadiness([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
-    assert steadiness([1, 2, 3], [3, 2, 1]) == 0
-    assert steadiness([1, 1], [5, 7]) == 1
-    assert steadiness([], []) == 1
+    assert steadiness(np.array([1, 2, 3]), np.array([2, 4, 6])) == pytest.approx(1)
+    assert steadiness(np.array([1, 2, 3]), np.array([3, 2, 1])) == 0
+    assert steadiness(np.array([1, 1]), np.array([5, 7])) == 1
+    assert steadiness(np.array([]), np.array([])) == 1
 
 
 # --------------------------------------------------------------------------------- FedDRAW by class

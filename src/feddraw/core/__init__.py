@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from feddraw.core.addressed import TAG, addressed, drawn_tag, own_row
+from feddraw.core.by_client import of_present, with_present
 from feddraw.core.capabilities import (
     only_weighs,
     secure_sums,
@@ -178,6 +179,7 @@ __all__ = [
     "in_layer",
     "mean_buffers",
     "normalize",
+    "of_present",
     "only_weighs",
     "output_name",
     "own_output_weight",
@@ -195,4 +197,5 @@ __all__ = [
     "why_not_second",
     "why_not_secure",
     "why_not_streaming",
+    "with_present",
 ]

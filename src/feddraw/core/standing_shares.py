@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from feddraw.core.by_client import of_present, with_present
 from feddraw.core.cohort import Cohort
 from feddraw.core.exchange import State
 from feddraw.core.model import Vector
@@ -33,6 +32,7 @@ from feddraw.core.sums import Column, Segment, segments_of_sum, weighted_sum
 WeightedChange = Callable[[Column, slice], Vector]
 # By client, in units of 1/K; one for a client that was never weighted.
 Shares = Mapping[str, float]
+FIRST_SHARE = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def update_standing_mean(
     held = cohort.extra("held") if "held" in cohort.updates[0].extra else None
     if held is None:
         # Nobody sent what it remembered, because weights stay equal: so do the shares.
-        weights = _of_present(shares, cohort)
+        weights = of_present(shares, cohort, FIRST_SHARE)
         segments: Sequence[Segment] = ()
     else:
         weights = sums.weights.values
@@ -84,10 +84,12 @@ def update_standing_mean(
         if held is not None:
             total[span] += weighted_sum((share.after - share.before) / population, held[:, span])
         if stretch.own:
-            next_by_span[_span_text(span)] = _after(stretch.shares, cohort, share)
+            after = share.after.tolist()
+            next_by_span[_span_text(span)] = with_present(stretch.shares, cohort, after)
+    of_whole_model = _changed(shares, cohort, weights)
     next_state = {
         "population": population,
-        "shares": _after(shares, cohort, _changed(shares, cohort, weights)),
+        "shares": with_present(shares, cohort, of_whole_model.after.tolist()),
         "spans": next_by_span,
     }
     return total, next_state
@@ -99,14 +101,19 @@ def _stretches(
     """All parameters in order, cut where the shares or the round's weights change."""
     shares: Shares = state["shares"]
     by_span: Mapping[str, Shares] = state["spans"]
-    own_shares = [(_span_of_text(text), own) for text, own in by_span.items()]
-    for with_shares, earlier in segments_of_sum(length, shares, own_shares):
-        for with_weights, values in segments_of_sum(length, weights, segments):
+    shares_by_span = [(_span_of_text(text), own) for text, own in by_span.items()]
+    # None where those of the whole model hold
+    for with_shares, own_shares in segments_of_sum(length, None, shares_by_span):
+        for with_weights, own_weights in segments_of_sum(length, None, segments):
             start = max(with_shares.start, with_weights.start)
             stop = min(with_shares.stop, with_weights.stop)
             if start < stop:
-                own = earlier is not shares or values is not weights
-                yield Stretch(slice(start, stop), earlier, values, own)
+                yield Stretch(
+                    span=slice(start, stop),
+                    shares=shares if own_shares is None else own_shares,
+                    weights=weights if own_weights is None else own_weights,
+                    own=own_shares is not None or own_weights is not None,
+                )
 
 
 def _span_text(span: slice) -> str:
@@ -118,18 +125,9 @@ def _span_of_text(text: str) -> slice:
     return slice(int(start), int(stop))
 
 
-def _of_present(shares: Shares, cohort: Cohort) -> Column:
-    return np.array([shares.get(str(client), 1.0) for client in cohort.clients])
-
-
 def _changed(shares: Shares, cohort: Cohort, weights: Column) -> ShareChange:
-    before = _of_present(shares, cohort)
+    before = of_present(shares, cohort, FIRST_SHARE)
     total = weights.sum()
     if not total:  # nobody present labels the finding of these parameters: shares stay
         return ShareChange(before, before)
     return ShareChange(before, before.sum() * weights / total)
-
-
-def _after(shares: Shares, cohort: Cohort, change: ShareChange) -> dict[str, float]:
-    names = map(str, cohort.clients)
-    return {**shares, **dict(zip(names, change.after.tolist(), strict=True))}

@@ -28,6 +28,8 @@ from feddraw.core import (
     Weighting,
     Weights,
     normalize,
+    of_present,
+    with_present,
 )
 from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import not_negative
@@ -57,18 +59,17 @@ class FairFedWeighting(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
-        names = [str(client) for client in cohort.clients]
         counts = cohort.extra("groups").astype(np.float64)
         accuracy = counts[:, -1] / counts[:, -2]
         global_gap = sensitivity_gap(counts.sum(axis=0))
         away = np.abs(np.array([sensitivity_gap(row) for row in counts]) - global_gap)
         away = np.where(np.isnan(away), np.abs(accuracy - accuracy.mean()), away)
-        scores = prior * np.array([state["multiple"].get(name, 1.0) for name in names])
+        scores = prior * of_present(state["multiple"], cohort, 1.0)
         scores -= self.beta * (away - away.mean())
         kept = np.maximum(0, scores)
-        multiples = dict(zip(names, (scores / prior).tolist(), strict=True))
+        multiples = with_present(state["multiple"], cohort, (scores / prior).tolist())
         weights = normalize(kept if kept.any() else prior, prior=prior, reputation=scores)
-        return weights, {"multiple": state["multiple"] | multiples}
+        return weights, {"multiple": multiples}
 
 
 def fairfed(beta: float = 1.0) -> Method:

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Method, Needs, State, Weighted, Weighting, Weights, weighted_sum
+from feddraw.core import (
+    Cohort,
+    Method,
+    Needs,
+    State,
+    Weighted,
+    Weighting,
+    Weights,
+    of_present,
+    weighted_sum,
+    with_present,
+)
 from feddraw.core.schedules import Floats, cosine, size_prior, softmax
 from feddraw.errors import positive
 
@@ -41,16 +52,16 @@ class FedAdpWeighting(Weighting):
         # Where nobody moved, or this client did not, there is no angle to hold against it.
         still = ~common.any() | ~moves.any(axis=1)
         angle = np.where(still, 0.0, np.arccos(similarity))
-        angles = dict(zip(map(str, cohort.clients), angle, strict=True))
-        counts = {client: state["rounds"].get(client, 0) + 1 for client in angles}
-        means = {
-            c: state["angle"].get(c, 0.0) * (n - 1) / n + float(angles[c]) / n
-            for c, n in counts.items()
-        }
-        scores = gompertz(np.array(list(means.values())), self.alpha)
+        rounds = of_present(state["rounds"], cohort, 0).astype(np.int64) + 1
+        before = of_present(state["angle"], cohort, 0.0)
+        mean_angle = before * (rounds - 1) / rounds + angle / rounds
+        scores = gompertz(mean_angle, self.alpha)
         values = softmax(scores + np.log(prior), 1.0)  # proportional to size · exp(score)
         if len(cohort.updates) > 1:
-            state = {"angle": state["angle"] | means, "rounds": state["rounds"] | counts}
+            state = {
+                "angle": with_present(state["angle"], cohort, mean_angle.tolist()),
+                "rounds": with_present(state["rounds"], cohort, rounds.tolist()),
+            }
         parts = {"prior": prior, "similarity": similarity, "reputation": scores}
         return Weights(values, parts), state
 

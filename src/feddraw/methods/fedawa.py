@@ -14,7 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Method, Needs, State, Weighted, Weighting, Weights, gram
+from feddraw.core import (
+    Cohort,
+    Method,
+    Needs,
+    State,
+    Weighted,
+    Weighting,
+    Weights,
+    gram,
+    of_present,
+    with_present,
+)
 from feddraw.core.schedules import Floats, cosine, size_prior, softmax
 from feddraw.errors import positive
 
@@ -42,13 +53,12 @@ class FedAwaWeighting(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
-        names = [str(client) for client in cohort.clients]
-        moved = np.array([state["moved"].get(name, 0.0) for name in names])
+        moved = of_present(state["moved"], cohort, 0.0)
         values = softmax(prior + moved, 1.0)
         similarity = cosine(cohort.params, cohort.sent.params)
         gradient = fedawa_slope(values, gram(cohort.params, cohort.sent.params), similarity)
         moved -= self.lr * gradient / (np.abs(gradient) + 1e-8)  # the first step of Adam
-        state = {"moved": state["moved"] | dict(zip(names, moved.tolist(), strict=True))}
+        state = {"moved": with_present(state["moved"], cohort, moved.tolist())}
         return Weights(values, {"prior": prior, "similarity": similarity}), state
 
 

@@ -21,11 +21,11 @@ which it was alone, and a client without a weight before has the mean of the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddraw.core import (
     TAG,
@@ -51,7 +51,9 @@ from feddraw.core import (
     drawn_tag,
     gram,
     normalize,
+    of_present,
     own_row,
+    with_present,
 )
 from feddraw.core.schedules import Floats
 from feddraw.errors import one_of
@@ -98,33 +100,30 @@ class ContributionWeighting(Weighting):
         return {"weight": {}, "rounds": {}, "cosine": {}, "error": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        names = [str(client) for client in cohort.clients]
-        if len(names) == 1:
+        if len(cohort.updates) == 1:
             return Weights(np.ones(1)), state
-        shares = shares_so_far(state["weight"], names)
+        shares = shares_so_far(of_present(state["weight"], cohort))
         products = gram(cohort.params, cohort.sent.params)
         similarity = cosine_with_others(products, shares)
-        rounds = np.array([state["rounds"].get(name, 0) + 1 for name in names])
-        cosines = running_mean(state["cosine"], names, similarity, rounds)
-        errors = running_mean(state["error"], names, cohort.number(ERROR_WITHOUT.name), rounds)
+        error = cohort.number(ERROR_WITHOUT.name)
+        rounds = of_present(state["rounds"], cohort, 0).astype(np.int64) + 1
+        cosines = running_mean(of_present(state["cosine"], cohort, 0.0), similarity, rounds)
+        errors = running_mean(of_present(state["error"], cohort, 0.0), error, rounds)
         direction = floored_shares(1 - cosines)
         need = floored_shares(errors)
         joined = direction + need if self.join == "plus" else direction * need
         values = normalize(floored_shares(joined)).values
         columns = {"weight": values, "rounds": rounds, "cosine": cosines, "error": errors}
         state = {
-            key: {**state[key], **dict(zip(names, column.tolist(), strict=True))}
+            key: with_present(state[key], cohort, column.tolist())
             for key, column in columns.items()
         }
         return Weights(values, {"similarity": similarity, "reputation": joined}), state
 
 
-def running_mean(
-    before: Mapping[str, float], names: Sequence[str], now: Column, rounds: Column
-) -> Column:
+def running_mean(before: Column, now: Column, rounds: NDArray[np.int64]) -> Column:
     """Each client's mean over its rounds, of which the present one is the last."""
-    means = np.array([before.get(name, 0.0) for name in names])
-    return np.asarray(means + (now - means) / rounds)
+    return np.asarray(before + (now - before) / rounds)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ from feddraw.core import (
     Weighting,
     Weights,
     normalize,
+    of_present,
+    with_present,
 )
 from feddraw.errors import positive
 from feddraw.methods.afl import shares_of_all
@@ -49,18 +51,16 @@ class GapWeighting(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         present = list(cohort.clients)
-        names = [str(client) for client in present]
-        trained = np.array([state["trained"].get(name, np.nan) for name in names])
-        gap = cohort.number("loss") - trained
+        gap = cohort.number("loss") - of_present(state["trained"], cohort)
         shares = shares_of_all(state["share"], cohort.population)
         shares[present] += self._step_size(cohort) * normalised_gaps(gap)
         shares = np.clip(shares, 0.0, 1.0)
         shares = normalize(shares if shares.any() else np.ones(len(shares))).values
         now = shares[present]
-        own_losses = dict(zip(names, cohort.number("trained loss").tolist(), strict=True))
+        own_losses = cohort.number("trained loss").tolist()
         state = {
             "share": {str(client): share for client, share in enumerate(shares.tolist())},
-            "trained": {**state["trained"], **own_losses},
+            "trained": with_present(state["trained"], cohort, own_losses),
         }
         weights = normalize(now if now.any() else np.ones(len(now)), reputation=gap)
         return weights, state

@@ -13,17 +13,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from feddraw.core import Cohort, Layout, Method, State, Weighted, Weighting, Weights
+from feddraw.core import (
+    Cohort,
+    Column,
+    Layout,
+    Method,
+    State,
+    Weighted,
+    Weighting,
+    Weights,
+    of_present,
+    with_present,
+)
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Annealing, Reading, weights_and_parts
 from feddraw.methods.feddraw import NEEDS, similarity_to_sent
 
 
-def steadiness(before: list[float], now: list[float]) -> float:
+def steadiness(before: Column, now: Column) -> float:
     """Their correlation, zero if negative; one where all clients are alike."""
-    if not before:
+    if not len(before):
         return 1.0
-    first = np.asarray(before) - np.mean(before)
-    second = np.asarray(now) - np.mean(now)
+    first = before - before.mean()
+    second = now - now.mean()
     length = math.sqrt((first @ first) * (second @ second))
     return float(np.clip(first @ second / length, 0, 1)) if length > 1e-15 else 1.0
 
@@ -44,14 +55,14 @@ class AdaptiveAnnealing(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         views = cohort.views()
         similarity = np.array([similarity_to_sent(view, "classifier", "both") for view in views])
-        now = dict(zip(map(str, cohort.clients), similarity.tolist(), strict=True))
-        last = state["similarity"]
-        in_both = [client for client in now if client in last]
-        rho = steadiness([last[client] for client in in_both], [now[client] for client in in_both])
+        last = of_present(state["similarity"], cohort)
+        known = np.isfinite(last)
+        rho = steadiness(last[known], similarity[known])
         decay = state["decay"] + (self.annealing.eta * rho if cohort.round else 0.0)
         _, beta = self.annealing.at(cohort.round, cohort.rounds)
         result = weights_and_parts(cohort.sizes, similarity, math.exp(-decay), beta)
-        next_state = {"similarity": last | now, "decay": decay}
+        similarities = with_present(state["similarity"], cohort, similarity.tolist())
+        next_state = {"similarity": similarities, "decay": decay}
         return Weights(result.weight, result.parts), next_state
 
 

@@ -30,6 +30,7 @@ from feddraw.core import (
     Weighting,
     Weights,
     normalize,
+    with_present,
 )
 from feddraw.core.schedules import Floats, size_prior
 from feddraw.errors import UserError, not_negative, one_of
@@ -54,8 +55,7 @@ class PidWeighting(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
         loss = cohort.number("trained loss")
-        names = [str(client) for client in cohort.clients]
-        known = [np.asarray(state["losses"].get(name, ())) for name in names]
+        known = [np.asarray(state["losses"].get(str(client), ())) for client in cohort.clients]
         before = np.array([losses[-1] if len(losses) else np.nan for losses in known])
         latest = [
             np.append(losses, now)[-REMEMBERED:] for losses, now in zip(known, loss, strict=True)
@@ -64,7 +64,7 @@ class PidWeighting(Weighting):
         high = shares_or(prior, np.array([losses.mean() for losses in latest]))
         size = max(0.0, 1 - self.drop - self.past)
         values = size * prior + self.drop * fallen + self.past * high
-        state = {"losses": state["losses"] | dict(zip(names, latest, strict=True))}
+        state = {"losses": with_present(state["losses"], cohort, latest)}
         # once more shares: one client alone counts 1 to the last digit
         return normalize(values, prior=prior, reputation=fallen), state
 

@@ -16,7 +16,6 @@ does not label is left out of its mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +30,8 @@ from feddraw.core import (
     Weighted,
     Weighting,
     Weights,
+    of_present,
+    with_present,
 )
 from feddraw.core.schedules import Floats, cosine
 from feddraw.errors import below_one
@@ -49,17 +50,15 @@ class ByClassContribution(Weighting):
         return {"contribution": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        known: Mapping[str, float] = state["contribution"]
-        names = [str(client) for client in cohort.clients]
-        similarity = class_similarity(cohort, shares_so_far(known, names))
-        before = np.array([known.get(name, np.nan) for name in names])
+        before = of_present(state["contribution"], cohort)
+        similarity = class_similarity(cohort, shares_so_far(before))
         smoothed = self.momentum * before + (1 - self.momentum) * similarity
         contribution = np.where(np.isnan(before), similarity, smoothed)
-        now = dict(zip(names, contribution.tolist(), strict=True))
         weights = Weights(
-            shares_so_far(now, names), {"similarity": similarity, "reputation": contribution}
+            shares_so_far(contribution), {"similarity": similarity, "reputation": contribution}
         )
-        return weights, {"contribution": {**known, **now}}
+        known = with_present(state["contribution"], cohort, contribution.tolist())
+        return weights, {"contribution": known}
 
 
 def class_similarity(cohort: Cohort, shares: Column) -> Floats:
@@ -81,16 +80,16 @@ def class_similarity(cohort: Cohort, shares: Column) -> Floats:
     return np.asarray(total / np.maximum(classes, 1))
 
 
-def shares_so_far(known: Mapping[str, float], names: Sequence[str]) -> Column:
-    """What is known of each client as a share among these; negative counts as nothing.
+def shares_so_far(amounts: Column) -> Column:
+    """Each client's amount as a share among these; negative counts as nothing.
 
-    A client of which nothing is known has the mean of the others. Equal where nothing is left.
+    A client whose amount is not known (NaN) has the mean of the others. Equal where nothing is
+    left.
     """
-    amounts = np.array([known.get(name, np.nan) for name in names])
     amounts = np.maximum(amounts, 0.0)
     unknown = np.isnan(amounts)
     if unknown.all() or not amounts[~unknown].any():
-        return np.full(len(names), 1 / len(names))
+        return np.full(len(amounts), 1 / len(amounts))
     amounts[unknown] = amounts[~unknown].mean()
     return np.asarray(amounts / amounts.sum())
 
