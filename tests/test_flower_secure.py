@@ -651,7 +651,7 @@ def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_
 
 
 def test_sites_that_answered_are_not_missing_where_the_counts_of_too_few_came(
-    keys: Path, tmp_path: Path
+    keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     silent = ("South", "West")
 
@@ -668,6 +668,8 @@ def test_sites_that_answered_are_not_missing_where_the_counts_of_too_few_came(
     assert {name for name, status in found.items() if status == "missing"} == set(silent)
     for name in set(tiny.NAMES) - set(silent):
         assert "keys came from 2 of 4 clients" in found[name]
+    assert "again" not in grid.stages, "nobody who is missing could answer a second attempt"
+    assert "is left out of a secure sum" not in caplog.text, "the sites that answered did nothing"
 
 
 def test_a_site_with_labels_of_another_length_is_refused_and_the_others_count(

@@ -640,6 +640,21 @@ def test_a_refused_message_leaves_a_site_in_memory_as_it_was() -> None:
             sites[name].answer(Add("moves", told, shares), work)
 
 
+def test_a_site_that_was_not_told_of_the_others_takes_part_in_a_second_attempt() -> None:
+    """Its message with everyone's keys was lost: it has run nothing, and is not refused for it."""
+    key = Ed25519PrivateKey.generate()
+    settings = SiteSettings("North", key, {"North": key.public_key()})
+    site = SecureSite(settings, MemoryOfProcess())
+    offer = Offer(terms(), b"d" * 32, b"w" * 32)
+    first = site.offer(offer)
+    fresh = site.answer(Again(offer.digest, 1), Sized())
+    assert isinstance(fresh, Keys)
+    assert fresh.digest == first.digest
+    assert fresh.keys != first.keys
+    with refused("agreed to another round since, or to none"):
+        site.answer(Again(b"e" * 32, 2), Sized())
+
+
 class Sized:
     """A site's work that says its size."""
 

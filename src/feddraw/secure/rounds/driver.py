@@ -26,8 +26,10 @@ So no value of a site leaves it before it has seen t signatures under the digest
 app uses, and no sum opens unless the same was announced to t sites; masks are made from what was
 announced, so words of a site that got another announcement make noise of the sum. A site that falls
 silent, fails or is refused is left out from there on, with the reason. Where too few are left
-before any list is signed, the sums are tried once more among the same members; after that never,
-because a second sum over other sites would show the difference. `site` is the other side.
+after the keys and before any list is signed, the sums are tried once more among the same members;
+after that never, because a second sum over other sites would show the difference. Where too few
+keys came, there is no second attempt: who sent none has had no offer, or had its time. `site` is
+the other side.
 """
 
 from __future__ import annotations
@@ -138,7 +140,8 @@ class SecureRound:
             try:
                 return trial.open(keys)
             except SecureSumFailed as failure:
-                if trial.signing or number + 1 == ATTEMPTS or not self._may_come_back(members):
+                worth_another = trial.met and not trial.signing and number + 1 < ATTEMPTS
+                if not worth_another or not self._may_come_back(members):
                     raise
                 keys = self._fresh_keys(members, digest, attempt + number + 1)
                 if not keys:
@@ -220,6 +223,7 @@ class _Attempt:
         for sum in round.terms.sums:
             session = Session(digest, round.terms.session_name(sum), attempt, members)
             self._sums[sum] = SecureSumServer(session, round.directory)
+        self.met = False  # enough sites sent keys, which all were told
         self.signing = False  # sites were asked to sign a list
 
     def open(self, keys: Mapping[str, Keys]) -> Opened:
@@ -249,6 +253,7 @@ class _Attempt:
     def _meet(self) -> Announcement:
         """Everyone's keys go to everyone; who they are and shares for the others come back."""
         advertised = {sum: server.close_keys() for sum, server in self._sums.items()}
+        self.met = True
         first = next(iter(advertised.values()))
         request = Meet(advertised)
         requests = {name: request for name, content in first.items() if content}

@@ -11,7 +11,8 @@ by a name that the server gives.
 
 What was run once is never run again. A second attempt at the same sums needs the same digest, the
 same members and a site that has not signed any list yet: otherwise two different sums of the same
-updates could be opened, and their difference would be one site's.
+updates could be opened, and their difference would be one site's. A site that was not told of the
+others' keys has run nothing; it sends fresh ones.
 """
 
 from __future__ import annotations
@@ -232,6 +233,9 @@ class SecureSite:
         """Keys for what was sent, signed with its digest. Nothing is run yet."""
         self.settings.check(offer.terms)
         if self._memory.was_run(offer.work):
+            under_way = self._memory.load()
+            if under_way is None or under_way.digest != offer.digest:
+                raise UserError(RUN_BEFORE)
             return self._again(offer.digest, offer.attempt)
         round = SiteRound(offer.terms, offer.digest, offer.work, offer.attempt)
         return self._fresh_keys(round)
@@ -253,9 +257,12 @@ class SecureSite:
         return steps[type(request)](round, request, work)
 
     def _again(self, digest: bytes, attempt: int) -> Keys:
-        """Another attempt at the sums of what was run; its update is the one that was kept."""
+        """Another attempt at the sums of what was agreed; what was run is not run again."""
         round = self._memory.load()
-        if round is None or round.digest != digest or round.facts is None or round.signed:
+        if round is None or round.digest != digest:
+            raise UserError("this site has agreed to another round since, or to none")
+        cut_off = round.facts is None and self._memory.was_run(round.work)
+        if round.signed or cut_off:
             raise UserError(RUN_BEFORE)
         if attempt <= round.attempt or round.attempts >= MOST_ATTEMPTS:
             raise UserError(f"no other attempt at these sums: {round.attempts} were made")
