@@ -14,10 +14,11 @@ pytest.importorskip("flwr")
 from flwr.proto.node_pb2 import NodeInfo
 
 from feddraw.cli import app
+from feddraw.errors import UserError
 from feddraw.flower import MethodStrategy
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import FIRST_NODE
-from feddraw.flower.registered_sites import registered_sites
+from feddraw.flower.registered_sites import list_nodes, registered_sites
 from feddraw.methods.feddraw import feddraw
 from test_flower import ROUNDS, federation, tiny, trained
 
@@ -90,6 +91,14 @@ def test_before_the_first_run_a_site_has_the_name_under_which_its_key_was_regist
     named = NodeInfo(node_id=7, status="registered", public_key=b"a key", name="North")
     (site,) = registered_sites([named], None)
     assert (site.name, site.rounds) == ("North", None)
+
+
+def test_a_terminal_without_flowers_configuration_is_told_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"'consortium' not found.*type `export FLWR_HOME="):
+        list_nodes("consortium")
 
 
 def test_the_command_shows_a_table_or_one_document(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import stat
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,21 @@ def test_an_error_of_another_kind_has_its_name(tmp_path: Path) -> None:
 def test_where_the_file_cannot_be_written_the_line_still_goes_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert failed({"memory": str(tmp_path / "file" / "below")}, UserError("no space")) == "no space"
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_nodes_log_has_the_traceback_only_where_the_file_has_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, in_file: bool
+) -> None:
+    (tmp_path / "file").write_text("")
+    memory = tmp_path if in_file else tmp_path / "file" / "below"
+    try:
+        with failure_in_one_line({"memory": str(memory)}):
+            raise UserError("7.png: no image")
+    except SiteFailed as failure:  # as Flower does
+        logging.getLogger("flwr").error("ClientApp raised an exception", exc_info=failure)
+    assert "7.png: no image" in caplog.text
+    assert ("Traceback" in caplog.text) is not in_file
 
 
 def test_the_file_does_not_grow_without_end(tmp_path: Path) -> None:

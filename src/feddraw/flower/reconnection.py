@@ -107,8 +107,8 @@ def _trouble_of_status(response: httpx.Response, server: ServerAddress, now: dat
         refused = f"{NOT_ACCEPTED} {server.key_fingerprint}"
         return Trouble(
             "key",
-            f"{refused}; either it still has the connection of a node that crashed (for up to"
-            " 60 s), or the key is not registered",
+            f"{refused}: it still has the connection of a node that crashed (for up to 60 s), or"
+            " another node runs with this key, or the key is not registered",
             f"{refused}: ask the operator to register its public half (flwr supernode register),"
             " and check that no other node runs with this key",
             PATIENCE_WITH_REFUSALS,

@@ -26,6 +26,10 @@ from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 
 UNKNOWN = "-"
+FIND_CONFIGURATION = (
+    "Flower reads the configuration that FLWR_HOME names: in every terminal of the server, type"
+    " `export FLWR_HOME=/etc/feddraw/flwr` first"
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def list_nodes(connection: str | None) -> list[Any]:
             return list(client.ListNodes(ListNodesRequest()).nodes_info)
     except click.ClickException as error:
         why = " ".join(error.format_message().split())
-        raise UserError(f"the SuperLink does not say who is connected: {why}") from None
+        remedy = f" {FIND_CONFIGURATION}" if "Flower configuration" in why else ""
+        raise UserError(f"the SuperLink does not say who is connected: {why}{remedy}") from None
 
 
 def registered_sites(nodes: Sequence[Any], run: Path | None) -> list[RegisteredSite]:

@@ -7,6 +7,7 @@ name of the file. Flower carries an error as text with the type's name around it
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,25 @@ SELF_EXPLAINING = ("UserError", "SiteFailed")  # types whose name adds nothing t
 class SiteFailed(UserError):
     """The work of a site failed; says where at the site the whole story is."""
 
+    in_file = False  # the whole story is there
+
+
+class StoryInFile(logging.Filter):
+    """Flower logs what an app raises with its traceback: where that is in the site's file, the line
+    is enough for the node's log.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, SiteFailed) and error.in_file:
+            record.exc_info = None
+            record.msg = "This site could not do its part: %s"
+            record.args = (str(error),)
+        return True
+
+
+story_in_file = StoryInFile()
+
 
 @contextmanager
 def failure_in_one_line(node: Mapping[str, Any]) -> Iterator[None]:
@@ -48,10 +68,14 @@ def failure_in_one_line(node: Mapping[str, Any]) -> Iterator[None]:
             message = f"{name}: {message}"
         line = shortened(message, LONGEST_MESSAGE)
         file = memory_folder(node) / ERRORS_FILE
-        if _written(file, error):
+        in_file = _written(file, error)
+        if in_file:
             site = one_line(node.get("client") or "the site")
             line = f"{line} (in full at {site}: {file})"
-        raise SiteFailed(line) from error
+        failure = SiteFailed(line)
+        failure.in_file = in_file
+        logging.getLogger("flwr").addFilter(story_in_file)  # once, however often it is added
+        raise failure from error
 
 
 def shortened(message: str, most: int) -> str:
