@@ -5,8 +5,13 @@ where something is missing.
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import struct
 import sys
+import warnings
+import zipfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,11 +19,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
 from feddraw.errors import UserError
 from feddraw.experiment.running import run
+from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.models.densenet121 import TORCHVISION_NAME
 from feddraw.system.machine import installed
 from feddraw.training.network_by_name import build_network
@@ -64,6 +70,116 @@ def test_a_pickled_network_is_not_run_and_the_message_says_what_to_save(tmp_path
     torch.save(convolutions(3), tmp_path / "network.pt")
     with pytest.raises(UserError, match=r"would run its code.*torch.save\(network.state_dict"):
         loaded(tmp_path / "network.pt")
+
+
+class Bomb:
+    """Unpickled, it leaves a file behind."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("exploded"),)
+
+
+def safetensors_header(**tensors: dict[str, Any]) -> bytes:
+    """A file of such a header with 400 zeros behind it."""
+    header = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(400)
+
+
+def state_with(**tensors: Tensor) -> dict[str, Tensor]:
+    return {**convolutions(3).state_dict(), "0.weight": tensors["first"]}
+
+
+def swollen(path: Path) -> None:
+    """A small archive that unpacks to more than a file of weights may have."""
+    torch.save(convolutions(3).state_dict(), path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("archive/data/9", bytes(1 << 20))
+
+
+FIRST = convolutions(3).state_dict()["0.weight"]
+WHOLE = save(convolutions(3).state_dict())
+HOSTILE_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pickle.pth": (lambda p: p.write_bytes(pickle.dumps({"0.weight": Bomb()})), "run its code"),
+    "archive.pth": (lambda p: torch.save({"0.weight": Bomb()}, p), "run its code"),
+    "pickle.safetensors": (lambda p: p.write_bytes(pickle.dumps(Bomb())), "not a file of weights"),
+    "cut.pth": (lambda p: p.write_bytes(b"PK\3\4" + bytes(60)), "not all of it"),
+    "empty.pth": (lambda p: p.touch(), "not all of it"),
+    "cut.safetensors": (lambda p: p.write_bytes(WHOLE[:-40]), "not all of it"),
+    "long_header.safetensors": (
+        lambda p: p.write_bytes(struct.pack("<Q", 1 << 60) + WHOLE[8:]),
+        "header too large",
+    ),
+    "no_header.safetensors": (
+        lambda p: p.write_bytes(struct.pack("<Q", 9) + b"{{{{{{{{{"),
+        "invalid JSON",
+    ),
+    "beyond_its_end.safetensors": (
+        lambda p: p.write_bytes(
+            safetensors_header(a={"dtype": "F32", "shape": [100], "data_offsets": [0, 1 << 50]})
+        ),
+        "not a file of weights",
+    ),
+    "unknown_type.safetensors": (
+        lambda p: p.write_bytes(
+            safetensors_header(a={"dtype": "X9", "shape": [100], "data_offsets": [0, 400]})
+        ),
+        "unknown variant",
+    ),
+    "folder.pth": (lambda p: p.mkdir(), "no weights file"),
+    "loop.pth": (lambda p: p.symlink_to(p), "no weights file"),
+    "nan.pth": (lambda p: torch.save(state_with(first=FIRST * torch.nan), p), "not finite"),
+    "nan.safetensors": (lambda p: save_file(state_with(first=FIRST * torch.nan), p), "not finite"),
+    "overflow.pth": (lambda p: torch.save(state_with(first=FIRST.double() * 1e300), p), "finite"),
+    "int8.pth": (
+        lambda p: torch.save(state_with(first=FIRST.to(torch.int8)), p),
+        "0.weight is int8, where the network has plain float32",
+    ),
+    "complex.safetensors": (
+        lambda p: save_file(state_with(first=FIRST.to(torch.complex64)), p),
+        "0.weight is complex64",
+    ),
+    "sparse.pth": (lambda p: torch.save(state_with(first=FIRST.to_sparse()), p), "sparse"),
+    "meta.pth": (lambda p: torch.save(state_with(first=FIRST.to("meta")), p), "or empty"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_FILES)
+def test_a_hostile_or_damaged_file_is_one_line_and_nothing_is_run_or_written(
+    name: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDRAW_CACHE", str(in_tmp / "cache"))
+    write, line = HOSTILE_FILES[name]
+    write(in_tmp / name)
+    settings = {"model": "test_backbones:convolutions", "model.weights": name}
+    experiment = small(**settings, **{"model.frozen": "body", "method": "fedavg"})
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(UserError, match=line) as refused:
+            run(experiment, in_tmp / "run")
+    assert not [str(warning.message) for warning in warned]
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in in_tmp.iterdir()] == [name]
+
+
+def test_an_archive_that_unpacks_to_more_than_its_limit_is_not_unpacked(tmp_path: Path) -> None:
+    swollen(tmp_path / "w.pth")
+    assert (tmp_path / "w.pth").stat().st_size < 1 << 17
+    with pytest.raises(UserError, match="is larger than 0 MB"):
+        read_saved_parameters(tmp_path / "w.pth", most=1 << 19)
+
+
+def test_a_file_is_read_by_what_is_in_it_whatever_its_name(tmp_path: Path) -> None:
+    state = convolutions(3).state_dict()
+    save_file(state, tmp_path / "w.pth")
+    assert torch.equal(loaded(tmp_path / "w.pth").state_dict()["0.weight"], state["0.weight"])
+
+
+def test_numbers_of_other_types_are_converted_if_they_are_floats(tmp_path: Path) -> None:
+    half = {name: tensor.half() for name, tensor in convolutions(3).state_dict().items()}
+    save_file(half, tmp_path / "w.safetensors")
+    weights = loaded(tmp_path / "w.safetensors").state_dict()["0.weight"]
+    assert weights.dtype == torch.float32
+    assert torch.equal(weights, half["0.weight"].float())
 
 
 def test_a_network_of_another_package_is_named_by_its_factory() -> None:
@@ -151,7 +267,10 @@ class StandInAutoModel:
 
 
 def stand_in_config(path: Path, **_: Any) -> SimpleNamespace:
-    return SimpleNamespace(**json.loads((path / "config.json").read_text()))
+    config = json.loads((path / "config.json").read_text())
+    if "auto_map" in config:
+        raise ValueError("contains custom code.\nPlease pass the argument `trust_remote_code=True`")
+    return SimpleNamespace(**config)
 
 
 def stand_in_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +343,75 @@ def test_what_a_folder_in_hugging_faces_format_lacks_is_named(
     save_file({**state, "head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.warns(UserWarning, match=r"1 of 7 tensors are not used \(head.weight"):
         build(settings)
+
+
+def tokens_folder(folder: Path, **config: Any) -> Path:
+    """A folder in Hugging Face's format."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 8, **config}))
+    save_file(TokenNetwork(8).state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def refused_folder(folder: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        build_network("huggingface", 3, {"folder": str(folder)}, pretrained=True, side=28)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_folder_that_asks_for_code_of_its_own_or_from_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_transformers(monkeypatch)
+    code = tokens_folder(
+        tmp_path / "code", auto_map={"AutoModel": "evil.C"}, trust_remote_code=True
+    )
+    assert "needs code of its own (auto_map in config.json), which is not run" in refused_folder(
+        code
+    )
+    for number, config in enumerate(
+        (
+            {"attn_implementation": "someone/kernel"},
+            {"vision_config": {"_attn_implementation": {"": "someone/kernel"}}},
+        )
+    ):
+        folder = tokens_folder(tmp_path / str(number), **config)
+        assert "asks for code from elsewhere ('someone/kernel')" in refused_folder(folder)
+
+
+def test_a_folder_with_damaged_weights_or_other_files_of_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_for_transformers(monkeypatch)
+    folder = tokens_folder(tmp_path / "tokens")
+    file = folder / "model.safetensors"
+    for content in (file.read_bytes()[:-40], pickle.dumps(Bomb()), b""):
+        file.write_bytes(content)
+        assert "is not a network of transformers: Error while" in refused_folder(folder)
+    state = TokenNetwork(8).state_dict()
+    first = state["layer.weight"]
+    for tensor, line in (
+        (first * torch.nan, "layer.weight has values that are not finite"),
+        (first.to(torch.int8), "layer.weight is I8 in the file"),
+    ):
+        save_file({**state, "layer.weight": tensor}, file)
+        assert line in refused_folder(folder)
+    file.rename(folder / "part.safetensors")
+    for name in ("part.bin", "../part.safetensors"):
+        index = {"weight_map": dict.fromkeys(state, name)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert f"names '{name}', which is no safetensors file there" in refused_folder(folder)
+
+
+@pytest.mark.skipif(not installed("transformers"), reason="needs transformers")
+def test_transformers_runs_no_code_of_a_folder(in_tmp: Path) -> None:
+    code = "from pathlib import Path\nPath('exploded').touch()\nclass C: pass\n"
+    names = {"AutoConfig": "evil.C", "AutoModel": "evil.C"}
+    folder = tokens_folder(in_tmp / "code", model_type="mine", auto_map=names)
+    (folder / "evil.py").write_text(code)
+    assert "needs code of its own" in refused_folder(folder)
+    assert not Path("exploded").exists()
 
 
 @pytest.mark.skipif(not installed("transformers"), reason="needs transformers")

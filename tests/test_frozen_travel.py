@@ -251,6 +251,30 @@ def test_a_site_that_gets_the_right_file_after_a_round_takes_part_again(
     assert "East" not in grid.sent_layers()
 
 
+def test_a_file_that_is_replaced_after_a_site_has_named_it_is_noticed_before_the_site_trains(
+    hospitals: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The digest is of the tensors that are used, not of the file when the question came."""
+    weights = weights_file(tmp_path, "server.pt", seed=5)
+    own = weights_file(tmp_path, "own.pt", seed=5)
+    run = cut_run(tmp_path, weights, nodes=2, rounds=1)
+    nodes = with_settings(hospitals, tmp_path, North={}, East={"backbone": str(own)}, South={})
+
+    class Replaced(Watched):
+        def _answer(self, message: Message) -> Message:
+            if message.metadata.message_type == "train":
+                weights_file(tmp_path, "own.pt", seed=6)
+                client_app._layers_of_backbone.cache_clear()  # another process of the site
+            return super()._answer(message)
+
+    grid = Replaced(app, nodes, run)
+    strategy = serve_flower_run(grid, run)
+    assert strategy.history[0].weights.keys() == {"North", "South"}
+    (refused,) = (entry.status for entry in strategy.history[0].ledger if not entry.weighted)
+    assert "own.pt: its frozen tensors have SHA-256" in refused
+
+
 def test_clients_that_know_nothing_of_the_question_are_sent_the_frozen_layers_in_every_round(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -21,7 +21,7 @@ from feddraw.data.imaging import BadImage, decode
 from feddraw.data.scenarios import index_list
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.models import densenet121
+from feddraw.models import _saved_parameters, densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import ReportSettings, write_report
 from feddraw.results import predictions
@@ -158,7 +158,8 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "label tables, unpacked": csv_sheet.MAX_TEXT,
         "a line of them": csv_sheet.MAX_LINE,
         "predictions": predictions.MAX_PREDICTIONS,
-        "weights files": densenet121.MAX_DENSENET121_FILE,
+        "weights of DenseNet121, unpacked": densenet121.MAX_DENSENET121_FILE,
+        "other weights, unpacked": _saved_parameters.MAX_PARAMETER_FILE,
         "DICOM files": imaging.MAX_FILE,
         "labels or names in an `.npz`": npz_archive.MAX_ARCHIVE_TABLE,
         "images in an `.npz`": npz_archive.MAX_ARCHIVE_IMAGES,

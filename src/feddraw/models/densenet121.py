@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from feddraw.errors import UserError
 from feddraw.models._saved_parameters import (
     SavedParameters,
+    copy_parameters,
     read_saved_parameters,
     warn_of_unused,
 )
@@ -85,5 +86,6 @@ def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> 
             f"these are not DenseNet121's weights: {len(different)} of {len(body)} tensors differ,"
             f" first {different[0]}"
         )
-    warn_of_unused(sorted(renamed.keys() - set(body)), len(renamed), "DenseNet121's weights")
-    network.load_state_dict({name: renamed[name] for name in body}, strict=False)
+    source = "DenseNet121's weights"
+    copy_parameters(network, {name: renamed[name] for name in body}, source)
+    warn_of_unused(sorted(renamed.keys() - set(body)), len(renamed), source)

@@ -7,17 +7,20 @@ Nothing is downloaded, no code of the folder is run, and weights are read from s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from feddraw.errors import UserError, in_one_line, one_of
-from feddraw.models._saved_parameters import warn_of_unused
+from feddraw.models._saved_parameters import check_finite, warn_of_unused
 
 POOLINGS = ("auto", "token", "mean")
+INDEX = "model.safetensors.index.json"  # which file of several has a tensor
 FROM_FOLDER = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -76,20 +79,74 @@ def huggingface(
             " with save_pretrained"
         )
     try:
+        _refuse_code_of_others(path, folder)
         config = AutoConfig.from_pretrained(path, **FROM_FOLDER)
         if pretrained:
+            _check_index(path, folder)
             backbone, loading = AutoModel.from_pretrained(
                 path, use_safetensors=True, output_loading_info=True, **FROM_FOLDER
             )
+            _check_kinds(path, backbone, folder)
+            check_finite(backbone.float().state_dict(), folder)
             _check_loading(loading, len(backbone.state_dict()), folder, pooling)
         else:
             backbone = AutoModel.from_config(config, trust_remote_code=False)
-    except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = in_one_line(error)
-        raise UserError(f"{folder} is not a network of transformers: {reason}") from None
+    except UserError:
+        raise
+    except Exception as error:  # files of a stranger, read by code of a third party
+        if "trust_remote_code" in str(error):  # its advice, which is no setting here
+            raise UserError(
+                f"{folder} needs code of its own (auto_map in config.json), which is not run: where"
+                " you trust that, make the network in a function of yours and name it as model"
+            ) from None
+        raise UserError(
+            f"{folder} is not a network of transformers: {in_one_line(error)}"
+        ) from None
     sizes = getattr(config, "hidden_sizes", None)
     width = sizes[-1] if sizes else config.hidden_size
     return PooledFeatures(backbone.float(), width, classes, pooling)
+
+
+def _refuse_code_of_others(path: Path, folder: str) -> None:
+    """A configuration may name a kernel, which transformers would download and run."""
+    for name in _implementations(json.loads((path / "config.json").read_text())):
+        if "/" in name:
+            raise UserError(
+                f"config.json in {folder} asks for code from elsewhere ({name!r:.80}), which"
+                " is not run: take that line out of it"
+            )
+
+
+def _implementations(written: Any, inside: bool = False) -> Iterator[str]:
+    """All names that stand under a key such as attn_implementation."""
+    if isinstance(written, str) and inside:
+        yield written
+    for key, value in written.items() if isinstance(written, dict) else ():
+        yield from _implementations(value, inside or key.endswith("_implementation"))
+
+
+def _check_index(path: Path, folder: str) -> None:
+    """Of weights in several files the index says which has a tensor: it may name no other files."""
+    index = path / INDEX
+    if (path / "model.safetensors").is_file() or not index.is_file():
+        return
+    for name in set(json.loads(index.read_text())["weight_map"].values()):
+        if not name.endswith(".safetensors") or Path(name).name != name:
+            raise UserError(
+                f"{INDEX} in {folder} names {name!r:.80}, which is no safetensors file there"
+            )
+
+
+def _check_kinds(path: Path, backbone: nn.Module, folder: str) -> None:
+    """Refuse whole or complex numbers in the place of floats: they would be converted unscaled."""
+    kinds: dict[str, str] = {}
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            kinds |= {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+    for name, tensor in backbone.state_dict().items():
+        stored = [kind for there, kind in kinds.items() if f".{there}".endswith(f".{name}")]
+        if tensor.is_floating_point() and stored and not stored[0].startswith(("F", "BF")):
+            raise UserError(f"{folder}: {name} is {stored[0]} in the file, not of floats")
 
 
 def _check_loading(loading: Mapping[str, Any], tensors: int, folder: str, pooling: str) -> None:

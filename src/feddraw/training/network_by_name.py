@@ -26,6 +26,7 @@ from feddraw.core.model import head_names
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._saved_parameters import (
     SavedParameters,
+    copy_parameters,
     read_saved_parameters,
     warn_of_unused,
 )
@@ -204,8 +205,8 @@ def load_network_weights(
             f"{file} is of another network: {len(missing)} of {len(body)} tensors differ, first"
             f" {name} ({shapes})"
         )
+    copy_parameters(module, fitting, file)
     warn_of_unused(sorted(state.keys() - fitting.keys()), len(state), file)
-    module.load_state_dict(fitting, strict=False)
 
 
 def _with_projection(module: nn.Module, classifier: Heads, width: int) -> str:
