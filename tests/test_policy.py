@@ -29,7 +29,7 @@ from feddraw.report import ReportSettings, write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.collectors import Streaming
-from feddraw.server.policy import Policy, nearest_within_limits, policy_of
+from feddraw.server.policy import Policy, nearest_within_limits, policy_of, read_clause
 from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import SIZES, Altered, bench, same, server_images, train, with_server
@@ -392,3 +392,15 @@ def test_a_run_folder_without_a_policy_has_blank_columns_for_it(tmp_path: Path):
 def test_pooled_images_have_no_clients_to_limit():
     (result,) = run(small(method="centralised", rounds=1, **{"policy.cap": 0.5}))
     assert result.ledger[0].status == "weighted"
+
+
+@pytest.mark.parametrize("text", ["", "cap", "floor_times", "fixed eased", "cap_times unmet"])
+def test_a_clause_in_a_ledger_is_read_as_it_was_written(text: str):
+    clause = read_clause(text)
+    assert ("" if clause is None else str(clause)) == text
+
+
+@pytest.mark.parametrize("text", ["max_size", "cap ", "cap lifted", "floor unmet", "eased", " "])
+def test_a_clause_that_no_policy_has_is_refused(text: str):
+    with pytest.raises(ValueError, match=r"clause|Effect"):
+        read_clause(text)

@@ -22,9 +22,10 @@ from feddraw.analysis.explain_weights import (
     WeightExplanation,
 )
 from feddraw.analysis.site_heterogeneity import site_distances_in_ledger, site_distances_in_words
+from feddraw.core import Clause, Effect
 from feddraw.core.schedules import most_moved_by_similarity
 from feddraw.results.ledger_table import LedgerTable
-from feddraw.server.policy import EASED, UNMET
+from feddraw.server.policy import FIXED, read_clause
 from feddraw.text import join_names
 
 HOW_WEIGHTS_SPLIT = (
@@ -213,15 +214,16 @@ def _policy_clauses(explained: WeightExplanation) -> Iterator[str]:
     """Where a policy decided, and its largest change."""
     ledger = explained.run.ledger
     clauses = np.array(ledger.clauses, dtype=object).reshape(explained.shares.shape)
-    for clause in sorted({clause for row in ledger.clauses for clause in row if clause}):
+    for text in sorted({text for row in ledger.clauses for text in row}):
+        clause = read_clause(text)
         for place, client in enumerate(explained.clients):
-            here = clauses[:, place] == clause
-            if here.any():
+            here = clauses[:, place] == text
+            if clause is not None and here.any():
                 yield _clause_in_words(ledger, clause, client, place, here)
 
 
 def _clause_in_words(
-    ledger: LedgerTable, clause: str, client: str, place: int, here: NDArray[np.bool_]
+    ledger: LedgerTable, clause: Clause, client: str, place: int, here: NDArray[np.bool_]
 ) -> str:
     """What a setting of the policy did to one client in the rounds in which it decided."""
     proposed = ledger["proposed"][:, place]
@@ -229,11 +231,10 @@ def _clause_in_words(
     change = np.where(here, allowed - proposed, 0.0)
     most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
     when = rounds_in_words(spans_of_rounds(here))
-    if clause.endswith(UNMET):
-        setting = clause.removesuffix(UNMET)
+    if clause.effect is Effect.UNMET:
         return (
-            f"With too few clients, policy.{setting} could not limit {client} in {when}: it counted"
-            f" up to {percent(np.nanmax(np.where(here, allowed, np.nan)))}."
+            f"With too few clients, policy.{clause.setting} could not limit {client} in {when}: it"
+            f" counted up to {percent(np.nanmax(np.where(here, allowed, np.nan)))}."
         )
     if here.sum() > 1:
         when += f", most in round {most}"
@@ -243,12 +244,13 @@ def _clause_in_words(
     )
 
 
-def _clause_and_client(clause: str, client: str, change: float) -> str:
-    if clause == "fixed":
-        return f"policy.fixed set the weight of {client}"
-    if clause.endswith(EASED):
-        return f"With too few clients, policy.{clause.removesuffix(EASED)} was relaxed for {client}"
-    return f"policy.{clause} {'lowered' if change < 0 else 'raised'} the weight of {client}"
+def _clause_and_client(clause: Clause, client: str, change: float) -> str:
+    if clause.effect is Effect.EASED:
+        return f"With too few clients, policy.{clause.setting} was relaxed for {client}"
+    if clause.setting == FIXED:
+        return f"policy.{FIXED} set the weight of {client}"
+    verb = "lowered" if change < 0 else "raised"
+    return f"policy.{clause.setting} {verb} the weight of {client}"
 
 
 def _findings_taught(explained: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -247,13 +248,38 @@ def _stacked(rows: Sequence[Vector]) -> Matrix:
     return np.stack(rows)
 
 
+class Effect(StrEnum):
+    """What a setting of the policy did to a weight."""
+
+    DECIDED = ""
+    EASED = "eased"  # too few clients to keep the setting, so it was scaled
+    UNMET = "unmet"  # too few clients for it to limit anybody
+
+
+@dataclass(frozen=True)
+class Clause:
+    """The setting of a policy that decided a client's weight, or could not."""
+
+    setting: str
+    effect: Effect = Effect.DECIDED
+
+    def __str__(self) -> str:
+        """As the ledger has it."""
+        return f"{self.setting} {self.effect}" if self.effect else self.setting
+
+
 @dataclass(frozen=True, eq=False)
 class LimitedWeights:
     """What a policy made of a rule's weights."""
 
     before: Column
     after: Column
-    clauses: tuple[str, ...]  # by client, the setting that decided its weight; empty: none did
+    clauses: tuple[Clause | None, ...]  # by client; None where no setting decided
+
+    def clause_text(self, index: int) -> str:
+        """Of one client, as the ledger has it; empty where no setting decided."""
+        clause = self.clauses[index]
+        return "" if clause is None else str(clause)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.server.ledger import LedgerEntry, PieceEntry
-from feddraw.server.policy import POLICY_CLAUSES
+from feddraw.server.policy import read_clause
 from feddraw.server.status import Status, StatusKind
 from feddraw.system.file_reading import read_csv
 
@@ -61,8 +61,7 @@ def ledger_entry(row: Mapping[str, str]) -> LedgerEntry:
     entry = LedgerEntry(**values, hidden=_hidden(row, LEDGER_COLUMNS))
     if entry.round < 0:
         raise ValueError("a round below 0")
-    if entry.clause not in POLICY_CLAUSES:
-        raise ValueError("a clause that no policy has")
+    read_clause(entry.clause)
     return entry
 
 

@@ -175,7 +175,7 @@ def _weight_columns(
         columns |= {
             "proposed": limited.before,
             "allowed": limited.after,
-            "clause": np.array(limited.clauses, object),
+            "clause": [limited.clause_text(index) for index in range(len(weighted))],
         }
     lists = {
         name: np.broadcast_to(column, len(weighted)).tolist() for name, column in columns.items()
@@ -238,5 +238,6 @@ def _piece_entry(round: int, client: str, piece: Piece, index: int) -> PieceEntr
     columns: dict[str, Any] = {name: float(column[index]) for name, column in piece.parts.items()}
     columns["weight"] = float(piece.values[index])
     if (limited := piece.limited) is not None:
-        columns |= {"proposed": float(limited.before[index]), "clause": limited.clauses[index]}
+        columns["proposed"] = float(limited.before[index])
+        columns["clause"] = limited.clause_text(index)
     return PieceEntry(round, client, piece.name, **columns)

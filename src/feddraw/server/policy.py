@@ -21,27 +21,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Cohort, LimitedWeights, Method, Piece, Weights, why_no_policy
+from feddraw.core import (
+    Clause,
+    Cohort,
+    Effect,
+    LimitedWeights,
+    Method,
+    Piece,
+    Weights,
+    why_no_policy,
+)
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.system.file_reading import read_toml
 from feddraw.text import parse_pairs
 
 Floats = NDArray[np.float64]
 
+FIXED = "fixed"
 # Settings that can decide a weight.
 POLICY_LIMITS = (
     "floor",
     "floor_times",
     "cap",
     "cap_times",
-    "fixed",
+    FIXED,
 )
-# behind the setting's name, where too few clients were there:
-EASED = " eased"  # to keep it, so that it was scaled
-UNMET = " unmet"  # for a cap in multiples of the equal share to limit anybody
-POLICY_CLAUSES = frozenset(
-    ("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS), "cap_times" + UNMET)
-)
+UNMET_CAP = Clause("cap_times", Effect.UNMET)  # the only setting that can be unmet
 
 SUM_ROUNDING = 1e-9  # rounding that a sum of shares may show
 FEWEST_FOR_MEDIAN = 3  # clients for a median of sizes that one of them cannot move at will
@@ -185,15 +190,14 @@ class Policy:
             cap_setting = "cap_times"
         fixed = np.array([name in self.fixed_shares for name in clients])
         fixed_shares = np.array([self.fixed_shares.get(name, 0.0) for name in clients])
-        # so many times the share of one or two clients may be the whole
-        cap_unmet = bool(self.cap_times) and cap >= 1
         return WeightLimits(
             lower=np.where(fixed, fixed_shares, floor),
             upper=np.where(fixed, fixed_shares, cap),
             fixed=fixed,
             floor_setting=floor_setting,
             cap_setting=cap_setting,
-            unmet_setting="cap_times" if cap_unmet else "",
+            # so many times the share of one or two clients may be the whole
+            cap_unmet=bool(self.cap_times) and cap >= 1,
         )
 
     def bounded(self, weights: Weights, cohort: Cohort, clients: Sequence[str]) -> Weights:
@@ -244,7 +248,7 @@ class WeightLimits:
     fixed: NDArray[np.bool_]
     floor_setting: str  # of the policy, which the smallest weight comes from
     cap_setting: str  # and the largest
-    unmet_setting: str = ""  # one that limits nobody, because too few clients are there
+    cap_unmet: bool = False  # a cap in multiples of the equal share limits nobody
 
     @property
     def impossible(self) -> str:
@@ -273,30 +277,29 @@ class WeightLimits:
         """
         least = float(self.lower.sum())
         most = float(self.upper.sum())
+        clauses: list[Clause | None]
         if least > 1 or most < 1:
             nearest = self.lower / least if least > 1 else self.upper / most
             eased = least > 1 + SUM_ROUNDING or most < 1 - SUM_ROUNDING
             setting = self.floor_setting if least > 1 else self.cap_setting
-            end = EASED if eased else ""
-            clauses = [("fixed" if fixed else setting) + end for fixed in self.fixed]
+            effect = Effect.EASED if eased else Effect.DECIDED
+            clauses = [Clause(FIXED if fixed else setting, effect) for fixed in self.fixed]
         else:
             nearest = nearest_within_limits(values, self.lower, np.maximum(self.lower, self.upper))
             clauses = [self._clause(i, values[i], nearest[i]) for i in range(len(values))]
         return nearest, LimitedWeights(values, nearest, tuple(clauses))
 
-    def _clause(self, index: int, before: float, after: float) -> str:
-        """What the ledger says of one client: the setting that decided its weight, or that could
-        not; empty where none did.
-        """
+    def _clause(self, index: int, before: float, after: float) -> Clause | None:
+        """The setting that decided a client's weight, or that could not; None where none did."""
         if self.fixed[index]:
-            return "fixed"
+            return Clause(FIXED)
         if before == after:
-            return self.unmet_setting + UNMET if self.unmet_setting else ""
+            return UNMET_CAP if self.cap_unmet else None
         if after == self.upper[index] < 1:
-            return self.cap_setting
+            return Clause(self.cap_setting)
         if after == self.lower[index] > 0:
-            return self.floor_setting
-        return ""
+            return Clause(self.floor_setting)
+        return None
 
 
 def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats:
@@ -329,15 +332,30 @@ def remark_on_limit(limited: LimitedWeights, index: int) -> str:
     it is fixed.
     """
     clause = limited.clauses[index]
+    before = limited.before[index]
     after = limited.after[index]
-    if clause in ("", "fixed"):
+    if clause is None or clause == Clause(FIXED):
         return ""
-    if clause.endswith(EASED):
-        return f"too few clients for policy.{clause.removesuffix(EASED)}, eased to {after:.4g}"
-    if clause.endswith(UNMET):
-        return f"too few clients for policy.{clause.removesuffix(UNMET)}, which limits nobody"
-    word = "held down" if after < limited.before[index] else "raised"
-    return f"weight {word} from {limited.before[index]:.4g} to {after:.4g} by policy.{clause}"
+    match clause.effect:
+        case Effect.EASED:
+            return f"too few clients for policy.{clause.setting}, eased to {after:.4g}"
+        case Effect.UNMET:
+            return f"too few clients for policy.{clause.setting}, which limits nobody"
+        case Effect.DECIDED:
+            word = "held down" if after < before else "raised"
+            return f"weight {word} from {before:.4g} to {after:.4g} by policy.{clause.setting}"
+
+
+def read_clause(text: str) -> Clause | None:
+    """From the ledger's text; None where it is empty, and a ValueError where no policy says so."""
+    if not text:
+        return None
+    setting, space, effect = text.partition(" ")
+    clause = Clause(setting, Effect(effect))
+    is_possible = setting in POLICY_LIMITS and (bool(space) == bool(effect))
+    if not is_possible or (clause.effect is Effect.UNMET and clause != UNMET_CAP):
+        raise ValueError("a clause that no policy has")
+    return clause
 
 
 def _limited_piece(limits: WeightLimits, piece: Piece) -> Piece:
