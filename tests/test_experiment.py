@@ -191,6 +191,7 @@ MISTAKES = [
     ({"model": "os:getcwd"}, "model 'getcwd' cannot be called with classes"),
     ({"method": "nowhere.at.all:f"}, "cannot import 'nowhere.at.all'"),
     ({"method": "os:nothing"}, "module 'os' has no 'nothing'"),
+    ({"method": "os:sep"}, "'os:sep' is no function, but of type str"),
     ({"method": ":x"}, "is not of the form package.module:function"),
 ]
 

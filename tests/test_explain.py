@@ -86,6 +86,13 @@ def test_the_words_say_when_the_small_overtook_and_when_all_were_equal(tmp_path:
     assert told["equal"]["exactly"] == [[14, 14]]
 
 
+def test_clients_that_counted_least_alike_are_all_named(tmp_path: Path) -> None:
+    by_size = explain_run_weights(read_run(make_run(tmp_path / "a", method="fedavg")))
+    said = list(weights_in_sentences(by_size))
+    assert said[0].startswith("C4 counted most: 62.5 % on average")  # 500 of 800 images
+    assert said[1] == "C1, C2 and C3 counted least, the same on average: 12.5 % each."
+
+
 def test_methods_without_a_split_are_compared_with_size(tmp_path: Path) -> None:
     by_size = explain_run_weights(read_run(make_run(tmp_path / "a", method="fedavg")))
     equal = explain_run_weights(read_run(make_run(tmp_path / "b", method="uniform")))

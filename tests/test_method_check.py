@@ -17,6 +17,7 @@ from feddraw.core import (
     Sums,
     Weighted,
     Weighting,
+    Weights,
     normalize,
     why_not_streaming,
 )
@@ -125,6 +126,18 @@ def test_a_rule_that_computes_with_steps_must_ask_for_them():
     found = wrong(Method(Weighted(FewSteps())))
     assert "Needs(steps=True)" in found["steps are used only where asked for"]
     assert wrong(Method(Weighted(FewStepsAskedFor()))) == {}
+
+
+@dataclass(frozen=True)
+class NoNumbers(Weighting):
+    def weigh(self, cohort, state):
+        return Weights(np.full(len(cohort.sizes), np.nan)), state
+
+
+def test_a_rule_that_gives_no_numbers_with_steps_and_without_is_not_told_of_steps():
+    wrong = {row.name: row.wrong for row in check_method(Method(Weighted(NoNumbers())))}
+    assert "no numbers" in wrong["weights are shares"]
+    assert "steps" not in wrong["steps are used only where asked for"]
 
 
 def test_a_rule_that_lacks_a_function_is_told_which_in_one_line():

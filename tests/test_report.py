@@ -196,9 +196,26 @@ def test_accuracy_and_calibration_are_recomputed_from_the_predictions(tmp_path: 
     assert "fedavg in CHM-2: discrimination and calibration of the scores" in text
 
 
+def test_an_auc_has_one_interval_on_the_page(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for method, auc in (("feddraw", 0.8), ("fedavg", 0.75), ("uniform", 0.7)):
+            folder = tmp_path / f"{method}-{seed}"
+            make_run(folder, method=method, auc=auc, images=120, seed=seed, few="Edema")
+    _, text = told(tmp_path, replicates=20)
+    sections = re.split(r"\n#+ ", text)
+    (images,) = (part for part in sections if part.startswith("Images and certainty"))
+    (tests,) = (part for part in sections if part.startswith("As a diagnostic test"))
+    rows = [line.split(" | ") for line in images.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 3
+    of_feddraw, of_fedavg = ([row[place].rstrip(" |") for row in rows] for place in (4, 5))
+    for area in (*of_feddraw, *of_fedavg):
+        assert f"| {area.replace(' to ', ', ')} |" in tests
+    assert "Not corrected for the 3 pairs of methods." in text  # feddraw's two, and the other
+
+
 def test_findings_with_few_positives_are_marked_and_not_drawn(tmp_path: Path) -> None:
     make_run(tmp_path / "a", auc=0.8, images=24)
-    _, text = told(tmp_path)
+    _, text = told(tmp_path, replicates=20)
     assert "(too few)" in text
     assert "“too few” marks findings with fewer than 10" in text
     assert "Reliability:" not in text
@@ -344,7 +361,7 @@ def test_a_finding_without_gm_only_and_the_mean_without_findings_of_few_images_a
         make_run(
             tmp_path / method, method=method, auc=auc, without_gm="Effusion", few="Atelectasis"
         )
-    _, text = told(tmp_path)
+    _, text = told(tmp_path, replicates=20)
     assert (
         "Effusion has no GM in CHM-2: only positives or only negatives in the validation data, so"
         " there is no threshold" in text
@@ -561,7 +578,7 @@ def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_interv
 def test_influence_stands_beside_the_weights_of_every_method(tmp_path: Path) -> None:
     for method in ("feddraw", "fedavg"):
         make_run(tmp_path / method, method=method)
-    _, text = told(tmp_path)
+    _, text = told(tmp_path, replicates=20)
     for method in ("feddraw", "fedavg"):
         assert f"chm-2-{method}-influence.svg" in text
     assert "equal weights do not give equal influence" in text

@@ -280,7 +280,7 @@ def test_methods_that_share_the_best_average_rank_are_all_named() -> None:
     assert two.endswith(" m0 and m1 share the best average rank.")
     tilted = np.array([[0.9, 0.8, 0.7, 0.0], [0.8, 0.9, 0.7, 0.0]] * 4)
     assert (
-        "no difference between m0 and m1, which share the best average rank, and m2. They are"
+        "no difference between m0 and m1, which share the best average rank, and m2. m0 and"
         in words.comparison_in_words(compare(named(tilted)))
     )
 
@@ -570,8 +570,8 @@ def test_stats_says_in_words_who_is_better_and_draws(
     code, out, _ = stats_of(TIDY, "--plot", "cd.svg")
     assert code == 0
     assert (
-        "Nemenyi's test shows no difference between [/c], which has the best average rank, and b. It is"
-        " significantly better than a at alpha 0.05 (Nemenyi; Friedman p = 0.002, 6 scenarios)."
+        "Nemenyi's test shows no difference between [/c], which has the best average rank, and b."
+        " [/c] is significantly better than a at alpha 0.05 (Nemenyi; Friedman p = 0.002, 6 scenarios)."
         in " ".join(out.split())
     )
     assert "a against each other method at alpha 0.05 (z of average ranks, Holm)" in out

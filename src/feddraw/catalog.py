@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from feddraw.errors import UserError, unknown
 
@@ -93,7 +93,7 @@ def own_function(name: str) -> Callable[..., Any]:
     if here not in sys.path:
         sys.path.append(here)
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and not module.startswith(error.name):
             raise  # a missing import of theirs, not a wrong name
@@ -102,9 +102,12 @@ def own_function(name: str) -> Callable[..., Any]:
         raise UserError(
             f"cannot import '{module}' for {name}: is it installed{get}, or in this folder?"
         ) from None
-    except AttributeError:
-        raise UserError(f"module '{module}' has no '{attribute}'") from None
-    return function
+    if not hasattr(imported, attribute):
+        raise UserError(f"module '{module}' has no '{attribute}'")
+    function = getattr(imported, attribute)
+    if not callable(function):
+        raise UserError(f"'{name}' is no function, but of type {type(function).__name__}")
+    return cast("Callable[..., Any]", function)
 
 
 def call_with_settings(

@@ -58,7 +58,7 @@ def comparison_in_words(comparison: Comparison) -> str:
     return (
         f"Nemenyi's test shows no difference between {join_names(leaders)}, which"
         f" {'share' if several else 'has'} the best average rank, and {join_names(undecided)}."
-        f" {'They are' if several else 'It is'} {shown}"
+        f" {join_names(leaders)} {'are' if several else 'is'} {shown}"
     )
 
 

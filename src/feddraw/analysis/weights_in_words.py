@@ -88,7 +88,13 @@ def _most_and_least_weight(explained: WeightExplanation) -> Iterator[str]:
         who = f"All {number} clients" if number == len(mean) else f"The {number} that counted"
         yield f"{who} counted the same on average: {percent(float(np.nanmax(mean)))} each."
         return
-    for place, word in ((int(np.nanargmax(mean)), "most"), (int(np.nanargmin(mean)), "least")):
+    for extreme, word in ((float(np.nanmax(mean)), "most"), (float(np.nanmin(mean)), "least")):
+        level = np.flatnonzero(np.abs(mean - extreme) < EXACTLY_EQUAL).tolist()
+        if len(level) > 1:
+            names = join_names([explained.clients[place] for place in level])
+            yield f"{names} counted {word}, the same on average: {percent(extreme)} each."
+            continue
+        (place,) = level
         yield (
             f"{explained.clients[place]} counted {word}: {percent(mean[place])} on average"
             f"{_rounds_counted(explained, place)}, with"

@@ -22,7 +22,10 @@ def check_method(
     from feddraw.experiment.settings import Experiment, make_method, parse_settings
     from feddraw.server import method_check
 
-    given = {f"method.{key}": value for key, value in parse_settings(settings or []).items()}
+    given = {
+        f"method.{key.removeprefix('method.')}": value
+        for key, value in parse_settings(settings or []).items()
+    }
     rule = make_method(Experiment(method=method).with_settings(given))
     properties = method_check.check_method(rule)
     told: dict[str, str] = {}  # what is wrong, and the first property that it breaks

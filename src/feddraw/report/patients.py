@@ -4,8 +4,9 @@ methods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from feddraw.analysis.bootstrap import (
     weighted_auc,
     weighted_gm,
 )
+from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
 from feddraw.report.runs import HoldoutPredictions, Predictions, RecordedRun, thresholds
 from feddraw.text import grouped, join_names
 
@@ -289,10 +291,10 @@ def note_on_patients(draws: PatientBootstrap) -> str:
 
 
 def auc_intervals_by_finding(
-    runs: Sequence[RecordedRun], findings: Sequence[str], replicates: int
-) -> Iterator[tuple[str, Interval]]:
-    """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for
-    all.
+    runs: Sequence[RecordedRun], findings: Sequence[str]
+) -> Iterator[tuple[str, Measured]]:
+    """The AUC of each finding with its interval, the mean over seeds: the numbers that the table
+    of each finding as a diagnostic test has.
     """
     repeats = []
     for run in runs:
@@ -301,13 +303,22 @@ def auc_intervals_by_finding(
             continue
         if predictions.classes == tuple(findings):
             repeats.append(predictions)
-    if not repeats or not replicates:
+    if not repeats:
         return
     images = pooled_images(repeats)
-    scores = np.concatenate([part.scores for part in repeats])
-    for place, finding in enumerate(findings):
-        of_finding = replace(images, truth=images.truth[:, [place]])
-        yield finding, interval(of_finding.bootstrap([scores[:, [place]]], replicates)[0])
+    for column, finding in enumerate(findings):
+        models = []
+        for place, predictions in enumerate(repeats):
+            model = ModelScores.of_known(
+                scores=predictions.scores[:, column],
+                truth=predictions.truth[:, column],
+                patients=images.owners[images.repeat == place],
+                threshold=math.nan,
+            )
+            if 0 < model.labels.sum() < len(model.labels):
+                models.append(model)
+        if models:
+            yield finding, DiagnosticTest(models).auc()
 
 
 def bootstrap_of_holdout(

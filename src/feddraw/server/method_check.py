@@ -255,6 +255,8 @@ def steps_are_asked_for(made: MadeUpFederation) -> str:
     """A rule that does not ask for steps works where clients do not tell them."""
     if made.method.needs.steps:
         return ""
+    if trouble_with_steps := state_goes_on(made):
+        return trouble_with_steps  # then it is not the steps
     updates = [replace(update, steps=None) for update in made.updates]
     result = made.together()(made.round(), updates)
     if not result.weights or not np.isfinite(result.model.params).all():

@@ -103,7 +103,7 @@ class RoundRecord:
         if RefusalCause.NOT_FINITE_SUM in causes:
             return (
                 "every update that was let in was finite, but the model that the server made"
-                " of them was not; look at the method's server rule and its settings"
+                " of them was not; look at the method's weights, its server rule and their settings"
             )
         return ""
 

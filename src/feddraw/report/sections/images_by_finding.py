@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from feddraw.analysis.bootstrap import Interval
+from feddraw.analysis.diagnostic_measures import Measured
 from feddraw.data.dataset import SPLITS
 from feddraw.data.finding_counts import (
     dealt_in_words,
@@ -44,11 +44,8 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         for method in dict.fromkeys(run.method for run in runs)
         if method == report.focus or method in METHODS_BESIDE_FOCUS
     ]
-    replicates = report.replicates_in(scenario)
     areas = {
-        method: dict(
-            auc_intervals_by_finding(report.paired_runs(scenario, method), findings, replicates)
-        )
+        method: dict(auc_intervals_by_finding(report.paired_runs(scenario, method), findings))
         for method in methods
     }
     rows = []
@@ -62,7 +59,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         rows.append(row)
     note = (
         "Positive / negative images; labels that are not known are left out of training and of"
-        " metrics. 95 % bootstrap CI over patients (images where patients are not known)."
+        " metrics. 95 % CI over patients (images where patients are not known)."
     )
     dealt = dealt_in_words(splits["train"]["images"], images_dealt_to_clients(runs))
     if dealt:
@@ -80,14 +77,18 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     )
 
 
-def _auc_cell(area: Interval | None, images: int) -> Cell:
-    """Resampling cannot say how much a single image matters, so one positive or negative image has
-    no interval.
+def _auc_cell(area: Measured | None, images: int) -> Cell:
+    """Nothing says how much a single image matters, so one positive or negative image has no
+    interval.
     """
-    if area is None or not math.isfinite(area.estimate):
+    if area is None or not area.defined:
         return Cell("undefined")
-    span = f"[{area.low:.3f} to {area.high:.3f}]" if images > 1 else "[no CI: one image]"
-    return Cell(f"{area.estimate:.3f} {span}", area.estimate)
+    span = f"[{area.low:.3f} to {area.high:.3f}]"
+    if images == 1:
+        span = "[no CI: one image]"
+    elif not math.isfinite(area.low):
+        span = "[no CI: one patient]"
+    return Cell(f"{area.value:.3f} {span}", area.value)
 
 
 def tested_images_in_words(runs: Sequence[RecordedRun]) -> str:

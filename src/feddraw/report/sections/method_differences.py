@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -92,11 +93,11 @@ def of_other_pairs(report: Report, scenario: str, metric: str) -> Iterator[Block
     if not rows:
         return
     label = METRICS[metric]
-    pairs = f"{len(rows)} pair{'s' * (len(rows) > 1)}"
+    pairs = math.comb(1 + len(others), 2)  # also those of the method in focus, shown elsewhere
     table = ReportTable(
         caption=f"{label} in {scenario}: paired differences",
         header=["first", "second", "first − second", f"95 % CI, {draws.unit}"],
         rows=rows,
-        note=f"{note_on_patients(draws)} No correction for {pairs}.",
+        note=f"{note_on_patients(draws)} Not corrected for the {pairs} pairs of methods.",
     )
     yield Fold(f"Paired differences between the other methods ({label})", [table])
