@@ -277,7 +277,9 @@ def three_sentences(results: Results) -> list[str]:
 
 
 def _weights_sentence(estimate: Estimate) -> str:
-    what = "with equal steps for all sites, equal weights minus weights by size are"
+    what = (
+        "with equal steps for all sites, the AUC of equal weights minus that of weights by size is"
+    )
     verdict = estimate.verdict()
     start = f"Weights: {verdict}" if verdict in DECIDED else "Weights are not decided"
     return f"{start}: {what} {_in_words(estimate)}."
@@ -305,18 +307,23 @@ def _similarity_sentence(
     low = min(estimate.low for estimate in estimates.values())
     high = max(estimate.high for estimate in estimates.values())
     most = max(moved_share(results, contrast) for contrast in estimates)
+    within = f"[{low:+.4f}, {high:+.4f}]".replace("-", "−")
     return (
         f"Similarity is not decided: of {len(judged)} contrasts {listed}; it moved at most"
-        f" {most:.1%} of the weight, and all intervals lie within [{low:+.4f}, {high:+.4f}]."
+        f" {most:.1%} of the weight, and all intervals lie within {within}."
     )
 
 
 def _in_words(estimate: Estimate) -> str:
-    return (
-        f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}] in AUC"
-        f" (Holm's p {p_text(estimate.holm_p)}; floor ± {estimate.floor:.4f};"
-        f" {estimate.splits} splits)"
-    )
+    p = p_text(estimate.holm_p)
+    floor = f"floor ± {estimate.floor:.4f}; {estimate.splits} splits"
+    return f"{interval_text(estimate)} (Holm's p {p}; {floor})"
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Mean and interval, with minus signs as the pages have them."""
+    text = f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}]"
+    return text.replace("-", "−")
 
 
 def p_text(p: float) -> str:
@@ -437,7 +444,7 @@ ESTIMATE_COLUMNS = ("difference [95 %]", "Holm's p", "SD", "floor", "splits", "v
 
 def _estimate_cells(estimate: Estimate, verdict: str) -> list[str]:
     return [
-        f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}]",
+        interval_text(estimate),
         p_text(estimate.holm_p),
         f"{estimate.spread:.4f}",
         f"± {estimate.floor:.4f}",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from scipy.stats import chi2_contingency
@@ -196,6 +197,17 @@ def test_a_stopped_stage_goes_on_and_shards_are_read_together(table, tmp_path: P
     assert rates.keys() == {
         ("random", work, rule) for work in ("epochs", "steps") for rule in rules
     }
+
+
+def test_the_pilot_prints_the_time_of_every_stage_and_no_outcome(table):
+    small = replace(HEAD, rounds=1, partitions=("random",), arms=(("epochs", "fedavg"),))
+    cells = planned_cells(small, "pilot", {})
+    assert len(cells) == 1
+    text = work_study.cost_of(small, table, cells, no_progress)
+    assert text.startswith("1 runs: ")
+    assert "choose: 80 runs" in text  # 20 splits, four rates
+    assert "run: 200 runs" in text
+    assert "AUC" not in text
 
 
 def test_the_rate_with_the_best_mean_validation_is_chosen_whatever_the_test_says():
@@ -393,7 +405,9 @@ def test_the_answer_is_three_sentences_with_intervals():
     assert "it moved at most 20.0% of the weight" in similarity
     estimate = weights_and_work(by_cell(simulated_runs({("epochs", "uniform"): 0.05})))
     of_work = estimate[work_study_tables.W3]["natural"]
-    assert f"{of_work.mean:+.4f} [{of_work.low:+.4f}, {of_work.high:+.4f}]" in steps
+    assert f" {of_work.mean:+.4f} [+0.0" in steps
+    assert f", {of_work.high:+.4f}] (Holm's p" in steps
+    assert " [−0.0" in weights
     assert f"floor ± {of_work.floor:.4f}; 200 splits" in steps
 
 
@@ -585,26 +599,32 @@ class Block(nn.Module):
         return self.classifier(self.pool(self.block(self.stem(image))))
 
 
-@pytest.mark.filterwarnings("ignore:left out of the federation")
-def test_a_block_before_the_classifier_is_trained_on_what_enters_it(table):
-    """As `open_features` sets it up, on features in three dimensions."""
-    build = partial(
-        build_partly_frozen, partial(build_network, f"{__name__}:Block", 5, {}, side=8), "block", 8
-    )
+@pytest.mark.filterwarnings("ignore:left out of the federation", "ignore:.*tensors are not used")
+def test_a_block_before_the_classifier_is_trained_on_what_enters_it(table, tmp_path):
+    """As `open_features` sets it up: on features in three dimensions, from the values of a file."""
+    trained_before = Block(7)  # on other findings
+    file = tmp_path / "weights.pt"
+    torch.save(trained_before.state_dict(), file)
+    whole = partial(build_network, f"{__name__}:Block", 5, {"weights": str(file)}, side=8)
+    build = partial(build_partly_frozen, whole, "block", 8)
+    build_initial = partial(build, pretrained=True)
     rng = np.random.default_rng(5)
     features = rng.standard_normal((900, 3, 6, 6)).astype(np.float32)
     features += table.labels.values[:, :3, None, None]
-    blocks = FeatureTable(features, table.labels, build, partial(build, pretrained=True))
+    blocks = FeatureTable(features, table.labels, build, build_initial)
     short = replace(LAST_BLOCK, rounds=2)
-    task = Task.of(short, blocks, split=4000, partition="natural")
-    outcome = task.run(cell("feddraw", split=4000, lr=0.01))
+    run = partial(Task.run, cell=cell("feddraw", split=4000, lr=0.01))
+    outcome = run(Task.of(short, blocks, split=4000, partition="natural"))
     assert outcome.test_auc > 0.55
     assert 0 <= outcome.from_constant < 0.5
-    initial = initial_model(blocks.build_initial, 1)
-    names = [entry.name for entry in initial.layout.entries]
-    assert any(name.startswith("block") for name in names)
-    assert not any(name.startswith("stem") for name in names)
-    assert repr(task.run(cell("feddraw", split=4000, lr=0.01))) == repr(outcome)
+    untrained = replace(blocks, build_initial=build)
+    assert run(Task.of(short, untrained, 4000, "natural")).test_auc != outcome.test_auc
+    first, second = (initial_model(build_initial, seed) for seed in (1, 2))
+    convolution = first.layout.find("block.0")
+    weights = trained_before.block[0].weight.detach().numpy()
+    assert first.params[convolution][: weights.size] == pytest.approx(weights.ravel())
+    head = first.layout.find("classifier")
+    assert not np.allclose(first.params[head], second.params[head])  # drawn anew
 
 
 # ----------------------------------------------------------------------------------- the registration
