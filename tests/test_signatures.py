@@ -20,7 +20,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
@@ -156,8 +156,12 @@ def run_of(bundle: AppBundle, **changes: Any) -> Run:
     return replace(Run.create_empty(7), **(said | changes))
 
 
-def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
-    """What Flower's own loop stores when the server sends a message, a run and its bundle."""
+def receive(
+    bundle: AppBundle, run: Run, site: Signatures, *, run_ends: bool = False
+) -> SimpleNamespace:
+    """What Flower's own loop stores when the server sends a message, a run and its bundle;
+    `run_ends` while the message comes.
+    """
     identify_in_process_grid(run=run.run_id, node=2)
     stores = ObjectStoreFactory()
     state, store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
@@ -169,6 +173,12 @@ def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
         _run_id=run.run_id, _message_id=message.object_id, _src_node_id=2
     )
     objects = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
+
+    def pull_object(_run: int, key: str) -> bytes:
+        if run_ends:
+            raise RunNotRunningException
+        return objects[key]
+
     answer = supernode.guarded_pull(loop._pull_and_store_message, site)(
         state=state,
         object_store=store,
@@ -176,14 +186,18 @@ def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
         receive=lambda: (message, get_object_tree(message)),
         get_run=lambda _: run,
         get_fab=lambda fab_hash, _: Fab(fab_hash, bundle.content, {}),
-        pull_object=lambda _, key: objects[key],
+        pull_object=pull_object,
         confirm_message_received=lambda *_: None,
         trusted_entities=None,
     )
     replies = state.get_messages_legacy(is_reply=True)
     errors = [reply.error.reason for reply in replies if reply.has_error()]
     return SimpleNamespace(
-        answer=answer, bundle=state.get_fab(bundle.sha256), run=state.get_run(7), errors=errors
+        answer=answer,
+        bundle=state.get_fab(bundle.sha256),
+        run=state.get_run(7),
+        errors=errors,
+        waiting=state.get_messages_legacy(is_reply=False),
     )
 
 
@@ -202,6 +216,16 @@ def test_flower_stores_a_signed_app(tmp_path: Path, ready: AppBundle) -> None:
     assert found.bundle.content == ready.content
     assert found.run is not None
     assert found.errors == []
+    assert len(found.waiting) == 1
+
+
+def test_a_message_whose_run_ends_while_it_comes_is_forgotten(
+    tmp_path: Path, ready: AppBundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its app's process would wait for the rest of it for two hours."""
+    found = receive(ready, run_of(ready), now_given(tmp_path, ready), run_ends=True)
+    assert found.waiting == []
+    assert "its run has ended" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from feddraw.flower.node_supervision import (
     MOST_STARTS,
     NodeEnding,
     Stopped,
+    end_leftovers,
     keep_running,
     output_without_colours,
     port_trouble,
@@ -395,6 +396,24 @@ def test_a_signal_stops_the_node_and_a_second_one_changes_nothing() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_app_that_does_not_notice_the_end_of_its_node_is_ended(tmp_path: Path) -> None:
+    apps = []
+    for name in ("ended", "running"):
+        environment = {**os.environ, "FLWR_HOME": str(tmp_path / name)}
+        command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+        app = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+        assert app.stdout is not None
+        app.stdout.readline()  # it has begun
+        apps.append(app)
+    of_the_node, of_another = apps
+    end_leftovers(tmp_path / "ended", seconds=0.2)
+    assert of_the_node.wait(timeout=20) == -signal.SIGKILL
+    assert of_another.poll() is None
+    of_another.kill()
+    of_another.communicate()
+    of_the_node.communicate()
 
 
 # ------------------------------------------------------------------------------------- its reports

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from feddraw.flower.supernode import node_key_fingerprint
 
 MOST_STARTS = 5  # of processes that crash one after the other before any was connected
 SECONDS_TO_END = 15.0  # for a node to leave the federation; Flower takes at most 5
+SECONDS_FOR_APPS_TO_END = 3.0  # after their node
 SECONDS_FOR_LAST_LINES = 2.0
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 ENDINGS = {
@@ -199,6 +201,8 @@ def run_process(order: NodeOrder, connected_before: bool) -> NodeEnding:
             except Stopped:
                 _end(process)
                 raise
+            finally:
+                end_leftovers(folder, SECONDS_FOR_APPS_TO_END)
         reason = folder / REASON
         return NodeEnding(
             code=code,
@@ -238,6 +242,30 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(SECONDS_TO_END)
     except subprocess.TimeoutExpired:
         process.kill()
+
+
+def end_leftovers(folder: Path, seconds: float) -> None:
+    """End the processes of a node's folder that are still there so many seconds after the node.
+
+    Flower asks them to end by a signal that an app does not notice while it waits for its message.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := _processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _processes_of(folder: Path) -> list[int]:
+    """Those whose environment names the folder; none where the system does not tell (not Linux)."""
+    mark = f"FLWR_HOME={folder}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from functools import wraps
 from importlib import metadata
 from logging import ERROR, INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
 from flwr.app import Error, Message
 
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
 from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
 from feddraw.flower.roster import node_fingerprint
 from feddraw.secure.sums.client import NO_DIRECTORY
@@ -41,6 +41,7 @@ try:
     from flwr.supercore import log
     from flwr.supercore.constant import TaskType
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supercore.run import RunNotRunningException
     from flwr.supernode import start_client_internal as loop
 except ImportError:
     raise UserError(
@@ -49,6 +50,8 @@ except ImportError:
     ) from None
 
 SUPERNODE_COMMAND = "flower-supernode"
+
+Answer = TypeVar("Answer")
 
 
 def refuse_unknown_flower(version: str = FLOWER_VERSION) -> None:
@@ -82,7 +85,7 @@ def guarded_pull(
     pull: Callable[..., int | None], signatures: Signatures
 ) -> Callable[..., int | None]:
     """Flower's `_pull_and_store_message`, which now stores no bundle that the operator has not
-    signed.
+    signed, and forgets a message whose run ends while it comes.
     """
 
     @wraps(pull)
@@ -104,8 +107,15 @@ def guarded_pull(
             check_run_signature(fab.content, seen["run"], signatures)
             return fab
 
+        checked = {
+            "receive": receive,
+            "get_run": get_run,
+            "get_fab": get_fab,
+            "pull_object": failing_with_its_run(given["pull_object"]),
+            "confirm_message_received": failing_with_its_run(given["confirm_message_received"]),
+        }
         try:
-            return pull(**given | {"receive": receive, "get_run": get_run, "get_fab": get_fab})
+            return pull(**given | checked)
         except AppRefused as reason:
             log(
                 ERROR,
@@ -119,6 +129,24 @@ def guarded_pull(
             return int(seen["run"].run_id)  # so that Flower sends the answer
 
     return pull_checked
+
+
+def failing_with_its_run(request: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A request for a part of a message, which fails as any other where the run has ended.
+
+    The app's process is started with the first part. Flower forgets the message and ends that
+    process where a part fails to come, but not where the run has ended, as after a crash of the
+    server: the process would wait for the other parts for two hours.
+    """
+
+    @wraps(request)
+    def ask(*given: Any) -> Answer:
+        try:
+            return request(*given)
+        except RunNotRunningException:
+            raise RunFailed("its run has ended") from None
+
+    return ask
 
 
 def check_run_signature(content: bytes, run: Any, signatures: Signatures) -> None:
