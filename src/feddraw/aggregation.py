@@ -161,29 +161,14 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
     names = _client_names({update.client for update in named}, known, clients)
     if clients is not None and everyone:
         limits.check_clients(names)
-    try:
-        arrays = state_dict.plain_arrays(sent)
-    except TypeError as error:
-        raise UserError(f"the sent model is {error}") from None
-    looked_at = any(update.labelled is not None for update in named) or looks_at_classifier(rule)
-    layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
-    rule.check(layout)
-    model = state_dict.flatten_state_dict(arrays, layout)
-    values = rule.init(model) if state is None else state.values
-    refused: dict[str, str] = {}
-    readable = []
-    for update in named:
-        read = _readable(update, names, layout, rule, refused)
-        if read is not None:
-            readable.append(read)
-    # Of two updates of one client, one of which cannot be read, neither is used.
-    readable = [update for update in readable if names[update.client] not in refused]
+    sent_model = _sent_model(sent, rule, named, classifier, outputs)
+    readable, refused = _read_updates(named, names, sent_model.layout, rule)
     this_round = Round(
         number=round,
         rounds=rounds,
-        sent=model,
+        sent=sent_model,
         method=rule,
-        state=values,
+        state=rule.init(sent_model) if state is None else state.values,
         clients=names,
         sampled=range(len(names)),
     )
@@ -196,6 +181,12 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
         state=AggregationState(name, names, round + 1, result.state),
         broadcast=rule.broadcast(result.state),
     )
+    _tell_refusals(round, aggregated)
+    return aggregated
+
+
+def _tell_refusals(round: int, aggregated: AggregationResult) -> None:
+    """Warn of each update that was not used; where none was, that is an error."""
     refusals = [
         safe_line(f"{entry.client}: {entry.status}")
         for entry in aggregated.ledger
@@ -205,8 +196,7 @@ def aggregate(  # noqa: PLR0913 - the settings of one call
         reasons = "; ".join(refusals) or "no client has answered"
         raise NoUpdateUsed(f"round {round}: no update was used ({reasons})", aggregated)
     for refusal in refusals:
-        warnings.warn(f"round {round}: {refusal}", stacklevel=2)
-    return aggregated
+        warnings.warn(f"round {round}: {refusal}", stacklevel=3)
 
 
 def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
@@ -312,28 +302,52 @@ def _natural_order(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _readable(
-    given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
-) -> Update | None:
-    """A client's update as the server sees it; None where it cannot be read, with the reason in
-    `refused`.
-    """
+def _sent_model(
+    sent: StateDict,
+    rule: Method,
+    updates: Sequence[ClientUpdate],
+    classifier: str | Sequence[str],
+    outputs: int,
+) -> Model:
+    """The model that the clients started from, with its classifier if anybody looks at that."""
     try:
-        # what does not fit becomes infinite, and the gate finds it
-        with np.errstate(over="ignore"):
-            model: Model = state_dict.flatten_state_dict(
-                state_dict.plain_arrays(given.model), layout
-            )
-            wanted = [name for name in rule.sends if name in given.extra]
-            extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
-        # the gate checks what it holds
-        labelled = None if given.labelled is None else np.array(given.labelled)
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        refused[given.client] = in_one_line(error)
-        return None
+        arrays = state_dict.plain_arrays(sent)
+    except TypeError as error:
+        raise UserError(f"the sent model is {error}") from None
+    labels_are_told = any(update.labelled is not None for update in updates)
+    layout = state_dict.layout_of_arrays(
+        arrays, classifier, outputs=outputs, ask=labels_are_told or looks_at_classifier(rule)
+    )
+    rule.check(layout)
+    return state_dict.flatten_state_dict(arrays, layout)
+
+
+def _read_updates(
+    given: Sequence[ClientUpdate], names: Sequence[str], layout: Layout, rule: Method
+) -> tuple[list[Update], dict[str, str]]:
+    """The updates as the server sees them, and, by client, why others cannot be read."""
+    updates: list[Update] = []
+    refused: dict[str, str] = {}
+    for update in given:
+        try:
+            updates.append(_read_update(update, names, layout, rule))
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            refused[update.client] = in_one_line(error)
+    # Of two updates of one client, one of which cannot be read, neither is used.
+    return [update for update in updates if names[update.client] not in refused], refused
+
+
+def _read_update(given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method) -> Update:
+    """A client's update; raises what it stumbles over in one that cannot be read."""
+    # what does not fit becomes infinite, and the gate finds it
+    with np.errstate(over="ignore"):
+        model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
+        wanted = [name for name in rule.sends if name in given.extra]
+        extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
+    # the gate checks what it holds
+    labelled = None if given.labelled is None else np.array(given.labelled)
     if given.steps is None and rule.needs.steps:
-        refused[given.client] = f"{NO_STEPS}: give it as ClientUpdate(model, size, steps=…)"
-        return None
+        raise ValueError(f"{NO_STEPS}: give it as ClientUpdate(model, size, steps=…)")
     return Update(
         client=names.index(given.client),
         model=model,
