@@ -109,48 +109,59 @@ def iterate(
     Takes what `run` takes; `on_setup` is called with the data and the clients before the first
     round. To stop before the end, stop asking; with `out` and `resume` it continues later.
     """
-    folder = None if out is None else RunFolder(Path(out))
     experiment = complete_settings(experiment)
-    table = experiment.table()
     if experiment.tensorboard:
         check_tensorboard()
-
-    def finished() -> bool:
-        """Whether there is nothing left to do; refuses a folder that is not free for this run."""
-        return folder is not None and not folder.begin(table, resume=resume)
-
-    if finished():  # before the data are opened, which may take long
+    folder = None if out is None else RunFolder(Path(out))
+    if _is_finished(folder, experiment, resume):  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
     with nullcontext() if folder is None else folder.locked():
-        if finished():  # another process may have used the folder in the meantime
+        # another process may have used the folder in the meantime
+        if _is_finished(folder, experiment, resume):
             return
         checkpoint = None
         if folder is not None:
-            folder.write_settings(table, _run_facts(setup))
+            folder.write_settings(experiment.table(), _run_facts(setup))
             checkpoint = _checkpoint_to_resume(folder, setup) if resume else None
         if on_setup is not None:
             on_setup(setup)
-        start = 0 if checkpoint is None else checkpoint.next_round
-        logged_to = folder.path if folder is not None and experiment.tensorboard else None
-        with (
-            memory_shortage_told(setup.trainer),
-            opened_engine(setup) as engine,
-            tensorboard_log(logged_to, start) as show,
-        ):
-            meter = RunProgress(setup, engine, start, progress)
-            meter.tell()
+        yield from _shown_rounds(setup, folder, checkpoint, progress, on_update)
 
-            def count_update(round: int, update: Update) -> None:
-                meter.came(update.client)
-                if on_update is not None:
-                    on_update(round, update)
 
-            results = _carry_out_rounds(setup, engine, folder, checkpoint, count_update)
-            for result in meter.over(results):
-                meter.finished(result.round)
-                show(result)
-                yield result
+def _is_finished(folder: RunFolder | None, experiment: Experiment, resume: bool) -> bool:
+    """Whether there is nothing left to do; refuses a folder that is not free for this run."""
+    return folder is not None and not folder.begin(experiment.table(), resume=resume)
+
+
+def _shown_rounds(
+    setup: PreparedRun,
+    folder: RunFolder | None,
+    checkpoint: Checkpoint | None,
+    progress: Progress | None,
+    on_update: OnUpdate | None,
+) -> Iterator[EvaluatedRound]:
+    """The rounds on the experiment's engine, told to `progress` and to TensorBoard as they come."""
+    start = 0 if checkpoint is None else checkpoint.next_round
+    logged_to = folder.path if folder is not None and setup.experiment.tensorboard else None
+    with (
+        memory_shortage_told(setup.trainer),
+        opened_engine(setup) as engine,
+        tensorboard_log(logged_to, start) as show,
+    ):
+        meter = RunProgress(setup, engine, start, progress)
+        meter.tell()
+
+        def count_update(round: int, update: Update) -> None:
+            meter.came(update.client)
+            if on_update is not None:
+                on_update(round, update)
+
+        results = _carry_out_rounds(setup, engine, folder, checkpoint, count_update)
+        for result in meter.over(results):
+            meter.finished(result.round)
+            show(result)
+            yield result
 
 
 def _run_facts(setup: PreparedRun) -> RunFacts:
