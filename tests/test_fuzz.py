@@ -103,7 +103,10 @@ def refused(text: str, call, *arguments) -> None:
         ("data = {name = 3}", "data.name must be a name, not 3"),
         (f"rounds = {'1' * 5000}", "is not valid TOML: Exceeds the limit"),
         (f"rounds = {'[' * 5000}", "is not valid TOML"),
-        ("training = {lr = 1" + "0" * 400 + "}", "training.lr must be a number"),
+        ("training = {lr = 1" + "0" * 400 + "}", "TOML: an integer of more than 64 bits"),
+        (f"rounds = 0x{'f' * 5000}", "is not valid TOML: an integer of more than 64 bits"),
+        (f"seed = [[0o{'7' * 6000}]]", "is not valid TOML: an integer of more than 64 bits"),
+        (f"seed = {2**63}", "is not valid TOML: an integer of more than 64 bits"),
         ("training = 3", "training must be a table of settings, not 3"),
         ("data = '" + "n" * 300 + "'", "among the data sets"),
         ("data = '~nobody of that name'", "no home folder ~nobody of that name on this machine"),
@@ -114,6 +117,16 @@ def refused(text: str, call, *arguments) -> None:
 def test_an_experiment_file_with_values_of_a_strange_kind_is_one_line(tmp_path, content, says):
     (tmp_path / "e.toml").write_text(content)
     refused(says, lambda: complete_settings(Experiment.read(tmp_path / "e.toml")))
+
+
+def test_a_site_file_with_a_number_that_python_does_not_print_is_one_line(tmp_path):
+    pytest.importorskip("flwr")
+    from feddraw.flower.exchange_files import SIGNATURE_LINE, SITE_PURPOSE, read_site_file
+
+    file = tmp_path / "north.site"
+    fields = f'purpose = "{SITE_PURPOSE}"\nsigning = 0x{"f" * 5000}\n'
+    file.write_text(f"{fields}{SIGNATURE_LINE}AAAA\n")
+    refused("is not a file of `feddraw site key`", read_site_file, file)
 
 
 @pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from feddraw.experiment.method_by_name import (
 from feddraw.results.kept_models import Keep
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.system.file_reading import read_toml
+from feddraw.system.file_reading import parse_toml, read_toml
 from feddraw.training.settings import Training
 
 # A name and its settings; the others have settings only.
@@ -311,8 +310,8 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
 
 def parse_setting(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         pass
     try:
         return float(text)  # .5, which TOML does not know

@@ -15,7 +15,6 @@ import base64
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from feddraw.errors import UserError
 from feddraw.flower.app_signatures import TIME_PATTERN
 from feddraw.flower.certificates import check_root_certificates
 from feddraw.secure.sums.signing_keys import check_site_name, public_key_of_line, read_key_file
+from feddraw.system.file_reading import parse_toml
 from feddraw.text import safe_line
 
 SITE_PURPOSE = "feddraw site 1"
@@ -166,7 +166,7 @@ def _read_signed(path: Path, purpose: str, *, key_field: str, made_by: str) -> d
     body, marker, signature = content.rpartition(f"\n{SIGNATURE_LINE}".encode())
     body += b"\n"
     try:
-        document = tomllib.loads(body.decode())
+        document = parse_toml(body.decode())
     except (ValueError, RecursionError):
         document = {}
     if not marker or document.get("purpose") != purpose:

@@ -15,7 +15,6 @@ every site.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -52,6 +51,7 @@ from feddraw.secure.sums.signing_keys import (
     write_key_file,
 )
 from feddraw.server.policy import read_policy
+from feddraw.system.file_reading import parse_toml
 from feddraw.system.file_writing import make_folder, write_whole
 
 DEFAULT_PORT = 443
@@ -270,8 +270,8 @@ def read_operator_settings(folder: OperatorFolder) -> OperatorSettings:
             f" {folder.path} --address NAME`"
         )
     try:
-        document = tomllib.loads(folder.settings.read_text(encoding="utf-8"))
-    except ValueError as error:
+        document = parse_toml(folder.settings.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{folder.settings}: {error}") from None
     policy = document.get("policy", {})
     if policy:

@@ -57,34 +57,43 @@ def read_text(path: Path, limit: int) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
-        text = read_text(path, MAX_SETTINGS)
-        # long names are not parsed: the time and memory for them grow with the square of their
-        # parts
-        if LONG_TOML_NAME.search(text):
-            raise RecursionError
-        table = tomllib.loads(text)
-        if _toml_depth(table) > MAX_TOML_DEPTH:
-            raise RecursionError
-        return table
+        return parse_toml(read_text(path, MAX_SETTINGS))
     except ValueError as error:  # wrong TOML, or a number with more digits than Python reads
         raise UserError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise UserError(f"{path} is not valid TOML: it is nested too deeply") from None
 
 
-def _toml_depth(table: Any) -> int:
-    """How deeply tables and lists are nested; dotted names nest without a bracket."""
-    depth = 0
-    level = [table]
+def parse_toml(text: str) -> dict[str, Any]:
+    """A TOML document. RecursionError if it is nested too deeply; ValueError if it is none, or has
+    an integer of more than 64 bits: those written as 0xfff… may be so long that Python does not
+    print them.
+    """
+    # long names are not parsed: the time and memory for them grow with the square of their parts
+    if LONG_TOML_NAME.search(text):
+        raise RecursionError
+    table = tomllib.loads(text)
+    for depth, values in enumerate(_levels(table), start=1):
+        if depth > MAX_TOML_DEPTH:
+            raise RecursionError
+        if any(type(value) is int and not -(2**63) <= value < 2**63 for value in values):
+            raise ValueError("an integer of more than 64 bits")
+    return table
+
+
+def _levels(table: dict[str, Any]) -> Iterator[list[Any]]:
+    """The values of a document, then those in its tables and lists, and so on; dotted names nest
+    without a bracket.
+    """
+    level: list[Any] = list(table.values())
     while level:
-        inner = [
+        yield level
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [
             value
-            for outer in level
+            for outer in nested
             for value in (outer.values() if isinstance(outer, dict) else outer)
         ]
-        depth += bool(inner)
-        level = [value for value in inner if isinstance(value, dict | list)]
-    return depth
 
 
 def read_json(path: Path) -> dict[str, Any]:

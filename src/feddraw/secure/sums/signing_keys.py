@@ -12,7 +12,6 @@ import json
 import os
 import re
 import string
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from feddraw.errors import UserError
+from feddraw.system.file_reading import parse_toml
 
 LARGEST_KEY_FILE = 64 * 1024  # bytes of a key or of a signature
 LARGEST_DIRECTORY = 16 * 1024 * 1024
@@ -170,7 +170,7 @@ def site_of_key(directory: SiteDirectory, key: Ed25519PublicKey) -> str:
 def read_site_directory(path: Path) -> dict[str, Ed25519PublicKey]:
     """The public keys of all sites by name: TOML lines such as `North = "ssh-ed25519 AAAA…"`."""
     try:
-        lines = tomllib.loads(read_key_file(path, LARGEST_DIRECTORY).decode())
+        lines = parse_toml(read_key_file(path, LARGEST_DIRECTORY).decode())
     except (ValueError, RecursionError):
         raise UserError(
             f'{path} is no directory of sites: its lines are like North = "ssh-ed25519 AAAA…"'
