@@ -105,7 +105,7 @@ def _legend() -> list[Line2D | Patch]:
     open_circle = {"marker": "o", "markerfacecolor": "white", "markersize": 5}
     return [
         Line2D([], [], color=SERIES[1], marker="o", markersize=5, label="decided (Holm, 5 %)"),
-        Line2D([], [], color=INK, **open_circle, label="not decided, or not judged"),
+        Line2D([], [], color=INK, **open_circle, label="not decided, or no treatment"),
         Patch(color="0.9", label="floor: no number of splits decides less"),
     ]
 

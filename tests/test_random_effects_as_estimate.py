@@ -36,6 +36,7 @@ def one_number_a_site(seed: int, apart: float) -> Measured:
     return Measured(means, np.full((1, len(IMAGES)), 2.0), IMAGES)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in sqrt")
 @pytest.mark.parametrize("seed", range(6))
 def test_for_one_number_rho_is_that_of_dersimonian_and_laird(seed):
     measured = one_number_a_site(seed, apart=0.02)
@@ -49,6 +50,7 @@ def test_for_one_number_rho_is_that_of_dersimonian_and_laird(seed):
     assert measured.excess()[0] == pytest.approx(ours.excess)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in sqrt")
 @pytest.mark.parametrize("seed", range(6))
 def test_paule_and_mandel_is_that_of_statsmodels(seed):
     measured = one_number_a_site(seed, apart=0.2)
