@@ -21,7 +21,7 @@ from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import read_study
-from feddraw.study.preflight import features_to_compute, preflight, survey_study
+from feddraw.study.preflight import _full_disks, features_to_compute, preflight, survey_study
 from feddraw.study.progress import StudyEvent
 from feddraw.study.run_study import RepeatedFailure, prepare_study_data, run_study
 from feddraw.study.timing_on_made_up_images import time_in_turn
@@ -303,6 +303,13 @@ def test_features_that_nobody_has_computed_are_counted_and_computed_before_the_f
     assert "features" in said
     (after,) = features_to_compute(survey_study(runs, tmp_path / "new"))
     assert (after.images, after.bytes) == (0, 0)
+
+
+def test_a_small_disk_that_is_too_full_is_told_in_numbers_that_are_not_zero(tmp_path, monkeypatch):
+    little = shutil.disk_usage(tmp_path)._replace(free=200_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
+    (line,) = _full_disks({tmp_path / "cache": 400_000, tmp_path / "runs": 300_000})
+    assert "needs 0.7 MB and has 0.2 MB free" in line
 
 
 def test_the_twelve_scenarios_on_frozen_features_are_eleven_methods_and_no_replication(request):

@@ -19,7 +19,7 @@ from feddraw.cli.study_progress import follow_study, print_places, study_summary
 from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_toml
-from feddraw.text import safe_line
+from feddraw.text import bytes_in_words, safe_line
 
 if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
@@ -223,7 +223,7 @@ def show_study_preflight(heading: str, preflight: Preflight) -> None:
     data = []
     for dataset, preparation in survey.opened.values():
         splits = [f"{len(rows):,}" for rows in dataset.rows.values()]
-        on_disk = f"{sum(preparation.bytes.values()) / 1e9:.1f} GB"
+        on_disk = bytes_in_words(sum(preparation.bytes.values()))
         data.append([dataset.name, *splits, f"{preparation.images:,}", on_disk])
     if data:
         out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], data))
@@ -248,8 +248,8 @@ def show_study_preflight(heading: str, preflight: Preflight) -> None:
         out.print(_preflight_time(preflight))
         out.print(_preflight_memory(preflight))
     out.print(
-        f"disk: {preflight.cache_bytes / 1e9:.1f} GB of prepared images and features,"
-        f" {preflight.folder_bytes / 1e9:.1f} GB of runs"
+        f"disk: {bytes_in_words(preflight.cache_bytes)} of prepared images and features,"
+        f" {bytes_in_words(preflight.folder_bytes)} of runs"
     )
     if not preflight.obstacles:
         out.print("no problems found")

@@ -36,7 +36,7 @@ from feddraw.study.timing_on_made_up_images import cost_profile, time_experiment
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.machine import cores, free_memory
 from feddraw.system.time_left import seconds_until_all_done
-from feddraw.text import grouped
+from feddraw.text import bytes_in_words, grouped
 from feddraw.training.client import client_memory_extents
 from feddraw.training.devices import WorkerPlace
 
@@ -351,12 +351,12 @@ def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
         if total > free:
             where = " and ".join(str(folder) for folder, _ in members)
             advice = (
-                "make room, or name other folders (FEDDRAW_CACHE for prepared images, --out for"
-                " runs)"
+                "make room, or name other folders (FEDDRAW_CACHE for prepared images and"
+                " features, --out for runs)"
             )
             yield (
-                f"the disk of {where} needs {total / 1e9:.1f} GB and has {free / 1e9:.1f} GB free:"
-                f" {advice}"
+                f"the disk of {where} needs {bytes_in_words(total)} and has"
+                f" {bytes_in_words(free)} free: {advice}"
             )
 
 
