@@ -1,4 +1,4 @@
-"""The tenth of studies/paper-frozen.toml on made-up features, in miniature."""
+"""The seventh of studies/paper-frozen.toml on made-up features, in miniature."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def test_what_the_worker_used_is_compared_with_what_was_predicted(
     smaller = {"scenario.scale": SCALE, "rounds": 1, "training.epochs": 1}
     whole = read_study(paper_frozen.STUDY, paper_frozen.MADE_UP | smaller, trust=True)
     assert len(whole) == 660
-    assert len(shard_of(whole, "1/10")) == 66
+    seventh = shard_of(whole, paper_frozen.SHARD)
+    assert len(seventh) == 95
+    assert len({run.label["scenario"] for run in seventh}) == 12
+    assert len({run.label["method"] for run in seventh}) == 11
     predictions = iter([1.0, 3.0])  # before and after
 
     def predicted(*_: object, **__: object) -> SimpleNamespace:
