@@ -262,6 +262,8 @@ def test_a_state_goes_on_where_it_was_and_nowhere_else(tmp_path: Path) -> None:
         feddraw.aggregate(sent, updates, round=3, rounds=15, method="fedadam", state=state)
     with pytest.raises(UserError, match="the state is of the method fedadam"):
         feddraw.aggregate(sent, updates, round=4, rounds=15, state=state)
+    with pytest.raises(UserError, match=r"state is what .*result\.state.*, not a dict$"):
+        feddraw.aggregate(sent, updates, round=4, rounds=15, state={"round": 3})  # type: ignore[arg-type]
     state.save(path := tmp_path / "state.safetensors")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

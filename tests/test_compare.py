@@ -210,6 +210,13 @@ def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tm
     assert [event.kind for event in run_study(runs, out, 1, [])] == ["skipped"] * 4
 
 
+def test_a_studys_file_is_told_the_command_that_takes_it(tmp_path):
+    (tmp_path / "study.toml").write_text('method = ["fedavg", "feddraw"]\n')
+    refused = typed("compare", "study.toml", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "a file with lists of values is a study: feddraw study study.toml" in refused.stderr
+
+
 def test_sites_that_are_left_out_or_have_one_class_are_named_before_training(tmp_path, monkeypatch):
     cost = StepCost(1.0, 8, 0.0, 0.0, 0, 0)
     nothing = RunWork(0, 0, 0)

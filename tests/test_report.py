@@ -442,6 +442,8 @@ def test_without_a_seed_that_all_methods_have_nothing_is_compared(tmp_path: Path
     )
     assert "| feddraw | not paired |" in text
     assert "** *" not in text
+    assert "best mean of the column" not in text  # nothing is starred
+    assert "may be noise between trainings" not in text  # no difference is shown
 
 
 def test_a_reference_with_fewer_seeds_takes_none_from_the_methods(tmp_path: Path) -> None:

@@ -311,6 +311,21 @@ def test_runs_whose_images_cannot_be_used_fail_with_the_reason(archive, file, tm
     assert all("3.png" in event.text for event in events)
 
 
+def test_the_command_says_that_a_table_of_finished_runs_is_new_and_what_to_do_where_runs_fail(
+    file, tmp_path
+):
+    path = str(file(TINY))
+    words = ("study", path, "--out", "out", "--workers", "1", "--set", "rounds=1")
+    done = typed(*words, "--done", "mistyped.csv", folder=tmp_path)
+    assert done.stdout.startswith("note: there is no mistyped.csv yet: it skips no run")
+    assert "4 runs finished in" in done.stdout
+    again = typed(*words[:-1], "rounds=2", folder=tmp_path)
+    assert again.stderr.splitlines()[-1] == (
+        "feddraw: 4 of 4 runs failed: correct what is said above, and start the study again to"
+        " retry them"
+    )
+
+
 def test_a_worker_process_prepares_images_alone(archive, tmp_path):
     work = f"open_dataset({str(archive)!r}, size=28, options=dict(workers=2))"
     script = tmp_path / "script.py"

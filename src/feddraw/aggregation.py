@@ -33,7 +33,7 @@ from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round
 from feddraw.server.status import StatusKind
 from feddraw.system.file_writing import write_whole
-from feddraw.text import safe_line
+from feddraw.text import safe_line, with_article
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
 
@@ -268,6 +268,11 @@ def _check_round(round: int, rounds: int, name: str, state: AggregationState | N
             raise UserError(f"{name_of_number} must be a whole number, not {number!r}")
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
+    if state is not None and not isinstance(state, AggregationState):
+        raise UserError(
+            "state is what the result of the round before has (result.state), or"
+            f" AggregationState.load(path), not {with_article(type(state).__name__)}"
+        )
     if state is not None and state.method != name:
         raise UserError(f"the state is of the method {state.method}, not {name}: begin without one")
     if state is not None and round < state.next_round:

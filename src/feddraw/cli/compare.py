@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import counting_bar, duration_in_words
+from feddraw.cli.run import starting_experiment
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.text import safe_line
@@ -65,14 +66,15 @@ def compare(
     from feddraw.cli.report import write_and_show_report
     from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.experiment.settings import Experiment, parse_settings
+    from feddraw.experiment.settings import parse_settings
     from feddraw.study.method_comparison import ComparisonBudget, comparison_runs
     from feddraw.study.plan import unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
     from feddraw.study.run_study import PlanOptions, run_study
 
-    experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
+    start = starting_experiment(file, None, None, trust)
+    experiment = start.with_settings(parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
     console().print(f"{file.stem}: {len(runs)} run{'s' * (len(runs) != 1)} in {folder}")
     rest = unfinished_runs(runs, folder)

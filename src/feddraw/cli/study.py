@@ -16,7 +16,7 @@ from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import duration_in_words
 from feddraw.cli.report import report_significance_level, write_and_show_report
 from feddraw.cli.study_progress import follow_study, print_places, study_summary
-from feddraw.cli.terminal import console, print_json, status_line, table
+from feddraw.cli.terminal import console, print_json, print_line, status_line, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_toml
 from feddraw.text import bytes_in_words, safe_line
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
     from feddraw.study.progress import StudyProgress
+    from feddraw.study.results_table import ResultTable
 
 
 def study(
@@ -106,7 +107,6 @@ def study(
     from feddraw.experiment.settings import parse_settings
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import StudyProgress
-    from feddraw.study.results_table import ResultTable
     from feddraw.study.run_study import FAILURE_PATIENCE, PlanOptions, run_study
 
     if pdf:
@@ -129,9 +129,7 @@ def study(
         study_dry_run(file, runs, folder, workers, devices, json)
         return
     table_path = folder / f"runs{part}.csv"
-    tables = [ResultTable(table_path)]
-    if done is not None:
-        tables.append(ResultTable(done))
+    tables = _tables_of_finished_runs(table_path, done)
     say = console()
     say.print(f"{file.stem}: {len(runs)} run{'s' * (len(runs) != 1)} in {folder}")
     if not keep_going:
@@ -157,6 +155,19 @@ def study(
     _fail_with_runs(progress)
 
 
+def _tables_of_finished_runs(own: Path, done: Path | None) -> list[ResultTable]:
+    """The study's own, and that of `--done`: a mistyped name would have every run carried out
+    again, so a new table is told.
+    """
+    from feddraw.study.results_table import ResultTable
+
+    if done is None:
+        return [ResultTable(own)]
+    if not done.exists():
+        print_line(f"note: there is no {done} yet: it skips no run, and will have the new ones")
+    return [ResultTable(own), ResultTable(done)]
+
+
 def _fail_with_runs(progress: StudyProgress) -> None:
     """End with an error where runs have failed."""
     from feddraw.study.run_study import FAILURE_PATIENCE
@@ -170,8 +181,8 @@ def _fail_with_runs(progress: StudyProgress) -> None:
         )
     if progress.failed:
         raise RunFailed(
-            f"{len(progress.failed)} of {progress.total} runs failed: start the study again to"
-            " retry them"
+            f"{len(progress.failed)} of {progress.total} runs failed: correct what is said above,"
+            " and start the study again to retry them"
         )
 
 

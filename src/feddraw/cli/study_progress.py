@@ -89,8 +89,11 @@ def study_heading(study: StudyProgress) -> str:
 
 
 def study_summary(study: StudyProgress) -> str:
-    skipped = f", {study.skipped} were finished before" if study.skipped else ""
-    return f"{study.finished} runs finished in {duration_in_words(study.elapsed)}{skipped}"
+    skipped = ""
+    if study.skipped:
+        skipped = f", {study.skipped} {'was' if study.skipped == 1 else 'were'} finished before"
+    runs = "run" if study.finished == 1 else "runs"
+    return f"{study.finished} {runs} finished in {duration_in_words(study.elapsed)}{skipped}"
 
 
 def _ended_run_line(event: StudyEvent, study: StudyProgress) -> str:

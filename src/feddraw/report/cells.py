@@ -73,13 +73,13 @@ def method_above_others(values: Mapping[str, float]) -> str | None:
 def note_on_means(report: Report, metric: str, scenarios: Sequence[str]) -> str:
     """What the means of a table are, and what stands below them for reference."""
     collection = report.collection
-    compared = len(report.methods) > 1
+    counts = [len(report.pairing(scenario, metric).repeats) for scenario in scenarios]
+    compared = len(report.methods) > 1 and any(counts)
     sentences = [NOTE_ON_STAR] if compared else []
     if collection.references:
         names = {name.split(" ")[0] for name in collection.references}
         sentences += [f"{name}: {REFERENCES[name]}." for name in sorted(names)]
         sentences.append("References are not ranked.")
-    counts = [len(report.pairing(scenario, metric).repeats) for scenario in scenarios]
     paired = paired_repeats_in_words(counts)
     if max(counts, default=0) > 1:
         sentences.append(

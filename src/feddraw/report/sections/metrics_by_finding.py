@@ -43,7 +43,8 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     cells = [column_cells(means, report.methods) for means in columns.values()]
     rows = {method: [Cell(method), *(column[method] for column in cells)] for method in methods}
     label = METRICS[metric]
-    notes = [NOTE_ON_STAR] if len(report.methods) > 1 else []
+    compared = len(report.methods) > 1 and report.pairing(scenario, metric).repeats
+    notes = [NOTE_ON_STAR] if compared else []
     if few:
         notes.append(f"† {few_in_words()}.")
     yield Heading(f"{label} by finding in {scenario}", 3)
