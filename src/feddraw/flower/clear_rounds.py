@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import RecordDict
 
@@ -23,6 +23,8 @@ class RoundOutcome:
     refused: Mapping[str, str]  # by client, why its reply could not be used
     client_seconds: Mapping[str, float]  # by client, how long it worked
     reports: list[RecordDict]  # whose metrics are averaged: replies that count, or their sum
+    # by client, why no use was made of a reply with which nothing was wrong
+    unused: Mapping[str, str] = field(default_factory=dict)
     holding: frozenset[int] = frozenset()  # nodes that said only now that they have frozen layers
 
 

@@ -35,6 +35,8 @@ class TakenEvaluations:
     contents: list[RecordDict]  # to be merged: those of the sites, or their sum
     sites: Sequence[SiteEvaluation]
     refused: Mapping[str, str] = field(default_factory=dict)  # by the site's name in the ledger
+    # where there is no sum because of other sites
+    unused: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluations_in_clear(
@@ -59,13 +61,16 @@ def evaluations_in_clear(
 
 
 def evaluations_in_sum(
-    counts: RecordDict | None, summed: Collection[str], refused: Mapping[str, str]
+    counts: RecordDict | None,
+    summed: Collection[str],
+    refused: Mapping[str, str],
+    unused: Mapping[str, str],
 ) -> TakenEvaluations:
     """One sum over some sites, by name; None where there is no sum."""
     if counts is None:
-        return TakenEvaluations([], [], refused)
+        return TakenEvaluations([], [], refused, unused)
     sites = [SiteEvaluation(client=name) for name in summed]
-    return TakenEvaluations([counts], sites, refused)
+    return TakenEvaluations([counts], sites, refused, unused)
 
 
 def site_metrics(content: RecordDict, size_key: str, findings: Sequence[str]) -> dict[str, float]:
@@ -108,6 +113,10 @@ def complete_evaluations(
     for name, why in reasons.items():
         lines.setdefault(
             name, SiteEvaluation(client=name, status=Status(StatusKind.REFUSED, why).text)
+        )
+    for name, why in taken.unused.items():
+        lines.setdefault(
+            name, SiteEvaluation(client=name, status=Status(StatusKind.UNUSED, why).text)
         )
     for node in request.nodes:
         name = roster.label(node)

@@ -54,15 +54,17 @@ def complete_ledger(
     roster: Roster,
     request: Request,
     reasons: Mapping[str, str],
+    unused: Mapping[str, str],
 ) -> tuple[LedgerEntry, ...]:
     """One line per known client and listed site, per node that was asked, and per stranger that
     answered.
 
-    `entries` are those of the round; `reasons` has by name why a reply could not be used.
+    `entries` are those of the round; `reasons` has by name why a reply could not be used, `unused`
+    why none was made of a reply that could.
     """
     # entries beyond the known clients stand for those that never answered, without a name
     lines = {entry.client: entry for entry in entries[: len(roster.names)]}
-    expected = {roster.label(node) for node in request.nodes} | reasons.keys()
+    expected = {roster.label(node) for node in request.nodes} | reasons.keys() | unused.keys()
     for name in sorted(expected - lines.keys()):
         lines[name] = LedgerEntry(round, name, 0, 0, status=StatusKind.MISSING.value)
     for name in roster.listed_names:
@@ -71,7 +73,8 @@ def complete_ledger(
     for name, entry in lines.items():
         if entry.kind is StatusKind.NOT_SAMPLED and name not in connected:
             lines[name] = replace(entry, status=StatusKind.NOT_CONNECTED.value)
-    return with_refusals(tuple(lines.values()), reasons)
+    ledger = with_refusals(tuple(lines.values()), unused, StatusKind.UNUSED)
+    return with_refusals(ledger, reasons)
 
 
 def metrics_of_round(ledger: Sequence[LedgerEntry], means: Mapping[str, Any]) -> dict[str, Any]:

@@ -294,7 +294,8 @@ class SecureRounds:
         )
         return RoundOutcome(
             result=result,
-            refused=self._left_out(outcome, names),
+            refused=_refused(outcome, names),
+            unused=_unused(outcome, names),
             client_seconds={names[site]: taken for site, taken in transport.seconds.items()},
             reports=self._report(outcome, result),
             holding=frozenset(transport.holding),
@@ -330,7 +331,7 @@ class SecureRounds:
         except UserError as error:
             log.error("no evaluation: %s", error)
         summed = [name for site, name in names.items() if site in _summed(outcome)]
-        return evaluations_in_sum(counts, summed, self._left_out(outcome, names))
+        return evaluations_in_sum(counts, summed, _refused(outcome, names), _unused(outcome, names))
 
     def _opened_counts(self, outcome: SecureOutcome, findings: int) -> RecordDict:
         """The sum as one site with all images would have sent it; UserError where there is none, or
@@ -348,15 +349,23 @@ class SecureRounds:
         metrics[self.size_key] = int(words[-1])
         return RecordDict({"metrics": metrics})
 
-    def _left_out(self, outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
-        """By the ledger's name, why sites that answered the offer are not in the sum."""
-        # a sum can fail before a site has said more than its keys
-        failed = dict.fromkeys(names, outcome.failure)
-        return {
-            names[site]: why
-            for site, why in {**failed, **outcome.left_out, **outcome.reasons()}.items()
-            if why and site in names and site not in _summed(outcome)
-        }
+
+def _refused(outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
+    """By the ledger's name, what was wrong with sites that answered the offer."""
+    return {
+        names[site]: why
+        for site, why in outcome.left_out.items()
+        if why and site in names and site not in _summed(outcome)
+    }
+
+
+def _unused(outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:
+    """By the ledger's name, the sites that did their part, where the sum failed because of others
+    (it can fail before a site has said more than its keys).
+    """
+    if not outcome.failure:
+        return {}
+    return {name: outcome.failure for site, name in names.items() if site not in outcome.left_out}
 
 
 def _summed(outcome: SecureOutcome) -> set[str]:

@@ -567,7 +567,7 @@ class MethodStrategy(FedAvg):
         result = outcome.result
         reasons = round_report.reasons_of_refusal(self.roster, outcome.refused, failed_nodes)
         ledger = round_report.complete_ledger(
-            result.round, result.ledger, self.roster, self._training, reasons
+            result.round, result.ledger, self.roster, self._training, reasons, outcome.unused
         )
         in_words = {name: RefusalCause.of_words(reason) for name, reason in reasons.items()}
         means: Mapping[str, Any] = {}

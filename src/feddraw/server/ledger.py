@@ -187,11 +187,15 @@ def _weight_columns(
 
 
 def with_refusals(
-    ledger: tuple[LedgerEntry, ...], reasons: Mapping[str, str]
+    ledger: tuple[LedgerEntry, ...],
+    reasons: Mapping[str, str],
+    kind: StatusKind = StatusKind.REFUSED,
 ) -> tuple[LedgerEntry, ...]:
-    """The ledger with clients, by name, whose updates could not even be read."""
+    """The ledger with clients, by name, whose updates could not even be read; or, of another
+    `kind`, were not used.
+    """
     return tuple(
-        replace(entry, status=Status(StatusKind.REFUSED, reasons[entry.client]).text)
+        replace(entry, status=Status(kind, reasons[entry.client]).text)
         if entry.client in reasons
         else entry
         for entry in ledger

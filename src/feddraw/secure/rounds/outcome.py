@@ -27,7 +27,7 @@ from feddraw.secure.sums.session import SecureSumFailed
 from feddraw.server.gate import Verdict
 from feddraw.server.ledger import with_hidden
 from feddraw.server.round import Intake, Round, RoundResult, close_round
-from feddraw.server.status import RefusalCause
+from feddraw.server.status import RefusalCause, StatusKind
 from feddraw.text import one_line
 
 
@@ -104,7 +104,10 @@ def _intake(
         client = numbers[name]
         size = limit.counted(reported[client])
         received.append(Update(client, round.sent, size, 0, {"loss": math.nan}))
-        verdicts[client] = Verdict(reason, cause=RefusalCause.of_words(reason))
+        if outcome.left_out.get(name):
+            verdicts[client] = Verdict(reason, cause=RefusalCause.of_words(reason))
+        else:  # the sum failed because of others
+            verdicts[client] = Verdict(reason, kind=StatusKind.UNUSED)
     received.sort(key=lambda update: update.client)
     return Intake(received, verdicts, reported, limit, outcome.terms.limits.min_sites)
 
