@@ -5,6 +5,7 @@ What it found is kept below.
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import sys
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 from guided import attempt, fuzz
 from readers import archive, dicom, targets
 
+from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
 from feddraw.cli.weights import parse_similarity
 from feddraw.core.participation import Participation
 from feddraw.data.dataset_by_name import find_dataset, read_training_labels
@@ -29,7 +31,11 @@ from feddraw.errors import UserError
 from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.settings import Experiment
 from feddraw.models._saved_parameters import read_saved_parameters
+from feddraw.report.section_order import compose_report
+from feddraw.report.settings import ReportSettings
+from feddraw.report.statistics import compute_report
 from feddraw.results.recorded_run import read_run
+from feddraw.results.run_collection import collect_runs
 from feddraw.study.plan import read_study
 from run_folders import make_run
 
@@ -303,3 +309,27 @@ def test_a_dicom_file_that_is_no_grey_frame_is_one_line(tmp_path, old, new):
     with pytest.raises(BadImage) as error:
         Recipe(8).apply(decode(tmp_path / "x"))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("packages", [1e308, True, "x", [1]])
+def test_versions_that_are_no_table_do_not_stop_a_report_of_somebody_elses_runs(tmp_path, packages):
+    runs = [make_run(tmp_path / name, method=name) for name in ("feddraw", "fedavg")]
+    recorded = {"packages": packages, "network": packages, "cuda": packages}
+    (runs[0] / "environment.json").write_text(json.dumps(recorded))
+    collected = collect_runs([tmp_path])
+    made = compute_report(collected, settings=ReportSettings(replicates=5), command="")
+    assert compose_report(made, "A report").blocks
+
+
+@pytest.mark.parametrize("cell", ["1", "-1", "1_0"])
+def test_a_measurement_of_which_the_ledger_has_a_part_only_is_passed_over(tmp_path, cell):
+    run = make_run(tmp_path / "run")
+    with (run / "weights.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["q"] = cell
+    with (run / "weights.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    recorded = read_run(run)
+    assert site_distances_in_ledger(recorded.ledger, len(recorded.ledger.status)) == []

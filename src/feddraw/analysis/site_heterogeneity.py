@@ -28,6 +28,8 @@ Floats = NDArray[np.float64]
 SiteNumbers = tuple[Floats, Floats, Floats]
 
 RULES = ("fedavg", "random_effects", "feddraw", "uniform")
+# of the ledger: what a measurement of the sites' differences fills
+MEASURED_COLUMNS = ("size", "measured", "q", "q_expected", "rho")
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +224,8 @@ def site_distances_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogen
     """
     by_round = []
     for t in range(len(ledger.status)):
-        measured = np.flatnonzero(np.isfinite(ledger["q"][t])).tolist()
+        columns = [ledger[name][t] for name in MEASURED_COLUMNS]
+        measured = np.flatnonzero(np.isfinite(columns).all(axis=0)).tolist()
         if not measured:
             continue
         first = measured[0]  # what all sites have in common stands in each one's row

@@ -16,6 +16,7 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
+from feddraw.results.environment import table_in_environment
 from feddraw.results.find_runs import require_run
 from feddraw.results.metrics import KEPT_MODELS
 from feddraw.results.recorded_run import RecordedRun, read_run
@@ -153,8 +154,8 @@ def differing_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     """Why bits may differ: other versions, another processor, another GPU or what computes
     on it.
     """
-    packages_now = _table(now, "packages")
-    for name, version in _table(before, "packages").items():
+    packages_now = table_in_environment(now, "packages")
+    for name, version in table_in_environment(before, "packages").items():
         if packages_now.get(name, "none") != version:
             yield f"{name} {version}, now {packages_now.get(name, 'none')}"
     for key in ("python", "processor"):
@@ -164,17 +165,11 @@ def differing_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     devices_now = _device_kinds(now)
     if "devices" in before and devices_before != devices_now:
         yield f"trained on {devices_before}, now {devices_now}"
-    cuda_before = _table(before, "cuda")
-    cuda_now = _table(now, "cuda")
+    cuda_before = table_in_environment(before, "cuda")
+    cuda_now = table_in_environment(now, "cuda")
     for key in sorted(cuda_before.keys() & cuda_now.keys()):
         if cuda_before[key] != cuda_now[key]:
             yield f"{key} {cuda_before[key]}, now {cuda_now[key]}"
-
-
-def _table(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of a file that may have been changed by hand; empty where it is none."""
-    table = environment.get(name)
-    return table if isinstance(table, dict) else {}
 
 
 def _device_kinds(environment: Mapping[str, Any]) -> str:

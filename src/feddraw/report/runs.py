@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS
+from feddraw.results.environment import table_in_environment
 from feddraw.results.metrics import ClientMetrics
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, outcome_device_kind
 from feddraw.results.predictions import HoldoutPredictions, Predictions, read_holdout_predictions
@@ -174,11 +175,10 @@ def versions_and_machine(run: RecordedRun) -> Iterator[tuple[str, str]]:
     facts = {name: environment.get(name) for name in ("python", "system", "processor", "commit")}
     facts["device"] = outcome_device_kind(run.flat, environment)
     facts["precision"] = _precision(run)
-    network = environment.get("network")
-    if isinstance(network, Mapping):
-        numbers = ("classifier", "parameters", "frozen")
-        facts |= {name: str(network[name]) for name in numbers if name in network}
-    facts |= environment.get("packages", {})
+    network = table_in_environment(environment, "network")
+    numbers = ("classifier", "parameters", "frozen")
+    facts |= {name: str(network[name]) for name in numbers if name in network}
+    facts |= table_in_environment(environment, "packages")
     for name, fact in facts.items():
         if fact:
             yield name, str(fact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ def environment() -> dict[str, Any]:
         "processor": _processor_name(),
         "cores": os.cpu_count(),
     }
+
+
+def table_in_environment(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a file that may have been changed by hand; empty where it is none."""
+    table = environment.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def installed_version(package: str) -> str:

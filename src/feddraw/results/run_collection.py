@@ -15,6 +15,7 @@ from pathlib import Path
 
 from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError
+from feddraw.results.environment import table_in_environment
 from feddraw.results.find_runs import find_run_folders
 from feddraw.results.outcome_settings import (
     ARCHIVES,
@@ -378,7 +379,8 @@ def _unequal_versions(runs: Runs) -> Iterator[str]:
             f"Some runs do not record {', '.join(unrecorded)}, as others do: they were made by"
             " another version."
         )
-    versions = {str(run.environment.get("packages", {}).get("feddraw", "unknown")) for run in runs}
+    packages = [table_in_environment(run.environment, "packages") for run in runs]
+    versions = {str(recorded.get("feddraw", "unknown")) for recorded in packages}
     if len(versions) > 1:
         yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
 
