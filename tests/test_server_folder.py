@@ -4,6 +4,7 @@ and no metrics. `explain`, `report` and `watch` read it and say what it does not
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import time
@@ -111,6 +112,26 @@ def test_flares_ledger_alone_is_explained_and_reported(of_flare: Path, tmp_path:
     assert "North counted most" in text
     typed("report", of_flare, "--out", tmp_path / "report")
     assert "North counted most" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_influence_that_only_clients_know_is_hidden_also_where_a_round_counted_nobody(
+    of_flare: Path,
+) -> None:
+    """As under secure sums: the rows of those that did not count have a 0."""
+    ledger = of_flare / "weights.csv"
+    with ledger.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        idle = row["round"] == "1"
+        row["influence"] = "0.0" if idle else "hidden"
+        if idle:
+            row |= {"weight": "0.0", "status": "unused: the secure sum failed"}
+    with ledger.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    clients = json.loads(typed("explain", of_flare, "--json"))["clients"]
+    assert [client["influence"] for client in clients] == [None] * len(clients)
 
 
 def test_watch_shows_it_without_metrics(served: Path, of_flare: Path) -> None:

@@ -79,8 +79,7 @@ def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]
         "last": float(shares[-1]),
         "most": float(shares.max()),
         "most_round": int(rounds[shares.argmax()]),
-        # none under secure sums, where only the client knows the length of its move
-        "influence": float(influence.mean()) if ledger.has("influence") else None,
+        "influence": float(influence.mean()) if ledger.knows_influence else None,
         **parts,
     }
 

@@ -67,7 +67,7 @@ def influence_pictures(
     """
     pictures = []
     for method, members in runs.items():
-        if not all(run.ledger.has("influence") for run in members):
+        if not all(run.ledger.knows_influence for run in members):
             continue
         influence, spread = ledger_column(members, "influence")
         figure, axes = plots.panel_figure()

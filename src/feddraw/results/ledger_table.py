@@ -172,6 +172,11 @@ class LedgerTable:
         return all(np.isfinite(self[name]).any() for name in names)
 
     @property
+    def knows_influence(self) -> bool:
+        """Under secure sums only the client knows it. (It is 0 for those that do not count.)"""
+        return self.has("influence") and not self.hidden("influence").any()
+
+    @property
     def counted(self) -> NDArray[np.bool_]:
         """(rounds × clients): whether the client's update was weighted."""
         weighted = [
