@@ -157,7 +157,7 @@ def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(
     assert message in said
     assert "\n" not in said
     assert len(found.unusable_rows) == 1
-    assert len(found.table.labels) - len(found.missing) == IMAGES - 1
+    assert len(found.table.labels) == IMAGES - 1
     with pytest.raises(UserError, match=re.escape(message)):
         open_dataset(str(images / "table.csv"), size=16, options={"workers": 1})
     kept = open_dataset(
@@ -233,6 +233,11 @@ def test_no_column_is_dropped_in_silence_and_names_stay_those_of_the_table(image
     assert "grade (14 of 40 entries" in said or "grade (13 of 40 entries" in said
 
 
+def test_a_column_of_crosses_is_told_how_to_become_a_finding(images: Path) -> None:
+    (said,) = seen(images, {"file": PATHS, "Edema": EDEMA, "Mass": column("x", "", "")}).guesses
+    assert "Mass (holds 'x' or nothing: write 1 and 0 if it is a finding)" in said
+
+
 def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
     path = write(
         images, {"file": PATHS, "Edema": column(0, 1, "", -1), "Mass": column(1, "", 0, -1)}
@@ -255,6 +260,8 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
         UserError, match=r"blank.Edema must be one of unknown, negative, positive, not maybe"
     ):
         first_rows(blank={"Edema": "maybe"})
+    with pytest.raises(UserError, match=r"data.blank must be one of unknown, .*, not maybe"):
+        first_rows(blank="maybe")
     with pytest.raises(UserError, match="no 'Edeema' among the findings: did you mean Edema"):
         first_rows(blank={"Edeema": "unknown"})
     with pytest.raises(UserError, match="uncertain must be unknown, negative or positive"):

@@ -249,6 +249,7 @@ def test_a_file_that_scores_differently_stops_the_export(
     ("words", "says"),
     [
         (("--formats", "onxx"), "did you mean onnx"),
+        (("--formats", ""), "--formats names no format: choose from"),
         (("--model", "best"), "kept no model"),
         ((), "is already used"),
     ],

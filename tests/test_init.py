@@ -156,7 +156,7 @@ def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:
     Path("scans/003.png").unlink()
     done = typed("init", "ward 7.csv", folder=in_tmp)
     assert "of 80 images 1 without a file (scans/003.png: tried scans/003.png)" in done.stdout
-    assert "true leaves out the 1 rows" in Path("ward 7.toml").read_text()
+    assert "true leaves out the row that cannot be used" in Path("ward 7.toml").read_text()
     *_, last = done.stdout.splitlines()
     assert "feddraw run 'ward 7.toml' --set data.skip_bad=true  or" in last
 
@@ -171,11 +171,16 @@ def test_folders_of_sites_make_clients_and_what_is_no_image_is_named(in_tmp: Pat
     write_images(in_tmp / "xrays", names)
     Path("xrays/east/mass/scan.tif").write_bytes(b"II*")
     Path("xrays/east/mass/.DS_Store").write_bytes(b"")
+    Path("xrays/east/mass/._0.png").write_bytes(b"written by macOS")
+    Path("xrays/north/mass").mkdir(parents=True)
     done = typed("init", "xrays", folder=in_tmp)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "the folder that it is in, normal for no finding; its site is the folder above" in said
     assert "1 file is not PNG, JPEG or DICOM and not used: 1 .tif" in said
+    assert "1 hidden file is not used: ._0.png" in said
+    assert "no image that can be used is in north" in said
+    assert "cannot be read" not in said
     assert "each site is a client: east" in said
     assert Experiment.read(Path("xrays.toml")).section("scenario")[0] == "by_site"
 
@@ -183,6 +188,64 @@ def test_folders_of_sites_make_clients_and_what_is_no_image_is_named(in_tmp: Pat
 def test_folders_of_patients_below_folders_of_classes_are_no_sites(in_tmp: Path) -> None:
     write_images(in_tmp / "xrays", ["mass/P1/0.png", "mass/P2/0.png", "other/P3/0.png"])
     assert inspect_data(Path("xrays"), Path("xrays.toml")).columns["site"] == ""
+
+
+def table_of_the_run(folder: Path, table: str, *settings: str) -> str:
+    """What `run` prints before training: the images of each split."""
+    few = ["--rounds", "1", "--epochs", "1", "--engine", "serial", "--out", "run", "--set"]
+    done = typed("run", table, *few, "data.size=16", *settings, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stderr + done.stdout
+
+
+def test_init_counts_the_images_that_the_command_it_ends_with_trains_on(in_tmp: Path) -> None:
+    path = own_table(in_tmp, ["Fracture"])
+    rows = list(csv.reader(path.open(encoding="utf-8")))
+    of_aeroe = [row[0] for row in rows if row[2] == "Ærø"]
+    for name in [*of_aeroe, "scans/000.png", "scans/006.png"]:
+        Path(name).unlink()
+    Path("scans/001.png").write_bytes(b"")
+    done = typed("init", "ward 7.csv", folder=in_tmp)
+    counted = re.search(r"all images +(\d+) +(\d+) +(\d+)", done.stdout)
+    assert counted is not None
+    assert sum(map(int, counted.groups())) == 80 - len(of_aeroe) - 3
+    assert "left out, under 8 training images: Ærø 0" in " ".join(done.stdout.split())
+    trained = table_of_the_run(in_tmp, "ward 7.toml", "--set", "data.skip_bad=true")
+    assert re.search(r"all images +{} +{} +{}".format(*counted.groups()), trained)
+
+
+def test_the_column_of_groups_is_shown_and_written(in_tmp: Path) -> None:
+    write_images(in_tmp, [f"{n}.png" for n in range(40)])
+    rows = [[f"{n}.png", "MW"[n % 2], n // 2 % 2] for n in range(40)]
+    write_table(in_tmp / "t.csv", ["path", "Geschlecht", "Edema"], rows)
+    done = typed("init", "t.csv", folder=in_tmp)
+    assert re.search(r"group +Geschlecht", done.stdout)
+    assert Experiment.read(Path("t.toml")).section("data")[1]["group_column"] == "Geschlecht"
+
+
+def test_blank_may_mean_something_else_for_each_finding_as_the_written_file_says(
+    in_tmp: Path,
+) -> None:
+    write_images(in_tmp, [f"{n}.png" for n in range(60)])
+    rows = [[f"{n}.png", n % 2 or "", n // 2 % 2 or ""] for n in range(60)]
+    write_table(in_tmp / "t.csv", ["path", "Edema", "Mass"], rows)
+    typed("init", "t.csv", folder=in_tmp)
+    text = Path("t.toml").read_text()
+    assert '{ "Edema" = "negative" }' in text
+    blank = 'data.blank={ "Edema" = "negative", Mass = "positive" }'
+    trained = table_of_the_run(in_tmp, "t.toml", "--set", blank)
+    assert re.search(r"Edema[ †]+\d+ / \d+ +\d+ / \d+ +\d+ / \d+", trained)
+    assert re.search(r"Mass[ †]+42 / 0 ", trained)
+
+
+def test_what_is_no_table_is_named_and_shown_as_it_is_typed(in_tmp: Path) -> None:
+    write_images(in_tmp, ["a scan.png"])
+    own_table(in_tmp, ["Fracture"])
+    asked = typed("init", "a scan.png", folder=in_tmp)
+    assert "a scan.png is an image: give the table that names it, or its folder" in asked.stderr
+    for command in ("run", "compare"):
+        asked = typed(command, "ward 7.csv", folder=in_tmp)
+        assert "feddraw init 'ward 7.csv' writes one" in asked.stderr
 
 
 def test_images_that_cannot_be_read_are_left_out_by_the_command_that_init_ends_with(

@@ -127,7 +127,9 @@ def _check_file_and_folder(file: Path, folder: Path) -> None:
     from feddraw.results.find_runs import is_run_folder
 
     if file.suffix in (".csv", ".gz", ".tsv"):
-        raise UserError(f"{file} holds data, not an experiment: feddraw init {file} writes one")
+        raise UserError(
+            f"{file} holds data, not an experiment: feddraw init {quote(str(file))} writes one"
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
     if folder.is_dir() and is_run_folder([entry.name for entry in folder.iterdir()]):

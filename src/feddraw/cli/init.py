@@ -79,7 +79,12 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
     out.print(
         table(
             ["what", "column"],
-            [[kind, name or "none found"] for kind, name in inspected.columns.items()],
+            # most tables need no groups, and lack none
+            [
+                [kind, name or "none found"]
+                for kind, name in inspected.columns.items()
+                if name or kind != "group"
+            ],
             left=2,
         )
     )
@@ -135,9 +140,8 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
         unusable = describe_row_problems(inspected.sheets[0].name, problems, total)
         first = "; of rows with one path the first counts" if inspected.has_duplicates else ""
         out.print(f"note: {unusable}; data.skip_bad leaves them out{first}")
-    there = len(inspected.table.paths) - len(inspected.missing)
-    if inspected.tried < there:
+    if inspected.tried < inspected.files:
         out.print(
-            f"note: {inspected.tried:,} of {there:,} images were opened; the first run names any"
-            " other that cannot be read"
+            f"note: {inspected.tried:,} of {inspected.files:,} images were opened; the first run"
+            " names any other that cannot be read"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
@@ -129,9 +130,13 @@ def starting_experiment(
     if file is not None and preset is not None:
         raise UserError("give an experiment file or a preset, not both")
     if file is not None and file.suffix == ".npz":
-        raise UserError(f"{file} holds data, not an experiment: give it with --data {file}")
+        raise UserError(
+            f"{file} holds data, not an experiment: give it with --data {quote(str(file))}"
+        )
     if file is not None and file.suffix in (".csv", ".gz", ".tsv"):
-        raise UserError(f"{file} holds data, not an experiment: feddraw init {file} writes one")
+        raise UserError(
+            f"{file} holds data, not an experiment: feddraw init {quote(str(file))} writes one"
+        )
     if file is not None:
         return _read_experiment(file, trust=trust)
     settings = RunFolder(resumed).settings if resumed is not None else None

@@ -28,11 +28,10 @@ from feddraw.system.file_reading import expanded_path
 from feddraw.system.progress import Progress
 from feddraw.text import with_article
 
-# That the caller gives when it opens the data; no settings.
 # what the caller gives when it opens the data: no settings
 CALLER_ARGUMENTS = ("size", "progress", "estimate")
-# text or a list: checked where they are read
-TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")
+# text, a list or a table: checked where they are read
+CHECKED_WHERE_READ = ("findings", "normalize", "blank", "uncertain", "shares")
 
 
 def dataset_names() -> dict[str, str]:
@@ -57,7 +56,7 @@ def open_dataset(
     function, from_name = find_dataset(name)
     defaults = _settings_of(function)
     known = {key: default for key, default in defaults.items() if key not in CALLER_ARGUMENTS}
-    lenient = {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}
+    lenient = {key: None for key in CHECKED_WHERE_READ if key in known}
     for key in options.keys() - known.keys():
         raise unknown(f"settings of data {name}", key, {"size", *known})
     check_setting_types(options, known | lenient, "data")

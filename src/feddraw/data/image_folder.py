@@ -14,19 +14,28 @@ from feddraw.text import join_names
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """What lies in a folder and below it; hidden files do not count."""
+    """What lies in a folder and below it."""
 
     images: tuple[Path, ...]
     others: tuple[Path, ...]
     links: tuple[Path, ...] = ()  # to folders, which may lead round in a circle
+    # By their names images, as the `._scan.png` that macOS writes beside a `scan.png`. Other hidden
+    # files, and folders such as `.git`, are nowhere.
+    hidden: tuple[Path, ...] = ()
 
     def left_out_in_words(self) -> list[str]:
-        """A sentence each for files that are no images that can be read, by ending, and for links
-        to folders.
+        """A sentence each for files that are no images that can be read, by ending, for hidden
+        images and for links to folders.
         """
         sentences = []
         if self.others:
             sentences.append(self._others_in_words())
+        if self.hidden:
+            names = join_names([path.name for path in self.hidden[:3]])
+            more = ", …" if len(self.hidden) > 3 else ""
+            count = len(self.hidden)
+            files = "1 hidden file is" if count == 1 else f"{count:,} hidden files are"
+            sentences.append(f"{files} not used: {names}{more}")
         if self.links:
             names = join_names([path.name for path in self.links])
             sentences.append(f"links to folders are not followed: {names}")
@@ -49,20 +58,24 @@ def files_below(folder: Path) -> FolderFiles:
     images = []
     others = []
     links = []
+    hidden = []
     for place, below, names in os.walk(folder, onerror=_stop):
-        below.sort()
+        below[:] = sorted(name for name in below if not name.startswith("."))
         links += [path for path in (Path(place) / name for name in below) if path.is_symlink()]
         for name in sorted(names):
             path = Path(place) / name
-            if name.lower().endswith(IMAGE_SUFFIXES):
+            is_image_by_name = name.lower().endswith(IMAGE_SUFFIXES)
+            if name.startswith("."):
+                hidden += [path] if is_image_by_name else []
+            elif is_image_by_name:
                 images.append(path)
-            elif name.startswith(".") or name == "DICOMDIR":
-                continue  # a system's or an archive's own notes
+            elif name == "DICOMDIR":
+                continue  # an archive's own notes
             elif is_dicom(path):
                 images.append(path)
             else:
                 others.append(path)
-    return FolderFiles(tuple(images), tuple(others), tuple(links))
+    return FolderFiles(tuple(images), tuple(others), tuple(links), tuple(hidden))
 
 
 def _stop(error: OSError) -> None:

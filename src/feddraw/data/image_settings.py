@@ -49,7 +49,7 @@ class ImagePreparation:
 
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 2048:
-            raise UserError(f"size must be from 8 to 2048 pixels, not {self.size}")
+            raise UserError(f"data.size must be from 8 to 2048 pixels, not {self.size}")
         not_negative("workers", self.workers)
 
     @property

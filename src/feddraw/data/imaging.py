@@ -163,9 +163,11 @@ def why_not_decoded(error: Exception) -> str:
     if "cannot identify image file" in text:
         return "not a PNG, JPEG or DICOM image"
     if isinstance(error, FileNotFoundError):
-        return "the file is gone"
+        return "there is no such file"
     if isinstance(error, PermissionError):
         return "permission denied"
+    if "Truncated File Read" in text:  # Pillow's words, also for a file of noise
+        return "the file is damaged or not complete"
     return text if len(text) < 120 else f"{text[:117]}..."
 
 

@@ -37,6 +37,7 @@ CELL_WORDS = {
 }
 
 CELL_MEANINGS = ("unknown", "negative", "positive")
+TICKS = ("x", "+", "✓", "✔", "☒", "☑")  # present, where a blank is absent: never guessed
 CellPolicy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
 
 # share of filled cells that must be labels for a column to be a finding; others are mistakes
@@ -113,6 +114,9 @@ class ColumnCells:
             some = ", ".join(f"'{word[:20]}'" for word in unreadable[:3])
             such_as = f", such as {some}" if some else ""
             return f"{total - readable:,} of {total:,} entries are not labels{such_as}"
+        if all(word.casefold() in TICKS for word in filled):
+            ticks = ", ".join(f"'{word}'" for word in filled)
+            return f"holds {ticks} or nothing: write 1 and 0 if it is a finding"
         first = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3])
         return f"holds {first}, …" if len(filled) > 3 else f"holds {first}"
 
@@ -137,7 +141,9 @@ def cell_meanings(
     option: str, policy: CellPolicy, findings: Sequence[str], usual: Mapping[str, str]
 ) -> dict[str, str]:
     """What such a cell counts as, for each finding: as the user says, else as usual."""
+    option = f"data.{option}"
     if isinstance(policy, str):
+        one_of(option, policy, CELL_MEANINGS)
         chosen = dict.fromkeys(findings, policy)
     elif policy is None or isinstance(policy, Mapping):
         chosen = dict(policy or {})

@@ -163,7 +163,7 @@ def split_own_rows(table: LabelTable, shares: Sequence[float], seed: int) -> NDA
     that lacks.
     """
     if not is_list_of_numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
+        raise UserError(f"data.shares must be three positive numbers that sum to 1, not {shares}")
     labels = table.labels
     split = table.split
     if (split < 0).any() or not len(split):

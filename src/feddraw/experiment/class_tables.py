@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from feddraw.data import table_columns
 from feddraw.data.csv_sheet import CsvSheet
@@ -67,7 +67,11 @@ def table_of_class_folders(folder: Path) -> ClassTable:
     rows = _rows_of_class_folders(folder, files.images)
     return ClassTable(
         content=_table_of_names(rows),
-        notes=(_class_folders_in_words(rows), *files.left_out_in_words()),
+        notes=(
+            _class_folders_in_words(rows),
+            *_folders_without_images(folder, rows),
+            *files.left_out_in_words(),
+        ),
     )
 
 
@@ -98,6 +102,15 @@ def _are_sites(rows: Sequence[Mapping[str, str]]) -> bool:
     sites_of_class = grouped((row["label"], row["site"]) for row in rows)
     several = any(len(set(sites)) > 1 for sites in sites_of_class.values())
     return several and all(row["site"] for row in rows)
+
+
+def _folders_without_images(folder: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """A sentence about the first folders, often sites, that have no image, where there are some."""
+    with_images = {PurePosixPath(row["path"]).parts[0] for row in rows}
+    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    names = [path.name for path in below if not path.name.startswith(".")]
+    empty = [name for name in names if name not in with_images]
+    return [f"no image that can be used is in {join_names(empty)}"] if empty else []
 
 
 def _class_folders_in_words(rows: Sequence[Mapping[str, str]]) -> str:

@@ -122,6 +122,7 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
         "split": "training, validation, test",
         "site": "hospital of the image",
         "patient": "kept in one split",
+        "group": "groups of patients, for rules that compare them (fairfed)",
     }
     yield toml_line("name", "folder", "a table and image files")
     tables = [path_in_toml(sheet) for sheet in inspected.sheets]
@@ -165,7 +166,8 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
         "uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above"
     )
     if bad := len(inspected.unusable_rows):
-        yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
+        rows = "the row" if bad == 1 else f"the {bad:,} rows"
+        yield toml_line("skip_bad", False, f"true leaves out {rows} that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
     yield toml_line("clahe", False, "equalise contrast, as the paper does")
     yield toml_line(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -25,6 +26,7 @@ from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAI
 from feddraw.data.label_table import DUPLICATE, LabelTable, RowProblem
 from feddraw.data.own_tables import OwnTable
 from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
+from feddraw.data.table_columns import IMAGE_SUFFIXES
 from feddraw.errors import UserError
 from feddraw.experiment.class_tables import (
     ClassTable,
@@ -44,7 +46,7 @@ KNOWN_ARCHIVES = {
     "Frontal/Lateral": ("chexpert", "valid.csv", "train.csv"),
     "Finding Labels": ("nih", "test_list.txt"),
 }
-SHOWN_COLUMNS = ("path", "split", "site", "patient")
+SHOWN_COLUMNS = ("path", "split", "site", "patient", "group")
 UNCLEAR_CELLS = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
 
 
@@ -56,13 +58,13 @@ class InspectedData:
     # The folder that the tables' paths start from; none where it is each table's own.
     images: Path | None
     written: str  # the table itself, where it had to be made
-    # Path, split, site, patient: the columns' names, empty where there is none.
+    # Path, split, site, patient, group: the columns' names, empty where there is none.
     columns: Mapping[str, str]
-    table: LabelTable
+    table: LabelTable  # without the rows that no run can use, which are its problems
+    named_sites: tuple[str, ...]  # all that the table names, also those without a usable row
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
-    missing: tuple[RowProblem, ...]  # rows without a file
-    unread: tuple[RowProblem, ...]  # rows whose image was tried and cannot be read
-    tried: int  # images that were tried
+    files: int  # images whose file is there
+    tried: int  # of these, how many were opened
     pixels: int  # the shorter side of the first image
 
     @property
@@ -71,7 +73,8 @@ class InspectedData:
         of_images = self.table.labels.sites
         if of_images is None:
             return {}
-        return dict(Counter(of_images[self.table.split == 0].tolist()))
+        counts = Counter(of_images[self.table.split == 0].tolist())
+        return {site: counts[site] for site in self.named_sites}
 
     @property
     def large_sites(self) -> dict[str, int]:
@@ -128,7 +131,7 @@ class InspectedData:
     @property
     def unusable_rows(self) -> tuple[RowProblem, ...]:
         """Rows without labels that can be read, without a file, or with one that cannot be read."""
-        return (*self.table.problems, *self.missing, *self.unread)
+        return self.table.problems
 
     @property
     def has_duplicates(self) -> bool:
@@ -179,7 +182,9 @@ def _refuse_no_table(path: Path) -> None:
     if path.suffix.lower() in (".zip", ".tar", ".tgz", ".7z"):
         raise UserError(f"{path} is an archive: unpack it and give the folder or its table")
     if path.suffix == ".toml":
-        raise UserError(f"{path} is an experiment file already: feddraw run {path}")
+        raise UserError(f"{path} is an experiment file already: feddraw run {quote(str(path))}")
+    if path.is_file() and path.name.lower().endswith(IMAGE_SUFFIXES):
+        raise UserError(f"{path} is an image: give the table that names it, or its folder")
     if path.suffix == ".npz":
         raise UserError(
             f"{path} needs no experiment file: feddraw run --data {path} --scenario iid"
@@ -230,7 +235,14 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
     missing_paths = {problem.where for problem in missing}
     present_paths = [path for path in table.paths if path not in missing_paths]
     require_pydicom_for(root / path for path in present_paths)
+    pixels = first_image_side(root, present_paths)
     unread, tried = try_images(root, present_paths)
+    of_rows = table.labels.sites
+    named_sites = () if of_rows is None else tuple(dict.fromkeys(of_rows.tolist()))
+    bad_paths = missing_paths | {problem.where for problem in unread}
+    usable = np.array([path not in bad_paths for path in table.paths])
+    # Splits stay as they were assigned to all rows, as they do in a run that leaves some out.
+    table = table.take(np.flatnonzero(usable), (*missing, *unread))
     file_names = [shown_as.name, *(sheet.name for sheet in sheets[1:])]
     return InspectedData(
         sheets=tuple(sheets),
@@ -238,11 +250,11 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
         written="",
         columns={kind: _column_name(sources, kind) for kind in SHOWN_COLUMNS},
         table=_without_notes(table, own_tables.guesses_in_words(sources)),
+        named_sites=named_sites,
         guesses=tuple(own_tables.guesses_in_words(sources, file_names)),
-        missing=missing,
-        unread=tuple(unread),
+        files=len(present_paths),
         tried=tried,
-        pixels=first_image_side(root, present_paths),
+        pixels=pixels,
     )
 
 

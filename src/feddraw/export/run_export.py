@@ -106,6 +106,8 @@ def export_run(
 
 def _check_formats(formats: Sequence[str]) -> None:
     """Refuse a format that we do not know, or whose packages are not installed."""
+    if not formats:
+        raise UserError(f"--formats names no format: choose from {', '.join(FORMATS)}")
     for name in formats:
         if name not in FORMATS:
             raise unknown("formats", name, FORMATS)
