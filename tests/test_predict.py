@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -136,6 +137,21 @@ def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
         RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"
     ):
         prediction.predict_images(folder / "run", images, workers=2)
+
+
+def test_the_scores_never_take_the_place_of_an_image_or_of_the_table_that_names_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "image.png"
+    shutil.copy(folder / "images" / "below" / "000.png", image)
+    table = tmp_path / "table.csv"
+    table.write_text("path\nimage.png\n")
+    before = image.read_bytes(), table.read_bytes()
+    for source, out in ((image, image), (tmp_path, image), (table, table), (table, image)):
+        done = typed(folder / "run", source, "--out", out)
+        assert isinstance(done.exception, UserError)
+        assert "is read, so the scores cannot be written to it" in str(done.exception)
+    assert (image.read_bytes(), table.read_bytes()) == before
 
 
 def test_a_place_for_the_table_is_made_or_refused_before_anything_is_scored(

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from feddraw.cli.options import KeptModelOption
 from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console
-from feddraw.errors import RunFailed
+from feddraw.errors import RunFailed, UserError
 from feddraw.text import safe_text
 
 SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
@@ -54,6 +54,10 @@ def predict(
 
     to_predict = find_images_to_predict(images, root, column)
     if out is not None:
+        read = {path.resolve() for path in images}
+        read |= {image.path.resolve() for image in to_predict if image.path is not None}
+        if out.resolve() in read:
+            raise UserError(f"{out} is read, so the scores cannot be written to it (--out)")
         require_writable_place(out)
     begun = time.perf_counter()
     with counting_bar(console(stderr=True), prefix="") as report_progress:
