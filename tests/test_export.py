@@ -141,6 +141,8 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
         "synthetic images, no patients",
         "CC BY 4.0",
         "95 % bootstrap CI",
+        "1.000 to 1.000 is no certainty",
+        "0 also at a site that does not label it",
     ):
         assert words in plain
     for section in (

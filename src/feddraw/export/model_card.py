@@ -120,8 +120,8 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
         rows.append([sites.get(client, "site"), f"{images:,}", *with_finding])
     yield _table(["site", "images", *trained.findings], rows)
     yield (
-        "Columns of findings: images in which the finding is present. Images that a site kept back"
-        " are included."
+        "Columns of findings: images in which the finding is present, 0 also at a site that does"
+        " not label it. Images that a site kept back are included."
     )
 
 
@@ -198,7 +198,8 @@ def _results_by_site(
         yield _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
         yield (
             "In brackets: 95 % bootstrap CI over the site's own images, on which nothing was"
-            " trained."
+            " trained. It is too narrow where few of them have the finding or few have not:"
+            " 1.000 to 1.000 is no certainty. Undefined: none of them has it, or all have it."
         )
     else:
         yield (
