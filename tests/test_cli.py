@@ -229,7 +229,7 @@ def test_a_signal_stops_the_workers_and_says_how_to_go_on(
             process.send_signal(number)
         _, said = process.communicate(timeout=30)
     assert process.returncode == code
-    assert said.strip() == "feddraw: stopped; finished rounds are kept: continue with --resume"
+    assert said.strip() == "feddraw: stopped; any finished rounds are kept: continue with --resume"
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
 

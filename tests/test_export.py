@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import runpy
 import shutil
 import subprocess
@@ -22,13 +23,15 @@ from markdown_it import MarkdownIt
 from PIL import Image
 from typer.testing import CliRunner
 
+from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.export import run_export as exporting
-from feddraw.results.recorded_run import read_run
+from feddraw.export.model_card import _measured
+from feddraw.results.recorded_run import RecordedRun, read_run
 from small import small
 
 EXPERIMENT = small(rounds=2, holdout=0.2, **{"keep.tail": 2})
@@ -140,8 +143,7 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
         "Intended use",
         "synthetic images, no patients",
         "CC BY 4.0",
-        "95 % bootstrap CI",
-        "1.000 to 1.000 is no certainty",
+        "95 % CI over the site's own images",
         "0 also at a site that does not label it",
     ):
         assert words in plain
@@ -155,6 +157,27 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
         assert section in plain
     row = next(line for line in plain.splitlines() if line.startswith("| Pleural Effusion |"))
     assert row.count(" to ") == 6  # the threshold and five results, each with an interval
+    area = report_area(read_run(folder / "run"), "Pleural Effusion")
+    assert f"| {area.value:.3f} ({area.low:.3f} to {area.high:.3f}) |" in row
+    assert "(1.000 to 1.000)" not in plain
+
+
+def report_area(run: RecordedRun, finding: str) -> Measured:
+    """The AUC and its interval as the report has them."""
+    test = run.predictions("test")
+    assert test is not None
+    place = run.findings.index(finding)
+    images = np.arange(len(test.truth))
+    patients = images if test.patients is None else test.patients
+    scores, truth = test.scores[:, place], test.truth[:, place]
+    return DiagnosticTest([ModelScores.of_known(scores, truth, patients, math.nan)]).auc()
+
+
+def test_the_card_has_no_interval_where_a_single_image_has_the_finding() -> None:
+    scores = np.linspace(0.1, 0.9, 8)
+    truth = np.eye(1, 8, 3, dtype=np.int64)[0]
+    area = DiagnosticTest([ModelScores.of_known(scores, truth, np.arange(8), math.nan)]).auc()
+    assert _measured(area) == f"{area.value:.3f}"
 
 
 HEADING = "x`\n\n# Approved for clinical use\n\n<img src=x onerror=alert(1)>"

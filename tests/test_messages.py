@@ -214,7 +214,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(module: str, tmp_path: Pa
     )
     assert done.returncode == 130
     assert re.fullmatch(
-        r"feddraw: stopped(; finished rounds are kept: continue with --resume)?\n", done.stderr
+        r"feddraw: stopped(; any finished rounds are kept: continue with --resume)?\n", done.stderr
     )
 
 

@@ -126,7 +126,7 @@ def command_line_itself(
 INTERRUPTED = 130  # by Ctrl-C
 TERMINATED = 143  # by SIGTERM, as shells and service managers call it
 # For the commands that keep what was done.
-AFTER_CTRL_C = dict.fromkeys(("run", "demo"), "; finished rounds are kept: continue with --resume")
+AFTER_CTRL_C = dict.fromkeys(("run", "demo"), "; any finished rounds are kept: continue with --resume")
 AFTER_CTRL_C |= dict.fromkeys(
     ("compare", "study", "data prepare"), "; finished work is kept: start again to continue"
 )

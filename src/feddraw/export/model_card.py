@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from feddraw import __version__
 from feddraw.analysis import metrics
-from feddraw.analysis.bootstrap import PlainMeasure, bootstrap_by_copies, interval
-from feddraw.analysis.diagnostic_measures import DiagnosticTest, ModelScores
+from feddraw.analysis.bootstrap import bootstrap_by_copies, interval
+from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.results.predictions import Predictions
@@ -133,26 +133,24 @@ def _findings(trained: TrainedModel, progress: Progress) -> Iterator[str]:
     for place, finding in enumerate(trained.findings):
         progress("model card: intervals of the findings", place, len(trained.findings))
         threshold = trained.thresholds[place]
-        area = tested.auc.per_class.get(finding, math.nan)
-        rows.append(
-            [
-                finding,
-                _with_interval(threshold, validation, place, metrics.best_threshold),
-                _with_interval(area, test, place, metrics.auc),
-                *_proportions(trained, test, place),
-            ]
-        )
+        if test is None:
+            area = Measured(tested.auc.per_class.get(finding, math.nan))
+        else:
+            area = _diagnostic(trained, test, place).auc()
+        cells = [_threshold(threshold, validation, place), _measured(area)]
+        rows.append([finding, *cells, *_proportions(trained, test, place)])
     yield _table(["finding", "threshold", "test AUC", *PROPORTIONS], rows)
-    area = tested.auc.macro
+    auc = tested.auc.macro
     gm = tested.gm.macro
     yield (
-        f"Mean over findings: AUC {_number(area)}, GM {_number(gm)}. A finding is called if its"
+        f"Mean over findings: AUC {_number(auc)}, GM {_number(gm)}. A finding is called if its"
         " score is at least the threshold, which was chosen on validation images for the largest"
         " geometric mean (GM) of sensitivity and specificity. Test images were not used to choose"
         " anything. PPV and NPV: positive and negative predictive value, at the share of positives"
         " among the test images. In brackets: 95 % CI over patients where patients are known, else"
-        " over images; by the bootstrap for threshold and AUC, by Clopper and Pearson for the"
-        " others (Korn and Graubard where patients have several images)."
+        " over images; by the bootstrap for the threshold, from each image's influence for the AUC,"
+        " by Clopper and Pearson for the others (Korn and Graubard where patients have several"
+        " images)."
     )
 
 
@@ -165,20 +163,20 @@ def _proportions(trained: TrainedModel, test: Predictions | None, place: int) ->
         finding = trained.findings[place]
         known = (tested.sensitivity, tested.specificity)
         return [*(_number(table.get(finding, math.nan)) for table in known), "", ""]
-    images = np.arange(len(test.truth))
+    diagnostic = _diagnostic(trained, test, place)
+    return [_measured(measure(diagnostic)) for measure in PROPORTIONS.values()]
+
+
+def _diagnostic(trained: TrainedModel, scored: Predictions, place: int) -> DiagnosticTest:
+    """One finding as the report measures it, by patient where patients are known."""
+    images = np.arange(len(scored.truth))
     model = ModelScores.of_known(
-        scores=test.scores[:, place],
-        truth=test.truth[:, place],
-        patients=images if test.patients is None else test.patients,
+        scores=scored.scores[:, place],
+        truth=scored.truth[:, place],
+        patients=images if scored.patients is None else scored.patients,
         threshold=trained.thresholds[place],
     )
-    diagnostic = DiagnosticTest([model])
-    cells = []
-    for measure in PROPORTIONS.values():
-        measured = measure(diagnostic)
-        interval_in_words = f" ({measured.low:.3f} to {measured.high:.3f})"
-        cells.append(_number(measured.value) + (interval_in_words if measured.defined else ""))
-    return cells
+    return DiagnosticTest([model])
 
 
 def _results_by_site(
@@ -191,15 +189,14 @@ def _results_by_site(
             scored = _scored(trained, data, images)
             areas = []
             for place in range(len(trained.findings)):
-                area = metrics.auc(scored.scores[:, place], scored.truth[:, place])
-                areas.append(_with_interval(area, scored, place, metrics.auc))
+                areas.append(_measured(_diagnostic(trained, scored, place).auc()))
             rows.append([site, f"{len(images):,}", *areas])
     if rows:
         yield _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
         yield (
-            "In brackets: 95 % bootstrap CI over the site's own images, on which nothing was"
-            " trained. It is too narrow where few of them have the finding or few have not:"
-            " 1.000 to 1.000 is no certainty. Undefined: none of them has it, or all have it."
+            "In brackets: 95 % CI over the site's own images, on which nothing was trained; by"
+            " patient where patients are known. None where a single image has the finding, or a"
+            " single one has not. Undefined: none of them has it, or all have it."
         )
     else:
         yield (
@@ -276,25 +273,30 @@ def _scored(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -
     return Predictions(np.concatenate(blocks), labels.truth(rows), patients, trained.findings, "")
 
 
-def _with_interval(
-    value: float, images: Predictions | None, place: int, measure: PlainMeasure
-) -> str:
-    """A number of one finding, and in brackets its interval over the patients of these images."""
-    if images is None or not math.isfinite(value):
+def _threshold(value: float, validation: Predictions | None, place: int) -> str:
+    """A threshold, and in brackets its bootstrap interval over the patients of these images."""
+    if validation is None or not math.isfinite(value):
         return _number(value)
     replicates = bootstrap_by_copies(
-        measure,
-        images.scores[:, place],
-        images.truth[:, place],
+        metrics.best_threshold,
+        validation.scores[:, place],
+        validation.truth[:, place],
         np.random.default_rng(place),
-        patients=images.patients,
+        patients=validation.patients,
         replicates=REPLICATES,
     )
     finite = replicates[np.isfinite(replicates)]
     if not len(finite):
         return _number(value)
     bounds = interval(np.array([value, *finite]))
-    return f"{value:.3f} ({bounds.low:.3f} to {bounds.high:.3f})"
+    return _measured(Measured(value, bounds.low, bounds.high))
+
+
+def _measured(measured: Measured) -> str:
+    """A number with its interval in brackets, where it has one."""
+    if not math.isfinite(measured.low):
+        return _number(measured.value)
+    return f"{measured.value:.3f} ({measured.low:.3f} to {measured.high:.3f})"
 
 
 def _number(value: float) -> str:
