@@ -126,10 +126,15 @@ def command_line_itself(
 INTERRUPTED = 130  # by Ctrl-C
 TERMINATED = 143  # by SIGTERM, as shells and service managers call it
 # For the commands that keep what was done.
-AFTER_CTRL_C = dict.fromkeys(("run", "demo"), "; any finished rounds are kept: continue with --resume")
-AFTER_CTRL_C |= dict.fromkeys(
-    ("compare", "study", "data prepare"), "; finished work is kept: start again to continue"
-)
+ROUNDS_ARE_KEPT = "; any finished rounds are kept: continue with --resume"
+WORK_IS_KEPT = "; finished work is kept: start again to continue"
+AFTER_CTRL_C = {
+    "run": ROUNDS_ARE_KEPT,
+    "demo": ROUNDS_ARE_KEPT,
+    "compare": WORK_IS_KEPT,
+    "study": WORK_IS_KEPT,
+    "data prepare": WORK_IS_KEPT,
+}
 
 
 class StopAtSigterm:
