@@ -15,7 +15,7 @@ from PIL import Image
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.label_cells import NO_COLUMN
-from feddraw.data.label_table import describe_row_problems
+from feddraw.data.label_table import LabelColumns, TableIntake, describe_row_problems
 from feddraw.data.own_tables import TableSettings, find_tables, image_root, read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
@@ -266,6 +266,21 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
         first_rows(blank={"Edeema": "unknown"})
     with pytest.raises(UserError, match="uncertain must be unknown, negative or positive"):
         first_rows(uncertain=["unknown"])
+
+
+@pytest.mark.parametrize("option", ["blank", "uncertain"])
+def test_a_data_set_of_ones_own_cannot_make_negatives_of_unknown_labels_by_a_wrong_word(
+    option: str,
+) -> None:
+    intake = TableIntake(["Edema"])
+    intake.add("a.png", [""], LabelColumns({"Edema": 0}), "line 2", split=0)
+    meanings = {"blank": {"Edema": "unknown"}, "uncertain": {"Edema": "unknown"}}
+    assert not intake.table(**meanings).labels.known.any()
+    with pytest.raises(
+        UserError,
+        match=rf"^{option}.Edema must be one of unknown, negative, positive, not dontknow$",
+    ):
+        intake.table(**meanings | {option: {"Edema": "dontknow"}})
 
 
 # -------------------------------------------------------------------------------------------- sites

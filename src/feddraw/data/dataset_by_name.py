@@ -30,7 +30,7 @@ from feddraw.text import with_article
 
 # what the caller gives when it opens the data: no settings
 CALLER_ARGUMENTS = ("size", "progress", "estimate")
-# text, a list or a table: checked where they are read
+# each may be text, a list or a table: no type to compare with that of the default
 CHECKED_WHERE_READ = ("findings", "normalize", "blank", "uncertain", "shares")
 
 

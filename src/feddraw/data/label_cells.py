@@ -172,7 +172,12 @@ def labels_from_cells(
     """Labels (0 where unknown) and whether each is known, both (images, findings)."""
     values = marks == PRESENT
     known = marks != NO_COLUMN
-    for mark, meanings in ((BLANK, blank), (UNCERTAIN, uncertain)):
+    for mark, option, meanings in (
+        (BLANK, "blank", blank),
+        (UNCERTAIN, "uncertain", uncertain),
+    ):
+        for name in findings:  # any other word would make negatives of unknown labels
+            one_of(f"{option}.{name}", meanings[name], CELL_MEANINGS)
         marked = marks == mark
         as_positive = np.array([meanings[name] == "positive" for name in findings], dtype=bool)
         as_unknown = np.array([meanings[name] == "unknown" for name in findings], dtype=bool)
