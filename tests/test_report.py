@@ -168,7 +168,7 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     draws = bootstrap_methods([run], 10)
     assert not draws.why_none
     expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
-    assert draws.methods["gm"][""][0] == pytest.approx(expected)
+    assert draws.by_metric["gm"].by_method[""].common[0] == pytest.approx(expected)
 
 
 def test_accuracy_and_calibration_are_recomputed_from_the_predictions(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(
     after = bootstrap_methods(collect_runs([tmp_path]).runs, 10)
     assert not before.why_none
     assert not after.why_none
-    assert list(after.alone["auc"]) == ["C1", "C2", "C3", "C4"]
-    for client, values in before.alone["auc"].items():
-        assert np.array_equal(after.alone["auc"][client], values)
+    assert list(after.by_metric["auc"].alone) == ["C1", "C2", "C3", "C4"]
+    for client, values in before.by_metric["auc"].alone.items():
+        assert np.array_equal(after.by_metric["auc"].alone[client], values)
         own = after.used_by(
             "auc", "ditto", client
         )  # of its own personal model, not of the mean over clients
@@ -267,11 +267,12 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(
             == own[0] - values[0]
         )
         assert np.array_equal(
-            after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"]
+            after.used_by("auc", "feddraw", client),
+            after.by_metric["auc"].by_method["feddraw"].common,
         )
-    every = [after.used_by("auc", "ditto", client)[0] for client in after.alone["auc"]]
+    every = [after.used_by("auc", "ditto", client)[0] for client in after.by_metric["auc"].alone]
     assert len(set(every)) == 4
-    assert after.methods["auc"]["ditto"][0] == pytest.approx(np.mean(every))
+    assert after.by_metric["auc"].by_method["ditto"].common[0] == pytest.approx(np.mean(every))
 
 
 def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(
@@ -284,10 +285,10 @@ def test_a_client_with_a_personal_model_gains_what_that_one_has_over_its_own(
     assert "| C4 | 0.8000 | -0.0500 [" in text
     assert "2 of 4 clients have a higher test AUC" in text
     (draws,) = report.draws.values()
-    for client, values in draws.alone["auc"].items():
+    for client, values in draws.by_metric["auc"].alone.items():
         own = draws.used_by("auc", "ditto", client)
         assert draws.gain("auc", "ditto", client) == interval(own - values)
-    assert len({draws.gain("auc", "ditto", client) for client in draws.alone["auc"]}) == 4
+    assert len({draws.gain("auc", "ditto", client) for client in draws.by_metric["auc"].alone}) == 4
 
 
 def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,48 +80,75 @@ def pooled_images(repeats: Sequence[Predictions]) -> PooledImages:
 
 
 @dataclass(frozen=True, eq=False)
-class PatientBootstrap:
-    """Every model that was tested on the same images: a metric and its replicates, as one row of
-    `analysis.bootstrap`.
+class MethodReplicates:
+    """A metric of one method: the estimate and its replicates, as one row of `analysis.bootstrap`.
+
+    Where every client has a model of its own, the common row is the mean over these.
     """
+
+    common: Floats  # (1 + replicates,)
+    by_client: Mapping[str, Floats]  # of each client's own model; empty where there is one model
+    trained_alone: bool  # the clients' models saw their own images only
+
+
+@dataclass(frozen=True, eq=False)
+class MetricReplicates:
+    """A metric of every model that was tested on the same images; each replicate draws the same
+    patients for all of them.
+    """
+
+    by_method: Mapping[str, MethodReplicates]
+
+    @property
+    def alone(self) -> dict[str, Floats]:
+        """By client: of the model that it trained alone. Personal models of other methods learn
+        from all clients, so they are not these.
+        """
+        alone: dict[str, Floats] = {}
+        for rows in self.by_method.values():
+            if rows.trained_alone:
+                alone |= rows.by_client
+        return alone
+
+    def used_by(self, method: str, client: str) -> Floats:
+        """Of the model that a client would use: its own where the method has such, else the common
+        one.
+        """
+        rows = self.by_method[method]
+        return rows.by_client.get(client, rows.common)
+
+
+@dataclass(frozen=True, eq=False)
+class PatientBootstrap:
+    """The replicates of one scenario, or why there are none."""
 
     unit: str  # patients or images
     units: int
     repeats: tuple[str, ...]
-    methods: Mapping[str, Mapping[str, Floats]]  # by metric and method
-    alone: Mapping[str, Mapping[str, Floats]]  # by metric and client: models trained alone
+    by_metric: Mapping[str, MetricReplicates]
     left_out: tuple[str, ...]
-    # by metric, method and client: where every client has a model of its own
-    personal: Mapping[str, Mapping[str, Mapping[str, Floats]]] = field(default_factory=dict)
     why_none: str = ""  # why there is nothing in it; empty where there is
 
     @staticmethod
     def none_because(reason: str) -> PatientBootstrap:
-        nothing: dict[str, dict[str, Floats]] = {metric: {} for metric in MEASURES}
+        nothing = {metric: MetricReplicates({}) for metric in MEASURES}
         return PatientBootstrap(
-            unit="",
-            units=0,
-            repeats=(),
-            methods=nothing,
-            alone=nothing,
-            left_out=(),
-            why_none=reason,
+            unit="", units=0, repeats=(), by_metric=nothing, left_out=(), why_none=reason
         )
 
     def used_by(self, metric: str, method: str, client: str) -> Floats:
-        """Of the model that a client would use: its own where the method has such, else the common
-        one.
-        """
-        own_models = self.personal.get(metric, {}).get(method, {})
-        return own_models.get(client, self.methods[metric][method])
+        """Of the model that a client would use with this method."""
+        return self.by_metric[metric].used_by(method, client)
 
     def difference(self, metric: str, first: str, second: str) -> Interval:
         """The first method minus the second."""
-        return interval(self.methods[metric][first] - self.methods[metric][second])
+        by_method = self.by_metric[metric].by_method
+        return interval(by_method[first].common - by_method[second].common)
 
     def gain(self, metric: str, method: str, client: str) -> Interval:
         """Of the model that the client would use over the one that it trained alone."""
-        return interval(self.used_by(metric, method, client) - self.alone[metric][client])
+        replicates = self.by_metric[metric]
+        return interval(replicates.used_by(method, client) - replicates.alone[client])
 
 
 def bootstrap_methods(
@@ -139,56 +167,108 @@ def bootstrap_methods(
         return PatientBootstrap.none_because(
             "No bootstrap intervals were computed (--replicates 0)."
         )
-    if not runs:
-        return PatientBootstrap.none_because("There is no seed that all methods have.")
     kept = _usable_predictions(runs)
-    if not kept:
-        return PatientBootstrap.none_because(
-            "These runs kept no scores of single images, so methods cannot be compared on the same"
-            " patients."
+    repeats = tuple(dict.fromkeys(run.repeat for run in runs))
+    paired = _paired_runs(kept, repeats)
+    if reason := _why_not_comparable(runs, kept, paired):
+        return PatientBootstrap.none_because(reason)
+    first_method = next(iter(paired.values()))
+    images = pooled_images([kept[run] for run in first_method])
+    by_metric = {}
+    for number, metric in enumerate(MEASURES):
+        count_replicates = _counting_on(
+            on_drawn, before=number * replicates, total=len(MEASURES) * replicates
         )
-    repeats = list(dict.fromkeys(run.repeat for run in runs))
-    tested = grouped((run.method, run.repeat) for run in kept)
-    methods = [method for method, of_method in tested.items() if set(of_method) == set(repeats)]
-    if not methods:
-        return PatientBootstrap.none_because(
-            "There is no method that kept the scores of single images in every seed."
+        by_metric[metric] = _replicates_of_metric(
+            metric, paired, kept, images, replicates, count_replicates
         )
-    if not all(_all_tested_the_same(kept, repeat, methods) for repeat in repeats):
-        return PatientBootstrap.none_because(
-            "The methods were not tested on the same images, so they cannot be compared on the same"
-            " patients."
-        )
-    run_of = {(run.method, run.repeat): run for run in kept}
-    compared = {method: [run_of[method, repeat] for repeat in repeats] for method in methods}
-    used = {run for members in compared.values() for run in members}
-    images = pooled_images([kept[run] for run in compared[methods[0]]])
-    common: dict[str, dict[str, Floats]] = {}
-    personal: dict[str, dict[str, dict[str, Floats]]] = {}
-    alone: dict[str, dict[str, Floats]] = {}
-    total = len(MEASURES) * replicates
-    for number, (metric, measure) in enumerate(MEASURES.items()):
-        outputs = {
-            method: _outputs_by_model(metric, members, kept) for method, members in compared.items()
-        }
-
-        def count_replicates(drawn: int, before: int = number * replicates) -> None:
-            on_drawn(before + drawn, total)
-
-        models = [model for of_method in outputs.values() for model in of_method]
-        of_models = images.bootstrap(models, replicates, measure, count_replicates)
-        by_method = _by_method(of_models, outputs)
-        common[metric] = {method: models.mean(axis=0) for method, models in by_method.items()}
-        personal[metric] = _by_client(by_method, compared)
-        alone[metric] = _trained_alone(personal[metric], compared)
+    used = {run for of_method in paired.values() for run in of_method}
     return PatientBootstrap(
         unit=images.unit,
         units=len(np.unique(images.owners)),
-        repeats=tuple(repeats),
-        methods=common,
-        alone=alone,
+        repeats=repeats,
+        by_metric=by_metric,
         left_out=tuple(f"{run.method}, seed {run.repeat}" for run in runs if run not in used),
-        personal=personal,
+    )
+
+
+def _why_not_comparable(
+    runs: Sequence[RecordedRun], kept: PredictionsByRun, paired: RunsByMethod
+) -> str:
+    """Why methods cannot be compared on the same patients; empty where they can."""
+    if not runs:
+        return "There is no seed that all methods have."
+    if not kept:
+        return (
+            "These runs kept no scores of single images, so methods cannot be compared on the same"
+            " patients."
+        )
+    if not paired:
+        return "There is no method that kept the scores of single images in every seed."
+    if not all(
+        _tested_the_same(kept, of_repeat) for of_repeat in zip(*paired.values(), strict=True)
+    ):
+        return (
+            "The methods were not tested on the same images, so they cannot be compared on the same"
+            " patients."
+        )
+    return ""
+
+
+def _paired_runs(kept: PredictionsByRun, repeats: Sequence[str]) -> dict[str, list[RecordedRun]]:
+    """The runs of each method that kept its scores in every repeat, in the order of the repeats."""
+    by_method = grouped((run.method, run) for run in kept)
+    paired = {}
+    for method, of_method in by_method.items():
+        by_repeat = {run.repeat: run for run in of_method}
+        if by_repeat.keys() == set(repeats):
+            paired[method] = [by_repeat[repeat] for repeat in repeats]
+    return paired
+
+
+def _tested_the_same(kept: PredictionsByRun, runs: Sequence[RecordedRun]) -> bool:
+    """Whether these runs, each of another method, were tested on the same images."""
+    tests = set()
+    for run in runs:
+        part = kept[run]
+        tests.add((part.tested, part.classes, len(part.truth), part.patients is None))
+    return len(tests) == 1
+
+
+def _counting_on(
+    on_drawn: Callable[[int, int], None], before: int, total: int
+) -> Callable[[int], None]:
+    """Tells how many of all replicates are drawn, those before these included."""
+    return lambda drawn: on_drawn(before + drawn, total)
+
+
+def _replicates_of_metric(
+    metric: str,
+    paired: RunsByMethod,
+    kept: PredictionsByRun,
+    images: PooledImages,
+    replicates: int,
+    on_drawn: Callable[[int], None],
+) -> MetricReplicates:
+    """One bootstrap of all methods' models, so that the same patients are drawn for each."""
+    outputs = [_outputs_by_model(metric, runs, kept) for runs in paired.values()]
+    all_models = list(chain.from_iterable(outputs))
+    rows = iter(images.bootstrap(all_models, replicates, MEASURES[metric], on_drawn))
+    by_method = {}
+    for (method, runs), of_method in zip(paired.items(), outputs, strict=True):
+        by_method[method] = _replicates_of_method(runs[0], list(islice(rows, len(of_method))))
+    return MetricReplicates(by_method)
+
+
+def _replicates_of_method(run: RecordedRun, models: Sequence[Floats]) -> MethodReplicates:
+    """Of one model, or of one for each client of the run."""
+    by_client = {}
+    if len(models) > 1:
+        by_client = dict(zip(run.ledger.clients, models, strict=True))
+    return MethodReplicates(
+        common=np.mean(models, axis=0),
+        by_client=by_client,
+        trained_alone=run.name == "alone",
     )
 
 
@@ -203,24 +283,6 @@ def _usable_predictions(runs: Sequence[RecordedRun]) -> dict[RecordedRun, Predic
         if images and models in (1, len(run.ledger.clients)):
             kept[run] = predictions
     return kept
-
-
-def _all_tested_the_same(kept: PredictionsByRun, repeat: str, methods: Sequence[str]) -> bool:
-    """Whether every method was tested on the same images in this repeat."""
-    tests = {
-        run.method: (part.tested, part.classes, len(part.truth), part.patients is None)
-        for run, part in kept.items()
-        if run.repeat == repeat and run.method in methods
-    }
-    return len(set(tests.values())) == 1
-
-
-def _by_method(of_models: Floats, outputs: Mapping[str, Sequence[Floats]]) -> dict[str, Floats]:
-    """The rows of all models, (models, 1 + replicates), by method, in the order of `outputs`."""
-    rows = iter(of_models)
-    return {
-        method: np.stack([next(rows) for _ in of_method]) for method, of_method in outputs.items()
-    }
 
 
 def _outputs_by_model(
@@ -246,28 +308,6 @@ def _calls_at_thresholds(run: RecordedRun, predictions: Predictions) -> Floats:
     limits = np.array([thresholds(run, client) for client in clients])[:, None, :]
     called = (scores >= limits).astype(np.float64)
     return np.where(np.isnan(limits) | np.isnan(scores), np.nan, called)
-
-
-def _by_client(
-    by_method: Mapping[str, Floats], compared: RunsByMethod
-) -> dict[str, dict[str, Floats]]:
-    """The clients' own models, by method, where it has such."""
-    return {
-        method: dict(zip(compared[method][0].ledger.clients, models, strict=True))
-        for method, models in by_method.items()
-        if len(models) > 1
-    }
-
-
-def _trained_alone(
-    personal: Mapping[str, Mapping[str, Floats]], compared: RunsByMethod
-) -> dict[str, Floats]:
-    """By client. Personal models of other methods learn from all clients, so they are not these."""
-    alone: dict[str, Floats] = {}
-    for method, models in personal.items():
-        if compared[method][0].name == "alone":
-            alone |= models
-    return alone
 
 
 def interval_over_patients(draws: PatientBootstrap) -> str:

@@ -222,7 +222,7 @@ class Report:
         """
         draws = self.draws[scenario]
         same_seeds = set(draws.repeats) == set(self.pairing(scenario, metric).repeats)
-        if first == second or not {first, second} <= draws.methods[metric].keys():
+        if first == second or not {first, second} <= draws.by_metric[metric].by_method.keys():
             return None
         return draws.difference(metric, first, second) if same_seeds else None
 

@@ -87,8 +87,8 @@ def gains_over_alone(
             if not gain.count:
                 continue
             over_patients = None
-            drawn = client in draws.alone[metric] and method in draws.methods[metric]
-            if split == "test" and drawn:
+            drawn = draws.by_metric[metric]
+            if split == "test" and client in drawn.alone and method in drawn.by_method:
                 over_patients = draws.gain(metric, method, client)
             yield ClientGain(client, method, MeanOverRepeats.of(before), gain, over_patients)
 

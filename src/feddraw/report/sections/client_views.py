@@ -146,16 +146,15 @@ def differences_on_all_patients(
     """Differences on the common test split: to the model that the client trained alone, and to
     FedAvg's.
     """
-    common = draws.methods["auc"]
-    alone = draws.alone["auc"]
-    if method not in common:
+    drawn = draws.by_metric["auc"]
+    if method not in drawn.by_method:
         return {}
-    used = draws.used_by("auc", method, client)
+    used = drawn.used_by(method, client)
     differences = {}
-    if client in alone:
-        differences[ALONE] = interval(used - alone[client])
-    if FEDAVG in common and method != FEDAVG:
-        differences[FEDAVG] = interval(used - common[FEDAVG])
+    if client in drawn.alone:
+        differences[ALONE] = interval(used - drawn.alone[client])
+    if FEDAVG in drawn.by_method and method != FEDAVG:
+        differences[FEDAVG] = interval(used - drawn.by_method[FEDAVG].common)
     return differences
 
 

@@ -153,7 +153,7 @@ def _note(report: Report, scenario: str, metric: str) -> str:
     over_trainings = note_on_trainings(trainings) if trainings.repeats > 1 else ""
     if draws.why_none:
         return f"{draws.why_none} {over_trainings}".rstrip()
-    if len(draws.methods[metric]) < 2:
+    if len(draws.by_metric[metric].by_method) < 2:
         return over_trainings  # no difference, so no column with an interval
     note = f"{note_on_patients(draws)} {over_trainings}".rstrip()
     if draws.left_out:

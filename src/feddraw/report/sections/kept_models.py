@@ -78,7 +78,7 @@ def _row(model: str, runs: Sequence[RecordedRun], draws: PatientBootstrap) -> li
     rounds = dict.fromkeys(_rounds_in_words(rounds_of_model(run)) for run in runs)
     validation = MeanOverRepeats.of([validation_auc(run) for run in runs])
     change = [Cell(""), Cell("")]
-    if model != "last" and {"last", model} <= draws.methods["auc"].keys():
+    if model != "last" and {"last", model} <= draws.by_metric["auc"].by_method.keys():
         change = difference_cells(draws.difference("auc", model, "last"))
     return [
         Cell(MODEL_NAMES[model]),
