@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,17 @@ from feddraw.aggregation import (
 from feddraw.core import Layout, Method
 from feddraw.core.classifier_layer import classifier_in_words, looks_at_classifier
 from feddraw.core.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.errors import RunFailed, UserError, in_one_line
+from feddraw.errors import UserError, in_one_line
+from feddraw.nvflare import stop_rules
+from feddraw.nvflare.frozen_vote import (
+    majority_digest,
+    named_digest,
+    sites_with_others,
+    without_frozen,
+)
 from feddraw.nvflare.model_meta import FROZEN, pack_meta, unpack_meta
+from feddraw.nvflare.site_numbers import STEPS_KEY, AskedNumbers
+from feddraw.nvflare.sizes_by_steps import SizesBySteps, note_in_ledger
 from feddraw.nvflare.swarm_handover import LedgerHistory, SwarmHandover, read_history
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.gate import NO_STEPS, Gate
@@ -50,11 +58,9 @@ from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
 from feddraw.text import one_line, safe_line
-from feddraw.training.own_frozen_layers import frozen_digest
 
 log = logging.getLogger("feddraw.nvflare")
 
-STEPS_KEY = "NUM_STEPS_CURRENT_ROUND"
 # seconds before a swarm's next round: FLARE stops a site that still tidies up the last one then
 SWARM_PAUSE = 3.0
 UNREADABLE_MODEL = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
@@ -66,7 +72,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     `settings` are the method's. `classifier` names the layer that gives the scores, or several in
     the order of the findings; left out, it is found by its shape and by `outputs`, the number of
     findings (0: not known). `size_key` is where a model's `meta` has the number of images; without
-    it a client's steps count, as many as in its first answer (`_size_by_steps`). `folder` is where
+    it a client's steps count, as many as in its first answer (`SizesBySteps`). `folder` is where
     `weights.csv` is written: on the server, and in a swarm at every site, in a folder of its name.
     `policy` limits weights and sizes, by its settings or by the file that holds them; `gate` says
     which updates are let in. Methods that change local training need clients that do so: see
@@ -104,14 +110,14 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._policy.check_method(self._method)
         self._gate = _gate_of(gate or {})
         self._gate.check_method(self._method)
+        self._asked = AskedNumbers(size_key)
         # how far the job has come
         self.history: LedgerHistory = []
         self._state: AggregationState | None = None
         self._frozen = ""  # the digest of what the sites do not train, once most of them agree
         self._layout: Layout | None = None
         self._clients: list[str] = []
-        self._first_steps: dict[str, int] = {}  # by client, the first that were taken as its size
-        self._told_to_send_sizes: set[str] = set()  # clients, so that each is logged once
+        self._sizes_by_steps = SizesBySteps(self._asked)
         self._rounds_written = 0  # rounds that are in the folder's ledger
         self.reset_stats()
 
@@ -170,41 +176,58 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         sent = plain_arrays(learnable["weights"])
         swarm = _in_swarm(self.fl_ctx)
         if swarm:
-            self._frozen = str(unpack_meta(learnable.get("meta")).get(FROZEN, ""))
-            self._take_over(SwarmHandover.of(learnable.get("meta")))
-        self._stop_without_sizes()
-        self._stop_without_steps()
-        self._stop_without_extras()
-        result = self._aggregate(round, self._trained_part(sent))
+            self._take_over(learnable.get("meta"))
+        self._stop_if_too_little_was_sent()
+        self._agree_on_frozen_layers()
+        if self._frozen:
+            sent = without_frozen(sent, self._models_to_read(), self._frozen)
+        result = self._aggregate(round, sent)
         self._state = result.state
         ledger = with_notes(with_refusals(result.ledger, self._refused), self._notes)
         self.history.append(ledger)
         self._log_ledger(round, ledger)
         self._write_ledger()
-        self._stop_without_clients(round, ledger)
+        stop_rules.stop_without_clients(self.history, round)
         self.reset_stats()
         carried = self._carried_to_clients(result)
         if swarm:
-            handover = SwarmHandover(
-                state=result.state,
-                clients=self._clients,
-                history=self.history,
-                first_steps=self._first_steps,
-            )
-            carried |= handover.carried()
+            carried |= self._handed_on(result.state).carried()
             time.sleep(SWARM_PAUSE)
         return FLModel(
             params_type=ParamsType.FULL, params=result.next_model, meta=pack_meta(carried)
         )
+
+    def _current_round(self) -> int:
+        return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
+
+    def _stop_if_too_little_was_sent(self) -> None:
+        models = list(self._models.values())
+        stop_rules.stop_without_sizes(models, self._asked)
+        stop_rules.stop_without_steps(models, self._asked, self._method, self.method)
+        stop_rules.stop_without_extras(models, self._method, self.method)
+
+    def _agree_on_frozen_layers(self) -> None:
+        """Settle which the job's are, if no round has yet; refuse the sites that have others."""
+        digests = {name: named_digest(model) for name, model in self._models.items()}
+        if not self._frozen:
+            self._frozen = majority_digest(digests)
+        if self._frozen:
+            for name, why in sites_with_others(digests, self._frozen).items():
+                self._refused.setdefault(name, why)
+
+    def _models_to_read(self) -> dict[str, FLModel]:
+        """Those of the clients that are not refused, in the order of their names."""
+        names = sorted(self._models.keys() - self._refused.keys())
+        return {name: self._models[name] for name in names}
 
     def _aggregate(self, round: int, sent: Arrays) -> AggregationResult:
         """The round from the models that can be read; why others cannot goes to `_refused`."""
         classifier = self._layout_of(sent).classifier
         self._clients += sorted(self._models.keys() - set(self._clients))
         updates: list[ClientUpdate] = []
-        for name in sorted(self._models.keys() - self._refused.keys()):
+        for name, model in self._models_to_read().items():
             try:
-                updates.append(self._client_update(name, sent))
+                updates.append(self._client_update(name, model, sent))
             except UNREADABLE_MODEL as error:
                 self._refused[name] = in_one_line(error)
         try:
@@ -221,65 +244,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
                 gate=self._gate,
                 policy=self._policy,
             )
-        except (
-            NoUpdateUsed
-        ) as error:  # one such round may be an accident: see _stop_without_clients
-            return error.result
-
-    def _trained_part(self, sent: Arrays) -> Arrays:
-        """The tensors of the sent model that are trained.
-
-        `Site` sends these only, with a digest of its frozen layers. What more than half of the
-        sites say is the job's, so that one site cannot cut the model; those that say something
-        else are refused. The first round decides, with the names too where the sent model still
-        has the frozen layers; the next model goes out without them.
-        """
-        digests = {name: _frozen_in_meta(model) for name, model in self._models.items()}
-        if not self._frozen:
-            self._frozen = self._majority_digest(digests)
-        if not self._frozen:
-            return sent
-        for name, digest in digests.items():
-            if digest != self._frozen:
-                stated = f"of SHA-256 {digest}" if digest else "not named"
-                self._refused.setdefault(
-                    name, f"its frozen layers are {stated}, the job's are of {self._frozen}"
-                )
-        return self._without_frozen(sent)
-
-    def _majority_digest(self, digests: Mapping[str, str]) -> str:
-        """What more than half of the sites name; empty where they name none."""
-        if not digests:
-            return ""
-        digest, sites = Counter(digests.values()).most_common(1)[0]
-        if 2 * sites > len(digests):
-            if digest:
-                log.info("frozen layers: SHA-256 %s at %d of %d", digest, sites, len(digests))
-            return digest
-        naming = [name for name in sorted(digests) if digests[name]]
-        if 2 * len(naming) <= len(digests):
-            return ""
-        shown = ", ".join(f"{name} {digests[name]}" for name in naming[:3])
-        raise self._failure(
-            "the sites' networks have different frozen layers, so their models cannot be averaged"
-            f" ({safe_line(shown)}): build all from the same file, or begin with a model that has"
-            " the frozen tensors"
-        )
-
-    def _without_frozen(self, sent: Arrays) -> Arrays:
-        """The sent model without the tensors that some site leaves out and whose digest is the
-        job's; all of it where the frozen layers are not in it.
-        """
-        for name in sorted(self._models.keys() - self._refused.keys()):
-            params = self._models[name].params
-            trained = set(params) if isinstance(params, Mapping) else set(sent)
-            frozen = {key: array for key, array in sent.items() if key not in trained}
-            if frozen and frozen_digest(frozen) == self._frozen:
-                return {key: array for key, array in sent.items() if key in trained}
-        return sent
-
-    def _current_round(self) -> int:
-        return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
+        except NoUpdateUsed as error:
+            return error.result  # one such round may be an accident: see stop_without_clients
 
     def _layout_of(self, sent: Arrays) -> Layout:
         """The layout of the job's network, which is that of its first model."""
@@ -294,20 +260,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             log.info("classifier: %s", words)
         return self._layout
 
-    def _client_update(self, name: str, sent: Arrays) -> ClientUpdate:
+    def _client_update(self, name: str, model: FLModel, sent: Arrays) -> ClientUpdate:
         """A client's update; raises one of `UNREADABLE_MODEL` if its model cannot be read."""
-        model = self._models[name]
-        if not self._has_size(model):
-            raise ValueError(f"no size: {self._how_to_send_sizes()}")
-        steps = int(model.meta[STEPS_KEY]) if STEPS_KEY in model.meta else None
-        if self.size_key in model.meta:
-            size = int(model.meta[self.size_key])
-        else:
-            assert steps is not None  # it has a size
-            size = self._size_by_steps(name, steps)
-            if steps > size:
-                self._refuse_grown_steps(size, steps)
-                steps = None  # how many of them are of this round is not known
+        size, steps = self._size_and_steps(name, model.meta)
         if steps is None and self._method.needs.steps:
             raise ValueError(f"{NO_STEPS}: send it as '{STEPS_KEY}' in its model's meta")
         params = plain_arrays(model.params or {})
@@ -325,61 +280,22 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             labelled=beside.get("labelled"),
         )
 
-    def _size_by_steps(self, name: str, steps: int) -> int:
-        """The size of a site that tells its steps only: those of its first answer, at most.
-
-        A site has as many images in every round, so steps that grow say nothing about its size.
-        Before FLARE 2.9 a Lightning client sends the steps of all rounds so far (20, 40, 60 for 20
-        in each), so a site that restarts would fall behind the others: with three sites of 20 steps
-        from 1/3 to 1/9 in the fourth round. Its first answer has the steps of one round, before and
-        after a restart. That is why it is held there, and not refused: every Lightning job with an
-        older FLARE would end in its third round, although what it needs is known. The ledger and
-        the log say so, with the line that sends a true size. Fewer steps count as they are.
-        """
-        first = self._first_steps.get(name)
-        if first is None:
-            if steps > 0:
-                self._first_steps[name] = steps
-            return steps
-        if steps <= first:
-            return steps
-        self._notes[name] = (
-            f"says {steps} steps after {first} in its first answer, {first} count as its size"
-        )
-        if name not in self._told_to_send_sizes:
-            self._told_to_send_sizes.add(name)
-            log.warning(
-                "%s sends no %s, and its steps (%s) have grown from %d to %d, which its images have"
-                " not: %d stay its size. Before FLARE 2.9 Lightning clients send the steps of all"
-                " rounds so far. In a LightningModule, set self.__fl_meta__ = %s; else %s",
-                safe_line(name),
-                self.size_key,
-                STEPS_KEY,
-                first,
-                steps,
-                first,
-                self._meta_to_send(),
-                self._how_to_send_sizes(),
-            )
-        return first
-
-    def _refuse_grown_steps(self, first: int, steps: int) -> None:
-        """Where the method computes with steps, it must know which are of this round."""
+    def _size_and_steps(self, name: str, meta: Mapping[str, Any]) -> tuple[int, int | None]:
+        """A client's images, and its optimiser steps of this round if they are known."""
+        if not self._asked.give_size(meta):
+            raise ValueError(f"no size: {self._asked.how_to_send}")
+        steps = int(meta[STEPS_KEY]) if STEPS_KEY in meta else None
+        if self.size_key in meta:
+            return int(meta[self.size_key]), steps
+        assert steps is not None  # it has a size
+        size = self._sizes_by_steps.size_of(name, steps)
+        if steps <= size:
+            return size, steps
+        self._notes[name] = note_in_ledger(size, steps)
+        self._sizes_by_steps.warn_once(name, size, steps)
         if self._method.needs.steps:
-            raise ValueError(
-                f"its steps grew from {first} to {steps}, and this method needs those of one round:"
-                f" send {self.size_key} and, as {STEPS_KEY}, these steps in its model's meta"
-                " (in Lightning: self.__fl_meta__)"
-            )
-
-    def _has_size(self, model: FLModel) -> bool:
-        return self.size_key in model.meta or STEPS_KEY in model.meta
-
-    def _how_to_send_sizes(self) -> str:
-        return f"let the client's script send FLModel(params=…, meta={self._meta_to_send()})"
-
-    def _meta_to_send(self) -> str:
-        return f"{{'{self.size_key}': number of its images, '{STEPS_KEY}': optimiser steps}}"
+            raise ValueError(self._sizes_by_steps.why_refused(size, steps))
+        return size, None
 
     def _carried_to_clients(self, result: AggregationResult) -> dict[str, Any]:
         """What the clients get beside the next model."""
@@ -397,68 +313,25 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             }
         return carried
 
-    # ------------------------------------------------------------------------- when a job must stop
-
-    def _stop_without_sizes(self) -> None:
-        """Stop in the first round if the clients' script sends no sizes: later rounds would not
-        either.
-        """
-        if self._models and not any(self._has_size(model) for model in self._models.values()):
-            raise self._failure(
-                f"no site sends {self.size_key} or {STEPS_KEY} in its model's meta, so none can be"
-                f" weighed: {self._how_to_send_sizes()}"
-            )
-
-    def _stop_without_steps(self) -> None:
-        """Stop if the method computes with steps, and no client tells them."""
-        models = self._models.values()
-        steps_known = any(STEPS_KEY in model.meta for model in models)
-        if self._method.needs.steps and models and not steps_known:
-            raise self._failure(
-                f"{self.method} needs the clients' optimiser steps, and no site sends {STEPS_KEY}"
-                f" in its model's meta: {self._how_to_send_sizes()}"
-            )
-
-    def _stop_without_extras(self) -> None:
-        """Stop if the method needs vectors beside the model, and no client sends any."""
-        wanted = self._method.extras
-        models = self._models.values()
-        sent = any(_extra_in_meta(model).keys() & wanted.keys() for model in models)
-        if wanted and models and not sent:
-            first = next(iter(wanted.values()))
-            meaning = f" ({first.meaning})" if first.meaning else ""
-            raise self._failure(
-                f"{self.method} needs '{first.name}'{meaning} from its clients beside the model,"
-                " and no site sends it: let the client's script train with feddraw.nvflare.Site, or"
-                " choose a method that weighs plain models"
-            )
-
-    def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
-        """Stop after two rounds in a row in which nobody counts: one may be an accident."""
-        if any(entry.weighted for entry in ledger):
-            return
-        reasons = "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3])
-        reasons = reasons or "no site answered"
-        log.error("round %d: no update counted, the model stays as it was (%s)", round, reasons)
-        if len(self.history) > 1 and not any(entry.weighted for entry in self.history[-2]):
-            raise self._failure(
-                f"no update counted in two rounds in a row ({reasons}): fix this, then start again"
-            )
-
-    def _failure(self, why: str) -> RunFailed:
-        """In FLARE's log too: some of its workflows show only the kind of an error."""
-        log.error("%s", why)
-        return RunFailed(why)
-
     # ----------------------------------------------------------------------------- ledger and swarm
 
-    def _take_over(self, handover: SwarmHandover | None) -> None:
+    def _take_over(self, meta: Mapping[str, Any] | None) -> None:
         """Continue from what the site that aggregated the round before has handed on."""
+        self._frozen = str(unpack_meta(meta).get(FROZEN, ""))
+        handover = SwarmHandover.of(meta)
         if handover is not None:
             self._state = handover.state
             self._clients = list(handover.clients)
             self.history = handover.history
-            self._first_steps = dict(handover.first_steps)
+            self._sizes_by_steps.first_steps = dict(handover.first_steps)
+
+    def _handed_on(self, state: AggregationState) -> SwarmHandover:
+        return SwarmHandover(
+            state=state,
+            clients=self._clients,
+            history=self.history,
+            first_steps=self._sizes_by_steps.first_steps,
+        )
 
     def _copy_swarms_ledger(self, fl_ctx: FLContext) -> None:
         """Every site of a swarm has the whole ledger, whoever aggregated."""
@@ -549,18 +422,3 @@ def _sender(shareable: Shareable, fl_ctx: FLContext) -> str:
 def _in_swarm(fl_ctx: FLContext) -> bool:
     """Whether a site aggregates, and not the server."""
     return bool(fl_ctx.get_prop(ReservedKey.PROCESS_TYPE) == ProcessType.CLIENT_JOB)
-
-
-def _frozen_in_meta(model: FLModel) -> str:
-    """The digest of the frozen layers that a site names; empty where it names none."""
-    try:
-        return one_line(unpack_meta(model.meta).get(FROZEN, ""), 64)
-    except UserError:
-        return ""
-
-
-def _extra_in_meta(model: FLModel) -> dict[str, Any]:
-    try:
-        return dict(unpack_meta(model.meta).get("extra", {}))
-    except (UserError, TypeError, ValueError):
-        return {}

@@ -22,8 +22,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.errors import UserError
 from feddraw.federation import client_seed
-from feddraw.nvflare.aggregator import STEPS_KEY
 from feddraw.nvflare.model_meta import FROZEN, pack_meta, unpack_meta
+from feddraw.nvflare.site_numbers import STEPS_KEY
 from feddraw.server.state_dict import Arrays, flatten_state_dict, plain_arrays, state_dict_like
 from feddraw.text import one_line
 from feddraw.training.client import Trainer
