@@ -10,9 +10,15 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import feddraw
 from feddraw import catalog
+from feddraw.errors import UserError
+from feddraw.report import section_order
+from feddraw.report.blocks import Cell, Fold, ReportTable
 from feddraw.report.settings import ReportSettings
 from feddraw.report.statistics import compute_report
 from feddraw.results.run_collection import collect_runs
@@ -293,3 +299,36 @@ def test_no_randomness_comes_from_a_global_generator():
 def test_a_method_file_holds_a_function_of_its_name():
     for name in catalog.names("methods"):
         assert callable(catalog.find("methods", name))
+
+
+@pytest.mark.parametrize("kind", ["datasets", "methods", "models", "scenarios"])
+def test_a_file_without_a_function_of_its_name_is_named(kind, monkeypatch):
+    monkeypatch.setattr(catalog, "names", lambda kind: ("half_done",))
+    module = f"{catalog.PACKAGES.get(kind, f'feddraw.{kind}')}.half_done"
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    with pytest.raises(UserError, match=f"^{re.escape(module)} has no function 'half_done'"):
+        catalog.find(kind, "half_done")
+
+
+def test_every_section_of_the_report_has_a_place_in_its_order():
+    sections = {path.stem for path in (SOURCE / "report" / "sections").glob("*.py")} - {"__init__"}
+    imported = {name.rpartition(".")[2] for name, _ in imports()["report.section_order"]}
+    assert sorted(sections - imported) == [], "not in report/section_order.py, so never shown"
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        ("a string", "a str where a block is needed"),
+        (
+            ReportTable("Sizes", ["client", "images"], [[Cell("C1")]]),
+            "a row of the table 'Sizes' has 1 cells, and its header 2",
+        ),
+    ],
+)
+def test_a_section_that_gives_no_blocks_or_a_short_row_is_named(block, why):
+    def section():
+        yield Fold("more", [block])
+
+    with pytest.raises(UserError, match=f"^{__name__}.* {re.escape(why)}"):
+        section_order.checked_blocks(section(), section)

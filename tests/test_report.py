@@ -32,8 +32,6 @@ from feddraw.report import (
     ReportSettings,
     WrittenReport,
     markdown,
-    section_order,
-    sections,
     write_report,
 )
 from feddraw.report.blocks import Bullets, Fold, Paragraph
@@ -585,11 +583,6 @@ def test_influence_stands_beside_the_weights_of_every_method(tmp_path: Path) -> 
     for method in ("feddraw", "fedavg"):
         assert f"chm-2-{method}-influence.svg" in text
     assert "equal weights do not give equal influence" in text
-
-
-def test_every_section_has_a_place_in_the_order() -> None:
-    files = {path.stem for path in Path(sections.__file__).parent.glob("*.py")} - {"__init__"}
-    assert [name for name in sorted(files) if not hasattr(section_order, name)] == []
 
 
 def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ from feddraw import catalog
 from feddraw.cli.listing import listed_methods
 from feddraw.core import (
     AfterFirstSum,
+    ClientView,
+    Equal,
+    Facts,
     Method,
     Model,
     Server,
@@ -30,6 +33,7 @@ from feddraw.core import (
     Sums,
     Update,
     Vector,
+    Weighted,
     secure_sums,
     why_not_secure,
 )
@@ -255,6 +259,23 @@ def test_a_server_rule_of_others_that_wants_single_models_is_refused_when_it_ask
     method = tiny.with_server(METHODS["uniform"], Curious())
     with pytest.raises(UserError, match="under other weights than were summed"):
         hidden_round(method, sent, state, updates)
+
+
+def test_a_part_of_a_weight_that_the_ledger_does_not_know_is_refused_at_every_client() -> None:
+    @dataclass(frozen=True)
+    class Explained(Equal):
+        def score(
+            self, client: ClientView, facts: Facts, place: int
+        ) -> tuple[float, dict[str, float]]:
+            return 0.0, {"charm": 1.0}
+
+    sent, state, updates = a_round("uniform")
+    method = replace(METHODS["uniform"], aggregation=Weighted(Explained(), Server()))
+    with pytest.raises(UserError, match="the ledger has no column for 'charm'"):
+        tiny.together(method, sent, state, updates)
+    hidden = hidden_round(method, sent, state, updates)
+    assert not hidden.weights
+    assert all("the ledger has no column for 'charm'" in entry.status for entry in hidden.ledger)
 
 
 # ---------------------------------------------------------------------------------------- exactness

@@ -51,8 +51,14 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         return own_function(name)
     if name not in names(kind):
         raise unknown(kind, name, names(kind))
-    function: Callable[..., Any] = getattr(importlib.import_module(_module_of(kind, name)), name)
-    return function
+    module = importlib.import_module(_module_of(kind, name))
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(
+            f"{module.__name__} has no function '{name}': each file of {kind} has one that is named"
+            " as the file"
+        )
+    return cast("Callable[..., Any]", function)
 
 
 def functions_of_kind(kind: str) -> dict[str, Callable[..., Any]]:

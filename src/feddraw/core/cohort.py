@@ -26,9 +26,32 @@ from feddraw.errors import UserError
 
 Matrix = NDArray[Any]  # floating, (clients, d)
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
-# What explains a weight, by its column in the ledger (`server.ledger.PART_NAMES`): a number for
-# each client, or one for all.
+# What explains a weight, by its column in the ledger (one of `PART_NAMES`): a number for each
+# client, or one for all.
 Parts = Mapping[str, NDArray[np.float64] | float | None]
+PART_NAMES = (
+    "prior",
+    "similarity",
+    "gamma",
+    "beta",
+    "reputation",
+    "measured",
+    "variance",
+    "distance",
+    "q",
+    "q_expected",
+    "rho",
+)
+
+
+def check_part_names(parts: Mapping[str, object]) -> None:
+    """Refuse parts of a weight for which the ledger has no column."""
+    for name in parts:
+        if name not in PART_NAMES:
+            raise UserError(
+                f"the ledger has no column for '{name}': the parts of a weight are called"
+                f" {', '.join(PART_NAMES)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)

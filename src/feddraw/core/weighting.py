@@ -26,6 +26,7 @@ from feddraw.core.cohort import (
     Parts,
     Piece,
     Weights,
+    check_part_names,
     columns_of,
     normalize,
     output_name,
@@ -204,7 +205,8 @@ def shares_of_scores(scores: Column, sizes: Column) -> Column:
 
 def own_weight(rule: SelfScored, client: ClientView, facts: Facts, place: int) -> float:
     """How much a client counts, up to a factor that all share, by what it knows itself."""
-    score, _ = rule.score(client, facts, place)
+    score, parts = rule.score(client, facts, place)
+    check_part_names(parts)  # they stay with the client: no ledger would refuse them
     return math.exp(score - rule.reference(facts))
 
 

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from feddraw.report.blocks import Block, Heading, OnlyFor, ReportDocument
+from feddraw.errors import UserError
+from feddraw.report.blocks import (
+    Block,
+    Heading,
+    OnlyFor,
+    ReportDocument,
+    ReportTable,
+    blocks_and_inner,
+)
 from feddraw.report.runs import METRICS
 from feddraw.report.sections import (
     aggregation_weights,
@@ -37,7 +45,7 @@ from feddraw.report.sections import (
 )
 from feddraw.report.statistics import Report
 from feddraw.system.progress import Progress, no_progress
-from feddraw.text import slug
+from feddraw.text import slug, with_article
 
 Section = Callable[[Report], Iterator[Block]]
 ScenarioSection = Callable[[Report, str], Iterator[Block]]  # report, scenario
@@ -50,7 +58,8 @@ def for_each_metric(*sections: MetricSection) -> ScenarioSection:
     def of_scenario(report: Report, scenario: str) -> Iterator[Block]:
         for metric in METRICS:
             for section in sections:
-                yield OnlyFor(list(section(report, scenario, metric)), metric=metric)
+                blocks = checked_blocks(section(report, scenario, metric), section)
+                yield OnlyFor(blocks, metric=metric)
 
     return of_scenario
 
@@ -88,16 +97,37 @@ def compose_report(report: Report, title: str, progress: Progress = no_progress)
         return ReportDocument(title, list(servers.only_servers(report)), report.scenarios)
     blocks: list[Block] = []
     for section in BEFORE_SCENARIOS:
-        blocks += section(report)
+        blocks += checked_blocks(section(report), section)
     for number, scenario in enumerate(report.scenarios):
         progress("drawing the scenarios", number, len(report.scenarios))
         blocks.append(OnlyFor(list(_scenario_blocks(report, scenario)), scenario=scenario))
     for section in AFTER_SCENARIOS:
-        blocks += section(report)
+        blocks += checked_blocks(section(report), section)
     return ReportDocument(title, blocks, report.scenarios)
 
 
 def _scenario_blocks(report: Report, scenario: str) -> Iterator[Block]:
     yield Heading(f"Scenario {scenario}", anchor=f"scenario-{slug(scenario)}")
     for section in OF_EACH_SCENARIO:
-        yield from section(report, scenario)
+        yield from checked_blocks(section(report, scenario), section)
+
+
+def checked_blocks(blocks: Iterator[Block], section: Callable[..., object]) -> list[Block]:
+    """The blocks of a section; one that gives anything else, or a table whose rows do not have a
+    cell for each column, is told so by name.
+    """
+    made = list(blocks)
+    for block in blocks_and_inner(made):
+        if not isinstance(block, Block):
+            raise UserError(
+                f"{section.__module__} gives {with_article(type(block).__name__)} where a block is"
+                " needed (feddraw.report.blocks)"
+            )
+        if isinstance(block, ReportTable):
+            for row in (*block.rows, *block.references):
+                if len(row) != len(block.header):
+                    raise UserError(
+                        f"{section.__module__}: a row of the table '{block.caption}' has {len(row)}"
+                        f" cells, and its header {len(block.header)}"
+                    )
+    return made

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from feddraw.core import Piece, Update, output_name
-from feddraw.errors import UserError
+from feddraw.core.cohort import check_part_names
 from feddraw.server.aggregate import Aggregate
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import SizeLimit, remark_on_limit
@@ -59,22 +59,6 @@ class LedgerEntry:
     def noteworthy(self) -> bool:
         """Whether more is to be said than that its update counted."""
         return Status.read(self.status).noteworthy
-
-
-# What may explain a weight (`Weights.parts`): the columns of the ledger that rules fill.
-PART_NAMES = (
-    "prior",
-    "similarity",
-    "gamma",
-    "beta",
-    "reputation",
-    "measured",
-    "variance",
-    "distance",
-    "q",
-    "q_expected",
-    "rho",
-)
 
 
 @dataclass(frozen=True)
@@ -165,11 +149,7 @@ def _weight_columns(
     influence = lengths / total if total > 0 else math.nan
     columns: dict[str, Any] = {"weight": aggregate.coefficients, "influence": influence}
     parts = aggregate.weights.parts
-    if unknown := [name for name in parts if name not in PART_NAMES]:
-        raise UserError(
-            f"the ledger has no column for '{unknown[0]}': the parts of a weight are called"
-            f" {', '.join(PART_NAMES)}"
-        )
+    check_part_names(parts)
     columns |= {name: part for name, part in parts.items() if part is not None}
     if (limited := aggregate.weights.limited) is not None:
         columns |= {
