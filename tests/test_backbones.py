@@ -28,7 +28,7 @@ from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.models.densenet121 import TORCHVISION_NAME
 from feddraw.system.machine import installed
 from feddraw.training.network_by_name import build_network
-from feddraw.training.network_cut import build_partly_frozen
+from feddraw.training.partly_frozen_by_trial import build_partly_frozen
 from small import small
 
 

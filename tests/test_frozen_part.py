@@ -37,7 +37,8 @@ from feddraw.system import workers
 from feddraw.training.client import Trainer
 from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network
-from feddraw.training.network_cut import build_partly_frozen, find_cut
+from feddraw.training.network_cut import find_cut
+from feddraw.training.partly_frozen_by_trial import build_partly_frozen
 from small import small
 
 LAST_BLOCK = "body.12"  # of the small network: a layer with batch norm, and the norm after it

@@ -47,7 +47,7 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.methods.uniform import uniform
 from feddraw.system.progress import no_progress
 from feddraw.training.network_by_name import build_network
-from feddraw.training.network_cut import build_partly_frozen
+from feddraw.training.partly_frozen_by_trial import build_partly_frozen
 from feddraw.training.settings import Training
 from studies.label_gate import label_gate, pearson_statistic
 from tiny import cohort_of

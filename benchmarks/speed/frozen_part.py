@@ -51,7 +51,7 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.system.machine import cores, peak_memory
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
-from feddraw.training.network_cut import build_partly_frozen
+from feddraw.training.partly_frozen_by_trial import build_partly_frozen
 from feddraw.training.settings import Training
 
 IMAGES = 512

@@ -35,7 +35,8 @@ from feddraw.system.workers import in_workers_if_they_pay, limited_workers
 from feddraw.training.augment import augment
 from feddraw.training.loop import Examples
 from feddraw.training.network import Build
-from feddraw.training.network_cut import FeatureExtractor, find_cut, noise_image
+from feddraw.training.network_cut import find_cut, noise_image
+from feddraw.training.partly_frozen import FeatureExtractor
 from feddraw.training.reproducibility import one_thread
 
 FEATURE_BATCH = 32  # images that pass the frozen part together; a smaller batch is filled up

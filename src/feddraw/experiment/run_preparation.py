@@ -36,7 +36,7 @@ from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch, with_number_of_steps
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
-from feddraw.training.network_cut import build_partly_frozen
+from feddraw.training.partly_frozen_by_trial import build_partly_frozen
 from feddraw.training.server_images import ServerImages, choose_server_images
 from feddraw.training.settings import Training
 

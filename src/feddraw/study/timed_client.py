@@ -21,7 +21,8 @@ from feddraw.training.client import Trainer
 from feddraw.training.device_memory import memory_shortage_told
 from feddraw.training.loop import Examples, predict
 from feddraw.training.network import Build
-from feddraw.training.network_cut import PartlyFrozen, takes_features
+from feddraw.training.partly_frozen import TrainedPart
+from feddraw.training.partly_frozen_by_trial import takes_features
 from feddraw.training.reproducibility import one_thread
 from feddraw.training.settings import Training
 
@@ -121,6 +122,6 @@ def _made_up_inputs(build: Build, size: int, images: int, rng: np.random.Generat
     """
     if takes_features(build):
         module, _ = build()
-        assert isinstance(module, PartlyFrozen)
+        assert isinstance(module, TrainedPart)
         return rng.standard_normal((images, *module.cut.shape), np.float32)
     return rng.integers(0, 256, (images, size, size), np.uint8)

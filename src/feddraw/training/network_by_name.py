@@ -51,7 +51,7 @@ def build_network(
     Four options go with any model: `classifier` names the layer, or several in the order of the
     findings, `projection` puts two layers of that width before it, as MOON's authors do, `freeze`
     names layers that are not trained, and `frozen` says where the network is cut, which is done
-    elsewhere (`network_cut`). `side` is that of an image in pixels, where it is known.
+    elsewhere (`partly_frozen_by_trial`). `side` is that of an image in pixels, where it is known.
     """
     _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
