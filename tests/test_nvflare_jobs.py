@@ -182,7 +182,8 @@ while flare.is_running():
     received = flare.receive()
     answer = site.train(received)
     travelled = [received.current_round, sorted(received.params), sorted(answer.params)]
-    print("TRAVELLED", json.dumps(travelled), flush=True)
+    # one string: two sites share the output, and their pieces would stand on one line
+    print(f"TRAVELLED {json.dumps(travelled)}\\n", end="", flush=True)
     flare.send(answer)
 """
 FROZEN_JOB = """
