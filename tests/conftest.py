@@ -113,9 +113,11 @@ def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _flowers_log() -> None:
     """Flower's log tells every test what it tells users, also after one that made it quiet, as its
-    simulation does.
+    simulation does, or shortened its errors, as our app at the server does.
     """
-    logging.getLogger("flwr").setLevel(logging.INFO)
+    flower_log = logging.getLogger("flwr")
+    flower_log.setLevel(logging.INFO)
+    flower_log.filters.clear()
 
 
 @pytest.fixture(autouse=True)
