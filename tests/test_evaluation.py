@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from feddraw.analysis import metrics
+from feddraw.analysis.explain_weights import explain_run_weights
+from feddraw.analysis.weights_document import explanation_document
+from feddraw.cli.explain import show_explanation
+from feddraw.cli.run import round_line
 from feddraw.data.splits import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -20,6 +25,7 @@ from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.running import run
 from feddraw.federation import Federation, federate
+from feddraw.results.recorded_run import read_run
 from small import small
 
 
@@ -47,6 +53,34 @@ def test_alone_every_client_has_a_model_of_its_own(tmp_path):
     assert len(kept) == len(areas) > 1
     assert found["test"]["auc"]["macro"] == pytest.approx(np.mean(areas))
     assert len(set(areas)) == len(areas)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("alone", "each client went on from its own model"),
+        ("centralised", "all images were in one place"),
+    ],
+)
+def test_of_a_method_that_averages_nothing_no_weight_is_told(
+    tmp_path: Path, method: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, _, folder = finished(tmp_path, method=method)
+    assert round_line(results[0], averaged=False).endswith("no models averaged")
+    settings = folder / "experiment.toml"  # its kind is told from its rules, not from its name
+    settings.write_text(settings.read_text().replace(f'"{method}"', '"fedavg"'))
+    explained = explain_run_weights(read_run(folder))
+    document = explanation_document(explained)
+    assert document["words"][0] == (
+        f"No models were averaged ({why}), so there are no weights to explain."
+    )
+    assert "counted" not in " ".join(document["words"])
+    assert {client["mean"] for client in document["clients"]} == {None}
+    assert not document["equal"]["rounds"]
+    assert not document["small"]["ahead"]
+    show_explanation(explained)
+    shown = capsys.readouterr().out
+    assert "influence" not in shown
 
 
 def test_alone_a_client_ends_where_a_federation_of_itself_ends():

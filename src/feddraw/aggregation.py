@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import ASKED, Extent, Layout, Method, Model, OnItsOwn, State, Update, Vector
+from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
+from feddraw.core.capabilities import why_not_averaged
 from feddraw.core.classifier_layer import looks_at_classifier
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
@@ -226,7 +227,7 @@ def _named(update: ClientUpdate | tuple[StateDict, float], index: int) -> Client
 def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
-    if rule.centralised or isinstance(rule.local, OnItsOwn):
+    if why_not_averaged(rule):
         raise UserError(
             f"{name} averages no models, so there is nothing to aggregate: choose another method"
         )

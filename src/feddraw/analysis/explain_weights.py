@@ -161,6 +161,8 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
         raise UserError(
             f"no client counted in any round of {run.path}{why}: there is nothing to explain"
         )
+    if run.not_averaged:
+        return _without_average(run)
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
     shares[counted & ~known] = np.nan
@@ -186,6 +188,26 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
         from_size=np.stack([size for size, _ in known_parts]) if split else None,
         from_similarity=np.stack([similarity for _, similarity in known_parts]) if split else None,
         from_policy=np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if limited else None,
+    )
+
+
+def _without_average(run: RecordedRun) -> WeightExplanation:
+    """Of a method that averages no models: what its ledger has for weights was used for nothing, so
+    none is known.
+    """
+    counted = run.ledger.counted
+    nothing = np.full(counted.shape, np.nan)
+    return WeightExplanation(
+        run=run,
+        counted=counted,
+        known=np.zeros_like(counted),
+        shares=nothing,
+        rescaled=False,
+        image_shares=run.ledger.sizes / run.ledger.sizes.sum(),
+        size_shares=nothing,
+        from_size=None,
+        from_similarity=None,
+        from_policy=None,
     )
 
 

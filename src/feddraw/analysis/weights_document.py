@@ -24,6 +24,7 @@ def explanation_document(explained: WeightExplanation) -> dict[str, Any]:
         "seed": run.names.seed,
         "rounds": len(explained.shares),
         "finished": run.finished,
+        "not_averaged": run.not_averaged or None,
         "not_held": run.not_held(),
         "words": list(weights_in_sentences(explained)),
         "clients": [_client_document(explained, place) for place in range(len(explained.clients))],
@@ -84,11 +85,9 @@ def _client_document(explained: WeightExplanation, place: int) -> dict[str, Any]
     }
 
 
+COLUMNS_WITHOUT_WEIGHTS = ("client", "images", "share", "rounds")  # where nothing was averaged
 WEIGHT_COLUMNS = (
-    "client",
-    "images",
-    "share",
-    "rounds",
+    *COLUMNS_WITHOUT_WEIGHTS,
     "first",
     "mean",
     "last",

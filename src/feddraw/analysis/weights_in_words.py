@@ -47,20 +47,18 @@ def percent(value: float | None) -> str:
 
 def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
     """What a reader should take home."""
-    yield from _hidden_weights(explained)
-    yield from _most_and_least_weight(explained)
-    yield from _small_clients(explained)
-    yield from _equal_weights(explained)
-    yield from _size_or_similarity(explained)
-    yield from _policy_clauses(explained)
     run = explained.run
+    if run.not_averaged:
+        yield f"No models were averaged ({run.not_averaged}), so there are no weights to explain."
+    else:
+        yield from _what_weights_did(explained)
     yield from (f"{sentence}." for sentence in run.one_class_clients())
-    by_finding = run.by_class() if run.finished else {}
-    yield from _findings_taught(explained, by_finding)
-    yield from _weights_by_finding(explained, by_finding)
-    yield from _measured_distances(explained)
+    if not run.not_averaged:
+        yield from _weights_of_findings(explained)
+        yield from _measured_distances(explained)
     yield from _joined_late(explained)
-    yield from _rounds_of_few(explained)
+    if not run.not_averaged:
+        yield from _rounds_of_few(explained)
     yield from _not_counted(explained)
     yield from absent_evaluations_in_words(run)
     if run.stopped:
@@ -72,6 +70,21 @@ def weights_in_sentences(explained: WeightExplanation) -> Iterator[str]:
             "The coefficients of this method do not add up to 1; the shares here are their shares"
             " of the sum."
         )
+
+
+def _what_weights_did(explained: WeightExplanation) -> Iterator[str]:
+    yield from _hidden_weights(explained)
+    yield from _most_and_least_weight(explained)
+    yield from _small_clients(explained)
+    yield from _equal_weights(explained)
+    yield from _size_or_similarity(explained)
+    yield from _policy_clauses(explained)
+
+
+def _weights_of_findings(explained: WeightExplanation) -> Iterator[str]:
+    by_finding = explained.run.by_class() if explained.run.finished else {}
+    yield from _findings_taught(explained, by_finding)
+    yield from _weights_by_finding(explained, by_finding)
 
 
 def _hidden_weights(explained: WeightExplanation) -> Iterator[str]:

@@ -52,8 +52,12 @@ def show_explanation(explained: WeightExplanation) -> None:
     for sentence in weights_in_words.weights_in_sentences(explained):
         out.print(f"- {safe_line(sentence)}")
     clients = weights_document.explanation_document(explained)["clients"]
-    out.print("\nAggregation weights")
     rows = [weights_document.weight_row(client) for client in clients]
+    if explained.run.not_averaged:
+        columns = weights_document.COLUMNS_WITHOUT_WEIGHTS
+        out.print(table(columns, [row[: len(columns)] for row in rows]))
+        return
+    out.print("\nAggregation weights")
     out.print(table(weights_document.WEIGHT_COLUMNS, rows))
     out.print(f"{weights_document.WEIGHT_COLUMNS_EXPLAINED}\n")
     if explained.from_size is None:

@@ -204,9 +204,12 @@ def run_display(
     """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do
     with its rounds.
     """
+    from feddraw.core.capabilities import why_not_averaged
     from feddraw.data.synthetic import is_synthetic
+    from feddraw.experiment.settings import make_method
 
     out = console()
+    averaged = not why_not_averaged(make_method(experiment))
     name, scenario, method = (
         experiment.section(part)[0] for part in ("data", "scenario", "method")
     )
@@ -234,7 +237,7 @@ def run_display(
 
         def on_round(result: EvaluatedRound) -> None:
             now["area"] = f", validation AUC {metric_text(result.metrics.validation.auc.macro)}"
-            shown.line(round_line(result))
+            shown.line(round_line(result, averaged=averaged))
 
         yield (
             {
@@ -246,14 +249,18 @@ def run_display(
         )
 
 
-def round_line(result: EvaluatedRound) -> str:
-    """What a round gave, in one line; rounds are counted from 0, as in the ledger."""
+def round_line(result: EvaluatedRound, *, averaged: bool = True) -> str:
+    """What a round gave, in one line; rounds are counted from 0, as in the ledger. Weights by which
+    no models were averaged are left out.
+    """
     weights = list(result.weights.values())
     shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
     if len(weights) > 8:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     if any("weight" in entry.hidden for entry in result.ledger):
         shares = f"{len(weights)} clients, weights hidden"
+    if weights and not averaged:
+        shares = "no models averaged"
     area = result.metrics.validation.auc.macro
     numbers = (
         f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)} "

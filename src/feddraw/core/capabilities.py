@@ -1,4 +1,4 @@
-"""What a method can do, and why not: streaming, secure sums, a policy, combining with another.
+"""What a method can do, and why not: averaging, streaming, secure sums, a policy, combining.
 
 Each answer is empty where it can, and else a reason in words. It follows from the kinds of a
 method's rules (`SelfScored`, `Factored`, `Joint`, …) and from what they need; nothing else in the
@@ -20,6 +20,17 @@ from feddraw.core.weighting import (
     SelfScored,
     Weighting,
 )
+
+
+def why_not_averaged(method: Method) -> str:
+    """Why no client ever gets a model that is made of several clients' models: then weights, if
+    the ledger has any, make no difference.
+    """
+    if method.centralised:
+        return "all images were in one place"
+    if isinstance(method.local, OnItsOwn):
+        return "each client went on from its own model"
+    return ""
 
 
 def why_not_streaming(method: Method) -> str:

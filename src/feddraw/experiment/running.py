@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from feddraw import catalog
 from feddraw.analysis.evaluation import has_personal_models, models_to_evaluate
-from feddraw.core import Model, OnItsOwn, Update
+from feddraw.core import Model, Update
+from feddraw.core.capabilities import why_not_averaged
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
@@ -169,6 +170,7 @@ def _run_facts(setup: PreparedRun) -> RunFacts:
         partition=setup.partition,
         parameters=setup.summed_parameters,
         layout=setup.initial.layout,
+        method=setup.method,
         dataset=setup.dataset,
         devices=devices_record(setup.experiment, setup.places),
     )
@@ -277,7 +279,7 @@ def _collector(setup: PreparedRun) -> Collector:
     experiment = setup.experiment
     sizes = [len(rows) for rows in setup.training_rows]
     policy = Policy() if setup.method.centralised else experiment.policy
-    if isinstance(setup.method.local, OnItsOwn):  # nobody's model is averaged
+    if why_not_averaged(setup.method):
         policy = replace(policy, min_sites=0)
     if experiment.secure:
         from feddraw.secure.rounds.in_process import Secure

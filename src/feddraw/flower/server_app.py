@@ -151,6 +151,7 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
             partition=evaluation.partition,
             parameters=_least_nodes(federation, evaluation) * len(evaluation.initial.params),
             layout=evaluation.initial.layout,
+            method=evaluation.method,
         )
         folder.write_settings(table, facts)
         return ServerRun(federation, evaluation, folder).carry_out(grid)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.finding_counts import ClientCounts, one_class_clients
 from feddraw.errors import UserError
+from feddraw.results.environment import table_in_environment
 from feddraw.results.find_runs import require_run
 from feddraw.results.ledger_table import MOST_LEDGER_CELLS, LedgerTable, read_pieces
 from feddraw.results.metrics import ClientMetrics, Divergence, ModelMetrics
@@ -89,6 +90,11 @@ class RecordedRun:
     @property
     def reference(self) -> bool:
         return self.name in REFERENCES
+
+    @property
+    def not_averaged(self) -> str:
+        """Why no client got a model made of several clients'; empty where models were averaged."""
+        return str(table_in_environment(self.environment, "method").get("not_averaged", ""))
 
     @property
     def diverged(self) -> Divergence | None:

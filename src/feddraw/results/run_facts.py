@@ -1,4 +1,6 @@
-"""What is written down about a run before its first round: who was dealt what, and the network."""
+"""What is written down about a run before its first round: who was dealt what, the network, and the
+method's kind.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddraw.core import Layout
+from feddraw.core import Layout, Method
+from feddraw.core.capabilities import why_not_averaged
 from feddraw.core.classifier_layer import classifier_in_words
 from feddraw.data.dataset import Dataset
 from feddraw.data.finding_counts import findings_per_split
@@ -20,6 +23,7 @@ class RunFacts:
     partition: Partition
     parameters: int  # in all updates together, by which they are summed
     layout: Layout
+    method: Method
     dataset: Dataset | None = None
     devices: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,3 +64,8 @@ class RunFacts:
         if frozen:
             record["frozen"] = frozen
         return record
+
+    def method_record(self) -> dict[str, Any]:
+        """What of the method follows from its rules and not from its name."""
+        why = why_not_averaged(self.method)
+        return {"not_averaged": why} if why else {}

@@ -190,6 +190,8 @@ class RunFolder:
         machine = environment() | dict(facts.devices)
         machine["sums"] = summed_by(facts.parameters)
         machine["network"] = facts.network_record()
+        if method := facts.method_record():
+            machine["method"] = method
         write_json(self.environment, machine)
 
     def forget_from(self, round: int) -> None:

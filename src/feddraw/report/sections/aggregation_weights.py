@@ -60,10 +60,10 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def runs_with_weights(report: Report, scenario: str) -> dict[str, list[RecordedRun]]:
-    """By method, where a run has a ledger of weights that are not all hidden."""
+    """By method, where a run averaged models by weights that are not all hidden."""
     weighted = {}
     for method in report.methods:
-        runs = report.runs(scenario, method)
+        runs = [run for run in report.runs(scenario, method) if not run.not_averaged]
         shown = [run for run in runs if not run.ledger.clients or run.ledger.has("weight")]
         if any(run.ledger.clients for run in shown):
             weighted[method] = shown
