@@ -17,9 +17,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import tomli_w
+from safetensors.numpy import load_file, save_file
 from scipy import stats
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
@@ -46,6 +47,7 @@ from feddraw.report.trainings import differences_over_trainings
 from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_collection import collect_runs
+from feddraw.system.file_reading import read_json, read_toml
 from run_folders import FINDINGS, make_run, write_predictions
 
 NASTY = "<script>alert(1)</script>"
@@ -242,6 +244,50 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
         " share: 19 to 99 %): from -0.1000 (C4, 95 % CI -0." in text
     )
     assert re.search(r"The 95 % CI over patients lies above 0 for [0-3] of 4; noise", text)
+
+
+def test_a_client_gains_in_the_findings_that_it_labels_and_none_without_both_classes_is_counted(
+    tmp_path: Path,
+) -> None:
+    """C1 labels the first finding only; C2 has no positive of the third, which stays; C3 has no
+    positive at all, so it is not in the count.
+    """
+    common = make_run(tmp_path / "a", method="feddraw", auc=0.8, images=150)
+    alone = make_run(tmp_path / "b", method="alone", alone=(0.6, 0.7, 0.75, 0.9), images=150)
+    for folder in (common, alone):
+        settings = folder / "experiment.toml"
+        table = read_toml(settings)
+        table["partition"]["known"] = {
+            "C1": [100, 0, 0],
+            "C2": [100, 100, 100],
+            "C3": [100, 100, 100],
+            "C4": [500, 500, 500],
+        }
+        table["partition"]["positives"]["C1"] = [40, 0, 0]
+        table["partition"]["positives"]["C2"] = [40, 30, 0]
+        table["partition"]["positives"]["C3"] = [0, 0, 0]
+        settings.write_text(tomli_w.dumps(table))
+    metrics = read_json(common / "metrics.json")
+    metrics["test"]["auc"]["per_class"]["Atelectasis"] = 0.5  # the mean of all stays .8
+    (common / "metrics.json").write_text(json.dumps(metrics))
+    report, text = told(tmp_path, replicates=50)
+    assert "| C1 | 0.5700 | -0.0700 [" in text  # .5 - (.6 - .03), of the first finding
+    assert "| C2 | 0.7000 | +0.1000 [" in text
+    assert "Over the findings that the client labels, where not all: C1: Atelectasis." in text
+    assert "1 of 3 clients have a higher test AUC" in text
+    assert "Not among them: C3, without positive and negative images of any finding." in text
+
+    (draws,) = report.draws.values()
+    truth = load_file(alone / "predictions.safetensors")["test.truth"][:, 0]
+    areas = [
+        roc_auc_score(truth, load_file(folder / "predictions.safetensors")["test.scores"][pick])
+        for folder, pick in ((common, np.s_[:, 0]), (alone, np.s_[0, :, 0]))
+    ]
+    assert draws.gain("auc", "feddraw", "C1").estimate == pytest.approx(areas[0] - areas[1])
+    everything = draws.by_metric["auc"].by_method
+    assert np.array_equal(draws.used_by("auc", "feddraw", "C2"), everything["feddraw"].common)
+    on_all = client_views.differences_on_all_patients(draws, "feddraw", "C1")
+    assert on_all["alone"] == draws.gain("auc", "feddraw", "C1")
 
 
 def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(

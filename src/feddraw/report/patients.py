@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import numpy as np
@@ -98,6 +98,9 @@ class MetricReplicates:
     """
 
     by_method: Mapping[str, MethodReplicates]
+    # By client that labels some findings only, then by method: of the model that the client would
+    # use, over the findings that it labels.
+    by_labels: Mapping[str, Mapping[str, Floats]] = field(default_factory=dict)
 
     @property
     def alone(self) -> dict[str, Floats]:
@@ -105,15 +108,17 @@ class MetricReplicates:
         from all clients, so they are not these.
         """
         alone: dict[str, Floats] = {}
-        for rows in self.by_method.values():
+        for method, rows in self.by_method.items():
             if rows.trained_alone:
-                alone |= rows.by_client
+                alone |= {client: self.used_by(method, client) for client in rows.by_client}
         return alone
 
     def used_by(self, method: str, client: str) -> Floats:
         """Of the model that a client would use: its own where the method has such, else the common
-        one.
+        one; over the findings that it labels.
         """
+        if client in self.by_labels:
+            return self.by_labels[client][method]
         rows = self.by_method[method]
         return rows.by_client.get(client, rows.common)
 
@@ -257,7 +262,65 @@ def _replicates_of_metric(
     by_method = {}
     for (method, runs), of_method in zip(paired.items(), outputs, strict=True):
         by_method[method] = _replicates_of_method(runs[0], list(islice(rows, len(of_method))))
-    return MetricReplicates(by_method)
+    by_labels = _replicates_of_labels(metric, paired, kept, images, replicates)
+    return MetricReplicates(by_method, by_labels)
+
+
+def _replicates_of_labels(
+    metric: str,
+    paired: RunsByMethod,
+    kept: PredictionsByRun,
+    images: PooledImages,
+    replicates: int,
+) -> dict[str, dict[str, Floats]]:
+    """By client that labels some findings only, and method: of the model that the client would use,
+    over the findings that it labels; the same patients are drawn as for all findings.
+    """
+    clients = _clients_of_some_labels(paired)
+    outputs = [
+        np.concatenate(
+            [
+                _outputs_for_client(metric, run, kept[run], client, labelled)
+                for run, labelled in zip(runs, _labelled_by_repeat(paired, client), strict=True)
+            ]
+        )
+        for client in clients
+        for runs in paired.values()
+    ]
+    if not outputs:
+        return {}
+    rows = iter(images.bootstrap(outputs, replicates, MEASURES[metric]))
+    return {client: dict(zip(paired, islice(rows, len(paired)), strict=True)) for client in clients}
+
+
+def _clients_of_some_labels(paired: RunsByMethod) -> list[str]:
+    """The clients that lack all labels of a finding in some repeat."""
+    every_run = chain.from_iterable(paired.values())
+    pairs = ((run, client) for run in every_run for client in run.ledger.clients)
+    return list(dict.fromkeys(c for run, c in pairs if run.labelled_by(c) != run.findings))
+
+
+def _labelled_by_repeat(paired: RunsByMethod, client: str) -> list[tuple[str, ...]]:
+    """The findings that a client labels in each repeat, from a run that has the client:
+    `centralised` has none.
+    """
+    return [
+        next(run.labelled_by(client) for run in of_repeat if client in run.ledger.clients)
+        for of_repeat in zip(*paired.values(), strict=True)
+    ]
+
+
+def _outputs_for_client(
+    metric: str, run: RecordedRun, predictions: Predictions, client: str, labelled: Sequence[str]
+) -> Floats:
+    """(images, findings): of the model that the client would use, NaN for a finding that it does
+    not label.
+    """
+    by_model = _outputs_of_run(metric, run, predictions)
+    own = len(by_model) > 1 and client in run.ledger.clients
+    outputs = by_model[run.ledger.clients.index(client) if own else 0].astype(np.float64)
+    outputs[:, ~np.isin(run.findings, labelled)] = np.nan
+    return outputs
 
 
 def _replicates_of_method(run: RecordedRun, models: Sequence[Floats]) -> MethodReplicates:
@@ -289,14 +352,18 @@ def _outputs_by_model(
     metric: str, runs: Sequence[RecordedRun], kept: PredictionsByRun
 ) -> list[Floats]:
     """Of each of a method's models, over all repeats: scores, or for GM calls at the thresholds."""
-    if metric == "auc":
-        by_repeat = [kept[run].by_model for run in runs]
-    else:
-        by_repeat = [_calls_at_thresholds(run, kept[run]) for run in runs]
+    by_repeat = [_outputs_of_run(metric, run, kept[run]) for run in runs]
     return [
         np.concatenate([repeat[model] for repeat in by_repeat])
         for model in range(len(by_repeat[0]))
     ]
+
+
+def _outputs_of_run(metric: str, run: RecordedRun, predictions: Predictions) -> Floats:
+    """(models, images, findings): scores, or for GM calls at the thresholds."""
+    if metric == "auc":
+        return predictions.by_model
+    return _calls_at_thresholds(run, predictions)
 
 
 def _calls_at_thresholds(run: RecordedRun, predictions: Predictions) -> Floats:

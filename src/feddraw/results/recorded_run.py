@@ -109,21 +109,47 @@ class RecordedRun:
     def partition(self) -> Mapping[str, Any]:
         return dict(self.settings.get("partition", {}))
 
-    def one_class_clients(self) -> list[str]:
-        """A sentence for each client whose images all have the same labels, where the run wrote
-        down what its clients have.
-        """
+    @property
+    def client_counts(self) -> dict[str, ClientCounts]:
+        """What each client's images show, those held back included, where the run wrote it down."""
         partition = self.partition
         findings = partition.get("findings", ())
         positives = partition.get("positives", {})
         known = partition.get("known", {})
-        counts = [
-            ClientCounts(client, size, known.get(client, [size] * len(findings)), positives[client])
+        return {
+            client: ClientCounts(
+                client, size, known.get(client, [size] * len(findings)), positives[client]
+            )
             for client, size in partition.get("sizes", {}).items()
             if client in positives
-        ]
+        }
+
+    def one_class_clients(self) -> list[str]:
+        """A sentence for each client whose images all have the same labels, where the run wrote
+        down what its clients have.
+        """
+        counts = list(self.client_counts.values())
         held_back = ", those held back included" if self.settings.get("holdout") else ""
+        findings = self.partition.get("findings", ())
         return [sentence + held_back for sentence in one_class_clients(counts, findings)]
+
+    def labelled_by(self, client: str) -> tuple[str, ...]:
+        """The findings of which the client has a label; all where the run did not write it down."""
+        counts = self.client_counts.get(client)
+        if counts is None:
+            return self.findings
+        labelled = dict(zip(self.partition["findings"], counts.known, strict=False))
+        return tuple(finding for finding in self.findings if labelled.get(finding, 0))
+
+    def has_both_classes(self, client: str) -> bool:
+        """Whether the client has a positive and a negative image of some finding, so that it could
+        learn one at all; true where the run did not write it down.
+        """
+        counts = self.client_counts.get(client)
+        if counts is None:
+            return True
+        images = zip(counts.positives, counts.known, strict=False)
+        return any(0 < positives < known for positives, known in images)
 
     @cached_property
     def flat(self) -> dict[str, Any]:

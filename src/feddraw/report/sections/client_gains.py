@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
+from feddraw.analysis.metrics import macro
 from feddraw.analysis.statistics_in_words import interval_from_to
 from feddraw.report.blocks import (
     Block,
@@ -21,13 +23,14 @@ from feddraw.report.cells import number_cell
 from feddraw.report.pictures import panel_height
 from feddraw.report.runs import METRICS, RecordedRun, clients_with_metrics, has_own_model
 from feddraw.report.statistics import MeanOverRepeats, Report
-from feddraw.text import grouped, slug
+from feddraw.text import grouped, join_names, slug
 
 
 @dataclass(frozen=True)
 class ClientGain:
     """The metric of a method minus that of the model the client trained alone, over repeats that
-    both have.
+    both have, and over the findings that the client labels: of the others its own model knows
+    nothing, so a gain in them says nothing about what it learnt.
     """
 
     client: str
@@ -35,6 +38,8 @@ class ClientGain:
     alone: MeanOverRepeats
     gain: MeanOverRepeats
     interval: Interval | None  # over patients
+    findings: tuple[str, ...]  # that the client labels, in any repeat
+    both_classes: bool  # whether it has a positive and a negative image of any of them
 
 
 def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
@@ -50,6 +55,11 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     )
     caption = f"Gain in test {label} over training alone, {scenario}"
     yield _table(gains, caption, label=f"gains-{name}")
+    findings = {finding for run in report.paired_runs(scenario) for finding in run.findings}
+    partly = {gain.client: gain.findings for gain in gains if set(gain.findings) < findings}
+    if partly:
+        labelled = "; ".join(f"{client}: {join_names(names)}" for client, names in partly.items())
+        yield Paragraph(f"Over the findings that the client labels, where not all: {labelled}.")
     intervals = {
         gain.client: gain.interval
         for gain in gains
@@ -81,8 +91,16 @@ def gains_over_alone(
     )
     for client in clients:
         for method, members in by_method.items():
-            before = [alone[run.repeat].test(metric, client=client, split=split) for run in members]
-            after = [_metric_for_client(run, metric, client, split) for run in members]
+            own = [alone[run.repeat] for run in members]
+            labelled = [run.labelled_by(client) for run in own]
+            before = [
+                _mean_over(findings, run, metric, client, split)
+                for findings, run in zip(labelled, own, strict=True)
+            ]
+            after = [
+                _mean_over(findings, run, metric, _model_used(run, client, split), split)
+                for findings, run in zip(labelled, members, strict=True)
+            ]
             gain = MeanOverRepeats.of([a - b for a, b in zip(after, before, strict=True)])
             if not gain.count:
                 continue
@@ -90,15 +108,31 @@ def gains_over_alone(
             drawn = draws.by_metric[metric]
             if split == "test" and client in drawn.alone and method in drawn.by_method:
                 over_patients = draws.gain(metric, method, client)
-            yield ClientGain(client, method, MeanOverRepeats.of(before), gain, over_patients)
+            yield ClientGain(
+                client=client,
+                method=method,
+                alone=MeanOverRepeats.of(before),
+                gain=gain,
+                interval=over_patients,
+                findings=tuple(dict.fromkeys(chain.from_iterable(labelled))),
+                both_classes=any(run.has_both_classes(client) for run in own),
+            )
 
 
-def _metric_for_client(run: RecordedRun, metric: str, client: str, split: str) -> float:
-    """Of the model that the client would use: on the common test images the common one, unless the
-    client has one of its own.
+def _model_used(run: RecordedRun, client: str, split: str) -> str:
+    """Whose metrics are those of the model that the client would use: on the common test images
+    the common model's (no name), unless the client has one of its own.
     """
-    common = split == "test" and not has_own_model(run, client)
-    return run.test(metric, client="" if common else client, split=split)
+    return "" if split == "test" and not has_own_model(run, client) else client
+
+
+def _mean_over(
+    findings: Sequence[str], run: RecordedRun, metric: str, client: str, split: str
+) -> float:
+    """The macro metric over some of the findings."""
+    if set(findings) == set(run.findings):
+        return run.test(metric, client=client, split=split)
+    return macro(run.test(metric, finding, client, split) for finding in findings)
 
 
 def _table(gains: Sequence[ClientGain], caption: str, label: str = "") -> ReportTable:

@@ -154,7 +154,7 @@ def differences_on_all_patients(
     if client in drawn.alone:
         differences[ALONE] = interval(used - drawn.alone[client])
     if FEDAVG in drawn.by_method and method != FEDAVG:
-        differences[FEDAVG] = interval(used - drawn.by_method[FEDAVG].common)
+        differences[FEDAVG] = interval(used - drawn.used_by(FEDAVG, client))
     return differences
 
 

@@ -164,11 +164,15 @@ def _client_gains(report: Report) -> Iterator[str]:
     """How many clients gain over training alone, and how much, each with its interval."""
     several = len(report.scenarios) > 1
     gains: dict[str, ClientGain] = {}
+    of_one_class = []
     for scenario in report.scenarios:
         for gain in gains_over_alone(report, scenario, "auc"):
             if gain.method == report.focus and math.isfinite(gain.gain.value):
                 client = f"{gain.client} in {scenario}" if several else gain.client
-                gains[client] = gain
+                if gain.both_classes:
+                    gains[client] = gain
+                else:
+                    of_one_class.append(client)
     if not gains:
         return
     ordered = sorted(gains, key=lambda client: gains[client].gain.value)
@@ -186,6 +190,11 @@ def _client_gains(report: Report) -> Iterator[str]:
         sentence += (
             f" The 95 % CI over patients lies above 0 for {shown} of {len(intervals)}; noise"
             " between trainings is not in it."
+        )
+    if of_one_class:
+        sentence += (
+            f" Not among them: {join_names(of_one_class)}, without positive and negative images of"
+            " any finding."
         )
     yield sentence
 
