@@ -272,6 +272,8 @@ MISTAKES = {
     ("run", "nothere.toml"): "cannot read nothere.toml: No such file or directory",
     ("run", "--scale", "-1"): "scale must be a positive number",
     ("runn",): "No such command 'runn'",
+    ("run", "--nope"): "run --help shows all options.",
+    ("data", "show", "--nope"): "data show --help shows all options.",
     ("list", "method"): "no 'method' among the lists: did you mean methods?",
     ("list",): "say what to list: feddraw list methods|models|data|scenarios",
     ("run", "--scenario", "CHM-9"): "did you mean one of CHM-1, CHM-2, CHM-3, CHM-4, CHM-5?",

@@ -29,6 +29,7 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
+from feddraw.experiment.settings import Experiment
 from feddraw.export import run_export as exporting
 from feddraw.export.model_card import _measured
 from feddraw.results.recorded_run import RecordedRun, read_run
@@ -160,6 +161,31 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
     area = report_area(read_run(folder / "run"), "Pleural Effusion")
     assert f"| {area.value:.3f} ({area.low:.3f} to {area.high:.3f}) |" in row
     assert "(1.000 to 1.000)" not in plain
+
+
+def test_the_card_has_the_test_images_of_a_site_that_was_no_client(tmp_path: Path) -> None:
+    """Away has one training image, too few for a client, and twelve of its images are tested."""
+    rows = []
+    for number, site in enumerate(["East"] * 40 + ["North"] * 40 + ["Away"] * 13):
+        Image.new("L", (16, 16), 2 * number).save(tmp_path / f"{number}.png")
+        tested = number % 5 == 0 if site != "Away" else number > 80
+        split = "test" if tested else "validation" if number % 5 == 1 else "train"
+        rows.append(f"{number}.png,{split},{site},{number % 2}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["path,split,site,Edema", *rows]) + "\n")
+    changes = {"data": str(table), "data.size": 16, "scenario": "by_site", "rounds": 1}
+    own_images = Experiment().with_settings(
+        changes | {"model.growth": 4, "training.epochs": 1, "engine": "serial"}
+    )
+    run(own_images, tmp_path / "run")
+    options = ["--formats", "safetensors"]
+    assert typed(tmp_path / "run", "--out", tmp_path / "a", *options).exit_code == 0
+    assert typed(tmp_path / "run", "--out", tmp_path / "b", *options, "--names").exit_code == 0
+    plain, named = ((tmp_path / one / "MODEL_CARD.md").read_text() for one in ("a", "b"))
+    assert "| site 3 (no client) | 12 |" in plain
+    assert "Away" not in plain
+    assert "| Away (no client) | 12 |" in named
+    assert "| East | 8 |" in named
 
 
 def report_area(run: RecordedRun, finding: str) -> Measured:

@@ -405,3 +405,25 @@ def test_what_cannot_be_surveyed_is_refused_in_a_line_and_nothing_is_written(in_
         "feddraw: an experiment file ends"
     )
     assert not list(in_tmp.glob("*.toml"))
+
+
+def test_a_path_that_lies_beside_the_experiment_file_and_not_here_is_found_and_named(
+    tmp_path: Path,
+) -> None:
+    ward = tmp_path / "ward"
+    ward.mkdir()
+    own_table(ward, ["Fracture"])
+    assert typed("init", "ward 7.csv", "--out", "a.toml", folder=ward).returncode == 0
+    done = typed("run", "ward/a.toml", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "feddraw: no file or folder ward 7.csv: a CSV, or a folder with one CSV, is needed (looked"
+        f" for in {tmp_path}, where the command was typed; it lies beside ward/a.toml: write"
+        " ward/ward 7.csv in that file, or type the command in ward)\n"
+    )
+    nowhere = typed("run", "ward/a.toml", "--set", "data.path=no.csv", folder=tmp_path)
+    assert nowhere.stderr.endswith(f"(looked for in {tmp_path}, where the command was typed)\n")
+    images = ["--set", "data.path=ward/ward 7.csv", "--set", "data.images=scans"]
+    wrong_images = typed("run", "ward/a.toml", *images, folder=tmp_path)
+    assert "no folder scans, from which the paths in the table start" in wrong_images.stderr
+    assert "write ward/scans in that file" in wrong_images.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,6 +17,14 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with 2.
     """
+
+
+class NoSuchPath(UserError):
+    """A path that leads nowhere. The command line adds where it was looked for."""
+
+    def __init__(self, message: str, path: Path = Path()) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class RunFailed(Exception):

@@ -14,6 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -47,7 +48,7 @@ from feddraw.cli import (  # isort: skip
     watch,
     weights,
 )
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import NoSuchPath, RunFailed, UserError
 
 app = typer.Typer(
     name="feddraw",
@@ -171,9 +172,9 @@ def main() -> None:
         help_wanted.show()
         code = 2
     except click.ClickException as mistake:
-        code = _print_error(_with_one_suggestion(mistake.format_message()), 2)
+        code = _print_error(_typing_mistake_in_words(mistake), 2)
     except UserError as mistake:
-        code = _print_error(str(mistake), 2)
+        code = _print_error(f"{mistake}{_where_looked_for(mistake, sys.argv[1:])}", 2)
     except RunFailed as failure:
         code = _print_error(str(failure), 1)
     except (KeyboardInterrupt, click.Abort):
@@ -208,6 +209,31 @@ def _with_one_suggestion(message: str) -> str:
     """A message of click without the second "Did you mean": typer and click each add one."""
     first_suggestion = re.search(r"Did you mean [^?]*\?\)?", message)
     return message[: first_suggestion.end()] if first_suggestion else message
+
+
+def _typing_mistake_in_words(mistake: click.ClickException) -> str:
+    """What click says; of an unknown option also which command shows all that there are."""
+    said = _with_one_suggestion(mistake.format_message())
+    if isinstance(mistake, click.NoSuchOption) and mistake.ctx is not None:
+        return f"{said} {mistake.ctx.command_path} --help shows all options."
+    return said
+
+
+def _where_looked_for(mistake: UserError, words: Sequence[str]) -> str:
+    """From where a relative path was followed that leads nowhere, and whether it leads somewhere
+    from an experiment file that was typed.
+    """
+    if not isinstance(mistake, NoSuchPath) or mistake.path.is_absolute():
+        return ""
+    looked = f" (looked for in {Path.cwd()}, where the command was typed"
+    for word in words:
+        beside = Path(word).parent / mistake.path
+        if word.endswith(".toml") and beside.exists():
+            return (
+                f"{looked}; it lies beside {word}: write {beside} in that file, or type the command"
+                f" in {Path(word).parent})"
+            )
+    return f"{looked})"
 
 
 def _typed_command(words: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from feddraw.data.image_settings import ImagePreparation, PreparationEstimate
 from feddraw.data.label_table import describe_row_problems
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import read_own_tables
-from feddraw.errors import UserError, unknown
+from feddraw.errors import NoSuchPath, UserError, unknown
 from feddraw.system.file_reading import expanded_path
 from feddraw.system.progress import Progress
 from feddraw.text import with_article
@@ -122,7 +122,7 @@ def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
         kind = "npz" if path.suffix == ".npz" else "folder"
         return catalog.find("datasets", kind), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
-        raise UserError(f"no file or folder {name}: check the path")
+        raise NoSuchPath(f"no file or folder {name}: check the path", path)
     if ":" in name:
         return own_function(name), {}
     raise unknown("data sets", name, catalog.names("datasets"))

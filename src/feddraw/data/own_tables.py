@@ -20,7 +20,7 @@ from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import split_own_rows
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
-from feddraw.errors import UserError, one_of
+from feddraw.errors import NoSuchPath, UserError, one_of
 from feddraw.system.file_reading import expanded_path
 from feddraw.text import distinct_ends, grouped, join_names
 
@@ -73,7 +73,9 @@ def find_table(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.exists():
-        raise UserError(f"no file or folder {path}: a CSV, or a folder with one CSV, is needed")
+        raise NoSuchPath(
+            f"no file or folder {path}: a CSV, or a folder with one CSV, is needed", path
+        )
     tables = csv_tables_in(path)
     if len(tables) == 1:
         return tables[0]

@@ -59,7 +59,7 @@ def model_card(
         "## Intended use": _intended_use(),
         "## Data": _data(trained, data, sites),
         "## Findings, thresholds and test results": _findings(trained, progress),
-        "## Results per site": _results_by_site(trained, data, sites, progress),
+        "## Results per site": _results_by_site(trained, data, sites, names, progress),
         "## Aggregation weights": _weights(trained, sites),
         "## Input": _input(trained),
         "## Check of the exported files": ["\n".join(f"- {sentence}" for sentence in checks)],
@@ -180,10 +180,15 @@ def _diagnostic(trained: TrainedModel, scored: Predictions, place: int) -> Diagn
 
 
 def _results_by_site(
-    trained: TrainedModel, data: PreparedData | None, sites: Sites, progress: Progress
+    trained: TrainedModel,
+    data: PreparedData | None,
+    clients: Sites,
+    names: bool,
+    progress: Progress,
 ) -> Iterator[str]:
     rows: list[list[str]] = []
     if data is not None:
+        sites = {**clients, **_sites_without_training(data, clients, names)}
         for site, images in _untrained_images(data, sites):
             progress("model card: results per site", len(rows), len(sites))
             scored = _scored(trained, data, images)
@@ -252,12 +257,27 @@ def _untrained_images(data: PreparedData, sites: Sites) -> Iterator[tuple[str, N
     kept_back = dict(zip(clients, data.holdout_rows, strict=True))
     test = data.dataset.rows["test"]
     site_of_image = data.dataset.labels.sites
-    for client, site in sites.items():
+    for client, site in sites.items():  # a site that was no client keeps nothing back
         rows = kept_back.get(client, np.zeros(0, np.intp))
         if not len(rows) and site_of_image is not None:
             rows = test[site_of_image[test] == client]
         if len(rows):
             yield site, rows
+
+
+def _sites_without_training(data: PreparedData, clients: Sites, names: bool) -> dict[str, str]:
+    """What the card calls the sites of test images that were no clients, such as those with too few
+    training images; they are numbered after the clients.
+    """
+    site_of_image = data.dataset.labels.sites
+    if site_of_image is None:
+        return {}
+    sites = np.unique(site_of_image[data.dataset.rows["test"]]).tolist()
+    others = [site for site in sites if site not in clients]
+    return {
+        site: f"{site if names else f'site {number}'} (no client)"
+        for number, site in enumerate(others, start=1 + len(clients))
+    }
 
 
 def _scored(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:

@@ -318,7 +318,7 @@ def _outputs_for_client(
     """
     by_model = _outputs_of_run(metric, run, predictions)
     own = len(by_model) > 1 and client in run.ledger.clients
-    outputs = by_model[run.ledger.clients.index(client) if own else 0].astype(np.float64)
+    outputs: Floats = by_model[run.ledger.clients.index(client) if own else 0].astype(np.float64)
     outputs[:, ~np.isin(run.findings, labelled)] = np.nan
     return outputs
 

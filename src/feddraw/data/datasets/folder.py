@@ -25,6 +25,7 @@ from feddraw.data.own_tables import (
     joined_names,
     read_own_tables,
 )
+from feddraw.errors import NoSuchPath
 
 
 def folder(  # noqa: PLR0913 - the settings of the data set
@@ -69,6 +70,10 @@ def folder(  # noqa: PLR0913 - the settings of the data set
     )
     tables = find_tables(path)
     root = image_root(tables, images)
+    if images and not root.is_dir():
+        raise NoSuchPath(
+            f"no folder {root}, from which the paths in the table start (data.images)", root
+        )
     table = read_own_tables(tables, settings, root=root)
     for note in table.notes:
         warnings.warn(note, stacklevel=2)
