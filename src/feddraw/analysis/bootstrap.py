@@ -212,6 +212,8 @@ def weighted_gm(called: Floats, truth: Truth, weights: Floats) -> Floats:
     return np.sqrt(sensitivity * specificity)
 
 
+MEASURES: dict[str, Measure] = {"auc": weighted_auc, "gm": weighted_gm}  # by metric of the report
+
 # ------------------------------------------------------------------------------ many images at once
 
 

@@ -26,6 +26,7 @@ from feddraw.text import safe_text
 from feddraw.cli import (  # isort: skip
     check_method,
     compare,
+    contribution,
     data,
     demo,
     doctor,
@@ -68,6 +69,7 @@ COMMANDS = (  # in the order of --help; a group has an app of its own
     init.init,
     weights.weights,
     heterogeneity.heterogeneity,
+    contribution.contribution,
     explore.explore,
     scenario.app,
     data.app,
@@ -134,6 +136,7 @@ AFTER_CTRL_C = {
     "demo": ROUNDS_ARE_KEPT,
     "compare": WORK_IS_KEPT,
     "study": WORK_IS_KEPT,
+    "contribution": WORK_IS_KEPT,
     "data prepare": WORK_IS_KEPT,
 }
 

@@ -166,6 +166,17 @@ def why_not_second(method: Method) -> str:
     return ""
 
 
+def why_not_recombined(method: Method) -> str:
+    """Why no model can be made of some of a round's updates, as if the others had not been sent."""
+    if method.centralised:
+        return "all images are in one place, so no site sends an update"
+    if isinstance(method.local, OnItsOwn):
+        return "each site trains alone, so no model is made of their updates"
+    if type(method.local).personal is not Local.personal:
+        return "each site ends with a model of its own, and what it remembers is not in its updates"
+    return ""
+
+
 def _weighs_by_own_clients(method: Method) -> bool:
     """Whether its weighting asks for what only its own local rule sends."""
     if isinstance(method.aggregation, Joint):

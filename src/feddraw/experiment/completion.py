@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from feddraw import catalog
-from feddraw.core import Method, secure_sums, why_not_secure, why_not_streaming
+from feddraw.core import (
+    Method,
+    secure_sums,
+    why_not_recombined,
+    why_not_secure,
+    why_not_streaming,
+)
 from feddraw.data.dataset_by_name import dataset_defaults
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
@@ -52,6 +58,8 @@ def complete_settings(experiment: Experiment) -> Experiment:
         _check_secure_settings(experiment, method)
     elif experiment.stream:
         _check_stream_settings(experiment, method)
+    if experiment.keep.updates:
+        check_updates_can_be_kept(experiment, method)
     model, settings = experiment.section("model")
     return replace(
         experiment,
@@ -84,6 +92,22 @@ def _check_numbers(experiment: Experiment) -> None:
     if experiment.proxy < 2:
         raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
     not_negative("workers", experiment.workers)
+
+
+def check_updates_can_be_kept(experiment: Experiment, method: Method) -> None:
+    """Refuse to keep updates that are not there, or of which no other model could be made."""
+    why = why_not_recombined(method)
+    if experiment.secure:
+        why = (
+            "under secure sums the server sees no single update; what can be measured is a training"
+            " without a site (feddraw contribution RUN --retrain)"
+        )
+    elif experiment.stream:
+        why = "a stream forgets each update when it is added: set stream = false"
+    if why:
+        raise UserError(
+            f"keep.updates = true cannot be had for {experiment.section('method')[0]}: {why}"
+        )
 
 
 def _check_stream_settings(experiment: Experiment, method: Method) -> None:

@@ -27,6 +27,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.federation import Federation, OnUpdate, federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
+from feddraw.results.kept_updates import KeepingUpdates, check_room_for_updates
 from feddraw.results.metrics import ModelMetrics, RunMetrics
 from feddraw.results.round_log import EvaluatedRound
 from feddraw.results.run_facts import RunFacts
@@ -117,6 +118,9 @@ def iterate(
     if _is_finished(folder, experiment, resume):  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
+    if experiment.keep.updates:
+        asked = [len(setup.efforts(round)) for round in range(experiment.rounds)]
+        check_room_for_updates(setup.method, setup.initial, asked, experiment.keep.gb)
     with nullcontext() if folder is None else folder.locked():
         # another process may have used the folder in the meantime
         if _is_finished(folder, experiment, resume):
@@ -207,7 +211,7 @@ def _carry_out_rounds(
     if checkpoint is not None:
         keeper.resume()
 
-    federation = _federation(setup, engine, on_update)
+    federation = _federation(setup, engine, folder, on_update)
     for aggregated in federate(federation, begin.model, start=begin.next_round, state=begin.state):
         began = time.perf_counter()
         final = None
@@ -242,14 +246,19 @@ def _carry_out_rounds(
         folder.finish(model, final, setup.dataset)
 
 
-def _federation(setup: PreparedRun, engine: Engine, on_update: OnUpdate) -> Federation:
+def _federation(
+    setup: PreparedRun, engine: Engine, folder: RunFolder | None, on_update: OnUpdate
+) -> Federation:
+    collect = collector_of(setup)
+    if folder is not None and setup.experiment.keep.updates:
+        collect = KeepingUpdates(collect, folder.updates)
     return Federation(
         method=setup.method,
         engine=engine,
         clients=setup.clients,
         rounds=setup.experiment.rounds,
         seed=setup.experiment.seed,
-        collect=_collector(setup),
+        collect=collect,
         efforts=setup.efforts,
         on_update=on_update,
     )
@@ -274,7 +283,7 @@ def _final_scores(
     )
 
 
-def _collector(setup: PreparedRun) -> Collector:
+def collector_of(setup: PreparedRun) -> Collector:
     """How the server takes updates in: under masks, one by one, or all together."""
     experiment = setup.experiment
     sizes = [len(rows) for rows in setup.training_rows]
@@ -302,7 +311,7 @@ def _collector(setup: PreparedRun) -> Collector:
 def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:
     """What keeps other models than the last; nothing where each client has a model of its own."""
     keep = setup.experiment.keep
-    if keep != Keep() and has_personal_models(setup.method):
+    if keep.models and has_personal_models(setup.method):
         name = setup.experiment.section("method")[0]
         warnings.warn(
             f"{name} has one model per client: only those of the last round are kept", stacklevel=2

@@ -137,6 +137,11 @@ class ServerEvaluation:
 def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
     experiment, federation = settings.read_run_config(run_config, trust=settings.trusted_here())
+    if experiment.keep.updates:
+        raise UserError(
+            "keep.updates is for runs of `feddraw run` and `compare`, where the sites' images are"
+            " at hand: leave it out"
+        )
     if not federation.out:
         evaluation = ServerEvaluation(experiment, federation.validation)
         return ServerRun(federation, evaluation, None).carry_out(grid)

@@ -13,20 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import (
+    MEASURES,
     Interval,
     Measure,
     Truth,
     bootstrap,
     interval,
     weighted_auc,
-    weighted_gm,
 )
 from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
 from feddraw.report.runs import HoldoutPredictions, Predictions, RecordedRun, thresholds
 from feddraw.text import grouped, join_names
 
 Floats = NDArray[np.float64]
-MEASURES = {"auc": weighted_auc, "gm": weighted_gm}
 RunsByMethod = Mapping[str, Sequence[RecordedRun]]
 PredictionsByRun = Mapping[RecordedRun, Predictions]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from feddraw.errors import UserError
 from feddraw.text import folder_name
 
-SKIPPED_FOLDERS = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
+# Folders in which no run is, or only such as belong to the run above them.
+SKIPPED_FOLDERS = ("checkpoint", "contribution", "figures", "tensorboard", "updates")
 
 
 def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -> Path:

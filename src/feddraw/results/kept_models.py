@@ -26,13 +26,25 @@ from feddraw.system.file_writing import make_subfolder, write_whole
 
 @dataclass(frozen=True)
 class Keep:
-    """Which models to keep and evaluate beside that of the last round."""
+    """What to keep beside the model of the last round: other models, which are evaluated, too, and
+    each round's updates.
+    """
 
     best: bool = False  # the model of the round with the highest validation AUC
     tail: int = 0  # the mean of the models of so many last rounds; 0 = no such model
+    # Every round's updates, for `feddraw contribution`: a copy of each site's model per round.
+    updates: bool = False
+    gb: float = 2.0  # the most room that they may take
+
+    @property
+    def models(self) -> bool:
+        """Whether other models than the last are kept."""
+        return self.best or bool(self.tail)
 
     def check(self, rounds: int) -> None:
-        """Refuse a tail that is not made of some of the rounds."""
+        """Refuse a tail that is not made of some of the rounds, and no room for updates."""
+        if not self.gb > 0:
+            raise UserError(f"keep.gb must be a number of gigabytes above 0, not {self.gb}")
         if self.tail and not 2 <= self.tail <= rounds:
             raise UserError(
                 f"keep.tail must be 0 (off) or from 2 to the {rounds} rounds of the run, not"
@@ -64,7 +76,7 @@ class ModelKeeper:
     def resume(self) -> None:
         """Take up what a run kept before it was interrupted."""
         assert self._folder is not None
-        if not (self._keep.best or self._keep.tail):
+        if not self._keep.models:
             return
         if self._folder.kept.is_file():
             tree = read_array_tree(self._folder.kept)

@@ -19,7 +19,14 @@ EXECUTION_SETTINGS = ("engine", "workers", "devices", "tensorboard", "training.d
 # values.
 PRECISION_SETTINGS = ("training.amp", "training.tf32", "training.compile")
 # What is looked at or kept beside the result, and where the data lie on a machine.
-SIDE_SETTINGS = ("test_every_round", "data.path", "keep.best", "keep.tail")
+SIDE_SETTINGS = (
+    "test_every_round",
+    "data.path",
+    "keep.best",
+    "keep.tail",
+    "keep.updates",
+    "keep.gb",
+)
 # Data sets with one content, wherever a machine keeps their archive; what a run was dealt of them
 # has its own hash.
 ARCHIVES = ("chexpert", "chestmnist", "nih")

@@ -88,6 +88,9 @@ class RunFolder:
         self.stopped = path / "stopped.json"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
         self.kept = path / "checkpoint" / "kept.safetensors"
+        # only with `keep.updates`, and what `feddraw contribution` makes of them
+        self.updates = path / "updates"
+        self.contribution = path / "contribution"
         self._held = False  # whether this object has the folder's lock
 
     @property

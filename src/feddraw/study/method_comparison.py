@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from feddraw.core import why_not_recombined
 from feddraw.data.datasets.phantom import SMALLEST_PHANTOM
 from feddraw.errors import UserError
+from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.settings import Experiment
 from feddraw.study.cost import RunEstimate
 from feddraw.study.plan import PlannedRun, method_of, planned_run
@@ -51,6 +53,8 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
         changes: dict[str, Any] = {"seed": seed}
         if method != first:  # the experiment's own keeps its settings
             changes["method"] = method
+            if why_not_recombined(combined_method(method, {})):
+                changes["keep.updates"] = False
         runs.append(planned_run(experiment.with_settings(changes), {"method": method}))
     return runs
 

@@ -30,6 +30,7 @@ from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.frozen_features import FeatureEstimate
 from feddraw.experiment.settings import Experiment
 from feddraw.results.checkpoint import extract_arrays
+from feddraw.results.kept_updates import bytes_of_updates
 from feddraw.study.cost import RunWork, StepCost
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.study.timing_on_made_up_images import cost_profile, time_experiments
@@ -218,7 +219,15 @@ def _folder_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
     tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:])
     tested += sum(map(len, task.holdout_rows))
     scores = tested * (5 * len(task.dataset.findings) + 16)
-    return models + remembered + state + scores
+    return models + remembered + state + scores + _updates_bytes(task, initial)
+
+
+def _updates_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
+    """Of the updates of every round, where they are kept."""
+    if not task.experiment.keep.updates:
+        return 0
+    asked = [len(task.efforts(round)) for round in range(task.experiment.rounds)]
+    return bytes_of_updates(task.method, initial, asked)
 
 
 @dataclass(frozen=True)
