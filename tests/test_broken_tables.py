@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[dict[str, Cells], str]] = {
     ),
     "paths out of the folder": (
         {"file": column("../../etc/passwd.png"), "Edema": EDEMA},
-        "no row that can be used: table.csv line 2 without a path inside the folder",
+        "no row that can be used: table.csv line 2 with '..' in the path, which is refused also",
     ),
     "unreadable": (
         {"file": with_first(["scans/broken.png"] * IMAGES), "Edema": EDEMA},

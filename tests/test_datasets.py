@@ -693,7 +693,16 @@ def test_paths_cannot_leave_the_folder(tmp_path, path):
     save(tmp_path / "secret.png")
     files = [f"images/{n:03d}.png" for n in range(20)]
     own_folder(tmp_path / "mine", file=[path, *files[1:]])
-    says(tmp_path / "mine", "1 without a path inside the folder .table.csv line 2")
+    why = "1 without a path inside the folder"
+    if ".." in path:
+        why = "1 with '..' in the path, which is refused also inside the folder: write it without"
+    says(tmp_path / "mine", f"{why} .table.csv line 2")
+
+
+def test_a_path_with_dots_inside_the_folder_is_not_called_outside(tmp_path):
+    files = [f"images/{n:03d}.png" for n in range(20)]
+    own_folder(tmp_path / "mine", file=["images/../images/000.png", *files[1:]])
+    says(tmp_path / "mine", "'..' in the path, which is refused also inside the folder")
 
 
 def test_a_row_without_a_path_is_named(tmp_path):

@@ -181,7 +181,7 @@ def test_a_damaged_gz_is_one_line(tmp_path):
 
 def test_a_quoted_field_with_line_ends_stays_one_line(tmp_path):
     (tmp_path / "t.csv").write_text('path,a\n"../x\ny.png",1\nb.png,0\nc.png,1\n')
-    refused("without a path inside the folder", read_training_labels, tmp_path / "t.csv")
+    refused("with '..' in the path, which is refused", read_training_labels, tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("content", [b"\xf1\xff,1\n", b"1," + b"1" * 200_000 + b"\n"])

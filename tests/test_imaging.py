@@ -110,7 +110,10 @@ def test_dicom_files_of_a_folder_need_no_ending_and_other_files_are_counted(tmp_
     (tmp_path / ".Trash" / "old.png").write_bytes(b"")
     found = files_below(tmp_path)
     assert [path.name for path in found.images] == ["IM0001", "1.2.840.7"]
-    assert found.left_out_in_words() == ["1 file is not PNG, JPEG or DICOM and not used: 1 .tif"]
+    assert found.left_out_in_words() == [
+        "1 file is not PNG, JPEG or DICOM and not used: 1 .tif",
+        "hidden folders are not used: .Trash (1 image)",
+    ]
 
 
 def test_a_linked_folder_is_named_and_one_that_cannot_be_read_stops(

@@ -173,13 +173,18 @@ def test_folders_of_sites_make_clients_and_what_is_no_image_is_named(in_tmp: Pat
     Path("xrays/east/mass/.DS_Store").write_bytes(b"")
     Path("xrays/east/mass/._0.png").write_bytes(b"written by macOS")
     Path("xrays/north/mass").mkdir(parents=True)
+    Path("xrays/west/edema").mkdir()
+    write_images(in_tmp / "xrays", [f"west/.trash/mass/{n}.png" for n in range(2)])
+    write_images(in_tmp / "xrays", ["cover.png"])
     done = typed("init", "xrays", folder=in_tmp)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "the folder that it is in, normal for no finding; its site is the folder above" in said
     assert "1 file is not PNG, JPEG or DICOM and not used: 1 .tif" in said
     assert "1 hidden file is not used: ._0.png" in said
-    assert "no image that can be used is in north" in said
+    assert "no image that can be used is in north and west/edema" in said
+    assert "hidden folders are not used: west/.trash (2 images)" in said
+    assert "1 image is in no class's folder and not used: cover.png" in said
     assert "cannot be read" not in said
     assert "each site is a client: east" in said
     assert Experiment.read(Path("xrays.toml")).section("scenario")[0] == "by_site"
@@ -427,3 +432,30 @@ def test_a_path_that_lies_beside_the_experiment_file_and_not_here_is_found_and_n
     wrong_images = typed("run", "ward/a.toml", *images, folder=tmp_path)
     assert "no folder scans, from which the paths in the table start" in wrong_images.stderr
     assert "write ward/scans in that file" in wrong_images.stderr
+
+
+def test_a_second_row_that_contradicts_in_site_patient_or_split_is_no_plain_duplicate(
+    in_tmp: Path,
+) -> None:
+    names = [f"{number}.png" for number in range(40)]
+    write_images(in_tmp, names)
+    rows = [
+        [name, "AB"[n % 2], f"P{n}", "train" if n % 4 else "test", n // 2 % 2]
+        for n, name in enumerate(names)
+    ]
+    again = [
+        ["1.png", "A", "P1", "train", 0],
+        ["2.png", "A", "P9", "test", 0],
+        ["3.png", "B", "P3", "train", 1],
+        ["5.png", "", "P5", "train", 0],
+    ]
+    header = ["path", "site", "patient", "split", "Mass"]
+    write_table(in_tmp / "ward.csv", header, [*rows, *again])
+    done = typed("init", "ward.csv", folder=in_tmp)
+    said = " ".join(done.stdout.split())
+    start = "with a duplicate path"
+    site = f"1 {start} and a contradictory site (ward.csv line 42: 1.png, site A and before B)"
+    assert site in said, done.stderr
+    assert f"{start} and a contradictory label, patient and split (ward.csv line 43: 2.png" in said
+    assert "Mass, patient P9 and before P2, split test and before train)" in said
+    assert f"2 {start} (ward.csv line 44: 3.png; ward.csv line 45: 5.png)" in said

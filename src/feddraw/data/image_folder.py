@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddraw.data.imaging import is_dicom
@@ -20,12 +21,15 @@ class FolderFiles:
     others: tuple[Path, ...]
     links: tuple[Path, ...] = ()  # to folders, which may lead round in a circle
     # By their names images, as the `._scan.png` that macOS writes beside a `scan.png`. Other hidden
-    # files, and folders such as `.git`, are nowhere.
+    # files are nowhere.
     hidden: tuple[Path, ...] = ()
+    # Hidden folders with images, relative to the folder, and how many these are; others, such as
+    # `.git`, are nowhere.
+    hidden_folders: Mapping[str, int] = field(default_factory=dict)
 
     def left_out_in_words(self) -> list[str]:
         """A sentence each for files that are no images that can be read, by ending, for hidden
-        images and for links to folders.
+        images, for hidden folders with images and for links to folders.
         """
         sentences = []
         if self.others:
@@ -36,6 +40,12 @@ class FolderFiles:
             count = len(self.hidden)
             files = "1 hidden file is" if count == 1 else f"{count:,} hidden files are"
             sentences.append(f"{files} not used: {names}{more}")
+        if self.hidden_folders:
+            counts = [
+                f"{name} ({count:,} image{'s' * (count > 1)})"
+                for name, count in self.hidden_folders.items()
+            ]
+            sentences.append(f"hidden folders are not used: {join_names(counts)}")
         if self.links:
             names = join_names([path.name for path in self.links])
             sentences.append(f"links to folders are not followed: {names}")
@@ -59,7 +69,12 @@ def files_below(folder: Path) -> FolderFiles:
     others = []
     links = []
     hidden = []
+    hidden_folders = {}
     for place, below, names in os.walk(folder, onerror=_stop):
+        for name in sorted(name for name in below if name.startswith(".")):
+            hidden_folder = Path(place) / name
+            if count := _images_by_name(hidden_folder):
+                hidden_folders[hidden_folder.relative_to(folder).as_posix()] = count
         below[:] = sorted(name for name in below if not name.startswith("."))
         links += [path for path in (Path(place) / name for name in below) if path.is_symlink()]
         for name in sorted(names):
@@ -75,7 +90,22 @@ def files_below(folder: Path) -> FolderFiles:
                 images.append(path)
             else:
                 others.append(path)
-    return FolderFiles(tuple(images), tuple(others), tuple(links), tuple(hidden))
+    return FolderFiles(
+        images=tuple(images),
+        others=tuple(others),
+        links=tuple(links),
+        hidden=tuple(hidden),
+        hidden_folders=hidden_folders,
+    )
+
+
+def _images_by_name(folder: Path) -> int:
+    """How many files in a folder and below it have the ending of an image; nothing is opened, and
+    what may not be read has none.
+    """
+    return sum(
+        name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names
+    )
 
 
 def _stop(error: OSError) -> None:

@@ -24,6 +24,9 @@ from feddraw.data.label_cells import (
 from feddraw.text import grouped, join_names
 
 DUPLICATE = "with a duplicate path"
+NO_SITE = "(no site)"
+UNKNOWN_FACTS = {None, "", NO_SITE}
+CONTRADICTABLE = ("site", "patient", "group", "split")  # facts of an image beside its labels
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ class TableIntake:
         those of the table that it comes from.
         """
         if name in self.rows:
-            self.problems.append(self._duplicate(name, cells, columns, where))
+            labels = self._contradicted_labels(name, cells, columns)
+            self.problems.append(_duplicate(name, where, labels, self.rows[name], facts))
             return
         marks = []
         for finding in self.findings:
@@ -112,22 +116,16 @@ class TableIntake:
         self.rows[name] = facts
         self.marks.append(marks)
 
-    def _duplicate(
-        self, name: str, cells: Sequence[str], columns: LabelColumns, where: str
-    ) -> RowProblem:
-        """What a second row of an image is: one that says present where the first says absent, or
-        the reverse, contradicts it.
-        """
+    def _contradicted_labels(
+        self, name: str, cells: Sequence[str], columns: LabelColumns
+    ) -> list[str]:
+        """The findings that one row of an image calls present and another absent."""
         first = zip(self.findings, self.marks[self._places[name]], strict=True)
-        contradicted = [
+        return [
             finding
             for finding, mark in first
             if {mark, columns.mark(finding, cells)} == {PRESENT, ABSENT}
         ]
-        if not contradicted:
-            return RowProblem(DUPLICATE, where, name)
-        detail = f"{name}, {join_names(contradicted)}"
-        return RowProblem(f"{DUPLICATE} and a contradictory label", where, detail)
 
     def column(self, kind: str) -> list[str] | None:
         """The patient, site or group of every row; nothing where no row has one."""
@@ -161,6 +159,31 @@ class TableIntake:
     def _text_column(self, kind: str) -> NDArray[np.str_] | None:
         values = self.column(kind)
         return None if values is None else np.array(values, dtype=np.str_)
+
+
+def _duplicate(
+    name: str,
+    where: str,
+    labels: Sequence[str],
+    first: Mapping[str, Any],
+    again: Mapping[str, Any],
+) -> RowProblem:
+    """What is wrong with a second row of an image: also what of it contradicts the first, labels
+    or facts.
+    """
+    kinds = ["label"] if labels else []
+    details = [name, join_names(labels)] if labels else [name]
+    for kind in CONTRADICTABLE:
+        before = first.get(kind)
+        after = again.get(kind)
+        if before != after and not {before, after} & UNKNOWN_FACTS:
+            kinds.append(kind)
+            before, after = (SPLITS[fact] if kind == "split" else fact for fact in (before, after))
+            details.append(f"{kind} {after} and before {before}")
+    if not kinds:
+        return RowProblem(DUPLICATE, where, name)
+    what = f"{DUPLICATE} and a contradictory {join_names(kinds)}"
+    return RowProblem(what, where, ", ".join(details))
 
 
 def describe_row_problems(name: str, problems: Sequence[RowProblem], total: int) -> str:

@@ -17,15 +17,15 @@ import numpy as np
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
 from feddraw.data.label_cells import CellPolicy, cell_meanings
-from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
+from feddraw.data.label_table import NO_SITE, LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import split_own_rows
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
 from feddraw.errors import NoSuchPath, UserError, one_of
 from feddraw.system.file_reading import expanded_path
 from feddraw.text import distinct_ends, grouped, join_names
 
-NO_SITE = "(no site)"
 OUTSIDE_FOLDER = "without a path inside the folder"
+DOTS_IN_PATH = "with '..' in the path, which is refused also inside the folder: write it without"
 MISSING_COLUMNS = ("refuse", "unknown")
 
 
@@ -118,6 +118,12 @@ def path_inside_folder(path: str, root: Path | None) -> str | None:
     if any(len(part.encode(errors="replace")) > 255 for part in posix.parts):
         return None
     return str(posix)
+
+
+def _why_no_path(path: str) -> str:
+    """Why `path_inside_folder` refuses a path that is written down."""
+    parts = PurePosixPath(path.replace("\\", "/")).parts
+    return DOTS_IN_PATH if ".." in parts else OUTSIDE_FOLDER
 
 
 def _absolute(path: Path) -> Path:
@@ -305,7 +311,7 @@ def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake
             intake.problems.append(RowProblem("with more cells than columns", where, detail))
         elif path is None:
             detail = cells[layout.path].strip()[:80]
-            what = OUTSIDE_FOLDER if detail else "without a path"
+            what = _why_no_path(cells[layout.path]) if detail else "without a path"
             intake.problems.append(RowProblem(what, where, detail))
         elif layout.split is not None and split not in SPLIT_NAMES:
             what = "with a split other than train, validation, test"

@@ -4,6 +4,7 @@ one column of names, or from a folder with one subfolder per class.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def table_of_class_folders(folder: Path) -> ClassTable:
         content=_table_of_names(rows),
         notes=(
             _class_folders_in_words(rows),
+            *_images_without_class(folder, files.images),
             *_folders_without_images(folder, rows),
             *files.left_out_in_words(),
         ),
@@ -104,12 +106,28 @@ def _are_sites(rows: Sequence[Mapping[str, str]]) -> bool:
     return several and all(row["site"] for row in rows)
 
 
+def _images_without_class(folder: Path, images: Sequence[Path]) -> list[str]:
+    """A sentence about images that lie in the folder itself, and so in none of a class."""
+    names = [path.name for path in images if path.parent == folder]
+    if not names:
+        return []
+    files = "1 image is" if len(names) == 1 else f"{len(names):,} images are"
+    return [f"{files} in no class's folder and not used: {join_names(names)}"]
+
+
 def _folders_without_images(folder: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """A sentence about the first folders, often sites, that have no image, where there are some."""
-    with_images = {PurePosixPath(row["path"]).parts[0] for row in rows}
-    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-    names = [path.name for path in below if not path.name.startswith(".")]
-    empty = [name for name in names if name not in with_images]
+    """A sentence about folders, of a site or of a class, that have no image in them or below them,
+    where there are some; of such folders in one another the outermost is named.
+    """
+    paths = (PurePosixPath(row["path"]) for row in rows)
+    with_images = {parent for path in paths for parent in path.parents}
+    empty = []
+    for place, below, _ in os.walk(folder):
+        above = PurePosixPath(Path(place).relative_to(folder).as_posix())
+        shown = sorted(name for name in below if not name.startswith("."))
+        shown = [name for name in shown if not (Path(place) / name).is_symlink()]
+        empty += [str(above / name) for name in shown if above / name not in with_images]
+        below[:] = [name for name in shown if above / name in with_images]
     return [f"no image that can be used is in {join_names(empty)}"] if empty else []
 
 

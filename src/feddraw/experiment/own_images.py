@@ -15,7 +15,7 @@ import numpy as np
 from feddraw.data import own_tables
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_table import LabelTable, RowProblem
-from feddraw.data.own_tables import OUTSIDE_FOLDER
+from feddraw.data.own_tables import DOTS_IN_PATH, OUTSIDE_FOLDER
 from feddraw.errors import UserError
 
 TRYING_SECONDS = 5.0  # for decoding images, to see whether they can be read
@@ -62,7 +62,7 @@ def no_image_found(shown_as: Path, root: Path, table: LabelTable, images: str) -
         bad = table.problems[0]
         detail = f" ({bad.detail})" if bad.detail else ""
         why = f"{shown_as} has no row that can be used: {bad.where} {bad.what}{detail}"
-        if bad.what == OUTSIDE_FOLDER:
+        if bad.what in (OUTSIDE_FOLDER, DOTS_IN_PATH):
             why += "; give the folder that paths start from with `feddraw init --images FOLDER`"
         return why
     first = table.paths[0]

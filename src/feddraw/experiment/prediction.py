@@ -178,7 +178,7 @@ class ImageScoring:
         for row, path in enumerate(paths):
             try:
                 if path is None:
-                    raise BadImage("not a path inside the table's folder")
+                    raise BadImage("not a path inside the table's folder, or one with '..' in it")
                 images[row] = trained.recipe.apply(decode(path))
             except BadImage as why:
                 bad[row] = str(why)
