@@ -7,7 +7,7 @@ MINUTES ?= 10
 MUTANTS ?= 300
 BASE ?= 35e9a6b
 
-.PHONY: install demo test test-federation lint types faults fuzz mutants same-bits docs docs-test bench matrix dist clean
+.PHONY: install demo test test-federation test-track lint types faults fuzz mutants same-bits docs docs-test bench matrix dist clean
 
 install: .venv/installed
 
@@ -76,6 +76,15 @@ test-federation: .venv-federation/installed
 	FEDDRAW_FEDERATION=1 .venv-federation/bin/python -m pytest tests/federation tests/test_flower_deployment.py \
 		--numprocesses 3 --dist loadgroup --no-loadscope-reorder --durations 0
 
+# Experiment trackers, offline with the real packages, in an environment of their own: they bring many.
+.venv-track/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-track
+	$(subst .venv/,.venv-track/,$(PIP)) --editable '.[dev,flower,track]'
+	@touch $@
+
+test-track: .venv-track/installed
+	.venv-track/bin/python -m pytest tests/test_trackers.py
+
 # Every way to run every method, with the code of BASE and with this one, compared bit by bit; some eight minutes.
 # SAME_BITS='--quick', '--only serial,resume' or '--without secure' for a part of it.
 same-bits: .venv/installed-dev
@@ -97,4 +106,4 @@ dist:
 	$(PYTHON) tests/matrix/dist.py $(DIST)
 
 clean:
-	rm -rf .venv .venv-federation build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-federation .venv-track build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,7 @@ EXTRAS = (
     "dicom",
     "export",
     "flower",
-    "tensorboard",
+    "track",
 )  # for users; nvflare wants an environment of its own
 HEAD = """# Dependencies and their licences
 

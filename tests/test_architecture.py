@@ -237,11 +237,7 @@ def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_to
         "server",
         "results",
     }
-    numeric = [
-        f"feddraw.{name}"
-        for name in NAMES
-        if room_of(name) in rooms and name != "results.tensorboard"
-    ]
+    numeric = [f"feddraw.{name}" for name in NAMES if room_of(name) in rooms]
     numeric += [
         "feddraw.aggregation",
         "feddraw.analysis.metrics",

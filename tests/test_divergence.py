@@ -26,7 +26,8 @@ from feddraw.experiment.running import run
 from feddraw.flower import score_histograms
 from feddraw.results.metrics import Divergence
 from feddraw.results.recorded_run import read_run
-from feddraw.results.tensorboard import tensorboard_scalars
+from feddraw.results.round_log import RoundLine
+from feddraw.results.trackers import numbers_of_line
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.method_check import MadeUpFederation
 from feddraw.server.round import RoundRecord
@@ -105,9 +106,9 @@ def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_ro
     assert metrics["test"]["undefined"] == metrics["test"]["not_finite"] == findings
     assert "validation AUC undefined" in round_line(results[1])
     assert "diverged: the model's scores" in round_line(results[1])
-    board = tensorboard_scalars(results[1])
-    assert board["validation/findings without AUC"] == len(findings)
-    assert "validation/AUC" not in board
+    numbers = numbers_of_line(RoundLine.of(results[1]))
+    assert numbers["validation/findings without AUC"] == len(findings)
+    assert math.isnan(numbers["validation/AUC"])
     found = read_run(tmp_path / "run")
     assert found.diverged == Divergence(1, second["diverged"])
     assert any(

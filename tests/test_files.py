@@ -120,6 +120,8 @@ def test_only_figures_that_a_manifest_says_are_ours_and_unchanged_are_removed(
 LINKED = (
     "checkpoint",
     "tensorboard",
+    "wandb",
+    "tracked.json",
     "rounds.jsonl",
     "weights.csv",
     "metrics.json",

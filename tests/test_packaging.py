@@ -83,7 +83,7 @@ for name in ("flwr.simulation", "flwr.server", "ray", "nvflare"):  # what these 
     except ImportError:
         pass
 before = dict(os.environ), list(sys.argv), threading.active_count(), signal.getsignal(signal.SIGINT)
-optional = {"flwr", "nvflare", "ray", "tensorboard", "monai", "pydicom", "onnx", "onnxruntime", "fire"}
+optional = {"flwr", "nvflare", "ray", "tensorboard", "mlflow", "wandb", "monai", "pydicom", "onnx", "onnxruntime", "fire"}
 for module in pkgutil.walk_packages(feddraw.__path__, "feddraw.", onerror=lambda name: None):
     try:
         importlib.import_module(module.name)

@@ -20,6 +20,7 @@ from feddraw.errors import UserError, unknown
 PACKAGES = {
     "datasets": "feddraw.data.datasets",
     "scenarios": "feddraw.data.scenarios",
+    "trackers": "feddraw.results.trackers",
 }
 # packages with networks, which have the name that pip knows them by
 MODEL_PACKAGES = ("monai", "timm", "torchvision", "torchxrayvision", "transformers")

@@ -84,6 +84,7 @@ def write_and_show_report(
         with status_line("compiling paper.tex"):
             compiled = write_pdf(written)
     show_report(written)
+    show_report_to_trackers(written)
     if pdf:
         console().print(f"the paper's tables: {compiled}")
 
@@ -104,3 +105,13 @@ def show_report(written: WrittenReport) -> None:
     others = [written.markdown, written.tables, written.paper, written.results]
     names = ", ".join(path.name for path in others if path is not None)
     out.print(f"also {names} and figures/ beside it")
+
+
+def show_report_to_trackers(written: WrittenReport) -> None:
+    """Add the page to what a tracker has of the report's runs (`track`)."""
+    from feddraw.results.trackers import show_report as add_report
+
+    shown = [add_report(run.path, [written.page]) for run in written.report.collection.runs]
+    for name in sorted(set(filter(None, shown))):
+        runs = shown.count(name)
+        console().print(f"also in {name}, with {runs} run{'s' if runs > 1 else ''}")

@@ -32,6 +32,7 @@ from feddraw.experiment.settings import (
     Experiment,
     make_method,
 )
+from feddraw.results.trackers import check_tracker
 from feddraw.server.collectors import check_stream_limits
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import find_model, model_defaults
@@ -48,6 +49,7 @@ def complete_settings(experiment: Experiment) -> Experiment:
     device_names(experiment.devices)
     if ":" not in experiment.engine and experiment.engine not in catalog.names("engines"):
         raise unknown("engines", experiment.engine, catalog.names("engines"))
+    check_tracker(experiment.track)
     for section in (experiment.training, experiment.corruption, experiment.policy):
         section.check()
     experiment.keep.check(experiment.rounds)

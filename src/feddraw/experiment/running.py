@@ -33,7 +33,6 @@ from feddraw.results.round_log import EvaluatedRound
 from feddraw.results.run_facts import RunFacts
 from feddraw.results.run_folder import FinalScores, RunFolder
 from feddraw.results.run_reader import read_metrics
-from feddraw.results.tensorboard import check_tensorboard, tensorboard_log
 from feddraw.server.collectors import Streaming, Together
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy
@@ -112,9 +111,11 @@ def iterate(
     round. To stop before the end, stop asking; with `out` and `resume` it continues later.
     """
     experiment = complete_settings(experiment)
-    if experiment.tensorboard:
-        check_tensorboard()
     folder = None if out is None else RunFolder(Path(out))
+    if folder is not None:
+        folder.track(experiment.track, experiment.table())
+    elif experiment.track:
+        warnings.warn(f"{experiment.track} is shown nothing: the run has no folder", stacklevel=2)
     if _is_finished(folder, experiment, resume):  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
@@ -146,13 +147,11 @@ def _shown_rounds(
     progress: Progress | None,
     on_update: OnUpdate | None,
 ) -> Iterator[EvaluatedRound]:
-    """The rounds on the experiment's engine, told to `progress` and to TensorBoard as they come."""
+    """The rounds on the experiment's engine, told to `progress` as they come."""
     start = 0 if checkpoint is None else checkpoint.next_round
-    logged_to = folder.path if folder is not None and setup.experiment.tensorboard else None
     with (
         memory_shortage_told(setup.trainer),
         opened_engine(setup) as engine,
-        tensorboard_log(logged_to, start) as show,
     ):
         meter = RunProgress(setup, engine, start, progress)
         meter.tell()
@@ -165,7 +164,6 @@ def _shown_rounds(
         results = _carry_out_rounds(setup, engine, folder, checkpoint, count_update)
         for result in meter.over(results):
             meter.finished(result.round)
-            show(result)
             yield result
 
 

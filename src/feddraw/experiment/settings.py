@@ -86,7 +86,8 @@ class Experiment:
     # 0: one per core, at most one per client; on GPUs as many as their memory holds.
     workers: int = 0
     devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
-    tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
+    # show the run to a tracker as well: tensorboard, mlflow, wandb, or package.module:function
+    track: str = ""
 
     def __post_init__(self) -> None:
         for name in NAMED_SECTIONS:
@@ -188,7 +189,8 @@ class Experiment:
         `Experiment` imports nothing.
         """
         named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {
-            "engine": self.engine
+            "engine": self.engine,
+            "track": self.track,
         }
         for section, name in named.items():
             if ":" in name and not trust:

@@ -84,9 +84,10 @@ def verify(
             f"{path} is not finished: verify its first {done} rounds with --rounds, or finish it"
             " first"
         )
+    changes = {"track": "", **(changes or {})}  # the trial is shown to nobody
     with tempfile.TemporaryDirectory(prefix="feddraw-verify-") as folder:
         place = Path(folder) / "again"
-        for result in islice(iterate(experiment.with_settings(changes or {}), place), wanted):
+        for result in islice(iterate(experiment.with_settings(changes), place), wanted):
             if on_round is not None:
                 on_round(result)
         again = read_run(place)

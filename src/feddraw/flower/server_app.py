@@ -147,6 +147,7 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
         return ServerRun(federation, evaluation, None).carry_out(grid)
     folder = RunFolder(Path(federation.out))
     table = experiment.table()
+    folder.track(experiment.track, table)
     folder.begin(table, resume=federation.resume)
     evaluation = ServerEvaluation(experiment, federation.validation)
     with folder.locked():

@@ -123,6 +123,7 @@ class MethodStrategy(FedAvg):
         sites: Mapping[str, str | int] | None = None,
         rebind: bool = False,
         folder: Path | str | RunFolder | None = None,
+        track: str = "",
         resume: bool = False,
         keep_replies: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
@@ -147,6 +148,7 @@ class MethodStrategy(FedAvg):
             sites=sites or {},
             rebind=rebind,
             folder=run_folder_from(folder),
+            track=track,
             resume=resume,
             keep_replies=keep_replies,
             on_round=on_round,
@@ -171,6 +173,9 @@ class MethodStrategy(FedAvg):
             train_metrics_aggr_fn=train_metrics_aggr_fn or weighted_metric_means,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or weighted_metric_means,
         )
+        if options.folder is not None and track:
+            told = {"method": str(method), "seed": seed, "secure": secure}
+            options.folder.track(track, told)
         self.options = options
         self.rounds = rounds  # T; 0 before it is known
         self.history: list[RoundRecord] = []

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from feddraw.core import Method, Proxy
 from feddraw.errors import UserError, positive
 from feddraw.results.run_folder import RunFolder
+from feddraw.results.trackers import check_tracker
 from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
@@ -45,6 +46,7 @@ class StrategyOptions:
     rebind: bool = False  # on resume, names belong to whoever answers under them first
 
     folder: RunFolder | None = None  # ledger, log and checkpoint
+    track: str = ""  # with it: show the rounds to this tracker as well
     resume: bool = False  # from the folder's checkpoint, if there is one
     # leave tensors in the replies after they were read; None: only where others may look at them
     keep_replies: bool | None = None
@@ -68,6 +70,9 @@ class StrategyOptions:
                 f"rounds = {self.rounds} must be more than round_offset = {self.round_offset},"
                 " neither negative"
             )
+        check_tracker(self.track)
+        if self.track and self.folder is None:
+            raise UserError(f"track = {self.track!r} needs a folder: give folder=")
         self.policy.check_method(self.method)
         self.gate.check_method(self.method)
 

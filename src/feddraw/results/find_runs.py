@@ -10,7 +10,7 @@ from feddraw.errors import UserError
 from feddraw.text import folder_name
 
 # Folders in which no run is, or only such as belong to the run above them.
-SKIPPED_FOLDERS = ("checkpoint", "contribution", "figures", "tensorboard", "updates")
+SKIPPED_FOLDERS = ("checkpoint", "contribution", "figures", "tensorboard", "updates", "wandb")
 
 
 def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -> Path:

@@ -13,7 +13,7 @@ from feddraw.system.file_writing import toml_values
 
 # How a run is carried out. A run may be resumed with other values, and runs that differ in these
 # are the same run.
-EXECUTION_SETTINGS = ("engine", "workers", "devices", "tensorboard", "training.device")
+EXECUTION_SETTINGS = ("engine", "workers", "devices", "track", "training.device")
 # How exactly the processor computes. A run keeps them to its end. Tables do not tell runs apart by
 # them, and a note says where they differ, unless somebody compares them: the same run with several
 # values.

@@ -40,6 +40,7 @@ from feddraw.results.metrics import RunMetrics
 from feddraw.results.outcome_settings import dotted_settings, without_execution
 from feddraw.results.round_log import EvaluatedRound, RoundLine, first_divergence, read_round_log
 from feddraw.results.run_facts import RunFacts
+from feddraw.results.trackers import TRACKED_FILE, Tracking
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_toml
@@ -56,6 +57,8 @@ from feddraw.system.file_writing import (
     write_whole,
 )
 from feddraw.system.locks import lock_folder
+
+TRACKER_FOLDERS = ("tensorboard", "wandb")  # that trackers make in a run's folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +94,10 @@ class RunFolder:
         # only with `keep.updates`, and what `feddraw contribution` makes of them
         self.updates = path / "updates"
         self.contribution = path / "contribution"
+        # only with `track`: under which number the tracker knows the run
+        self.tracked = path / TRACKED_FILE
         self._held = False  # whether this object has the folder's lock
+        self._tracking = Tracking("", path, {})
 
     @property
     def _files(self) -> list[Path]:
@@ -153,7 +159,8 @@ class RunFolder:
         lead out.
         """
         files = [file for file in self._files if file != self.path]
-        for path in (self.checkpoint.parent, self.path / "tensorboard", *files):
+        folders = [self.path / name for name in TRACKER_FOLDERS]
+        for path in (self.checkpoint.parent, *folders, *files):
             refuse_link(path)
 
     def _refuse_unwritable(self) -> None:
@@ -162,6 +169,10 @@ class RunFolder:
             raise UserError(
                 f"cannot write to {self.path}: {parent} is not a folder that you may write to"
             )
+
+    def track(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Show what is written from now on to a tracker as well, until the lock is released."""
+        self._tracking = Tracking(name, self.path, dotted_settings(settings))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -174,7 +185,7 @@ class RunFolder:
             return
         with write_errors_told(self.path):
             make_folder(self.path, private=True)
-        with lock_folder(self.path):
+        with lock_folder(self.path), self._tracking:
             self._held = True
             try:
                 yield
@@ -226,12 +237,14 @@ class RunFolder:
 
     def add_line(self, line: RoundLine) -> None:
         append_to_log(self.rounds, line.text())
+        self._tracking.add_line(line)
 
     def replace_line(self, line: RoundLine) -> None:
         """The same round's line again, now that more is known of it."""
         others = [other for other in read_round_log(self.rounds) if other.round != line.round]
         lines = [*others, line]
         write_whole(self.rounds, "".join(line.text() for line in lines).encode())
+        self._tracking.add_line(line)
 
     def logged(self, round: int) -> bool:
         """Whether a round's line is in the log."""
@@ -244,6 +257,7 @@ class RunFolder:
         if pieces:
             header = [] if self.pieces.is_file() else [PIECE_COLUMNS]
             append_to_log(self.pieces, csv_text([*header, *piece_rows(pieces)]))
+        self._tracking.add_ledger(entries)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with write_errors_told(self.checkpoint):
@@ -296,6 +310,8 @@ class RunFolder:
         diverged = first_divergence(read_round_log(self.rounds))
         metrics = replace(scores.metrics, diverged=diverged)
         write_json(self.metrics, json_values(metrics.document()))
+        models = [self.model_file(name) for name in ("last", *scores.kept)]
+        self._tracking.add_files("model", [*models, self.settings, self.metrics])
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
