@@ -94,6 +94,8 @@ def test_safetensors_load_in_ten_lines(folder: Path) -> None:
 def test_monais_own_command_runs_the_bundle_on_new_images(folder: Path, tmp_path: Path) -> None:
     done = typed(folder / "run", "--out", folder / "monai", "--formats", "monai")
     assert done.exit_code == 0, done.output
+    for script in (folder / "monai" / "monai" / "scripts").glob("*.py"):
+        assert "from feddraw" not in script.read_text()
     new = tmp_path / "new"
     new.mkdir()
     for number, pixels in enumerate(images()[:3]):

@@ -22,8 +22,9 @@ def film(height=120, width=100, seed=0):
 
 
 def save_dicom(
-    path: Path, pixels, photometric="MONOCHROME2", *, window=None, frames=1, syntax=None
+    path: Path, pixels, photometric="MONOCHROME2", *, window=None, frames=1, syntax=None, **tags
 ):
+    """A DICOM file of 12 bits; `tags` are further ones by their keyword."""
     pydicom = pytest.importorskip("pydicom")
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
@@ -41,6 +42,8 @@ def save_dicom(
     if window:
         file.WindowCenter, file.WindowWidth = window
     file.PixelData = pixels.astype("<u2").tobytes()
+    for tag, value in tags.items():
+        setattr(file, tag, value)
     file.save_as(path, enforce_file_format=True)
 
 
@@ -51,25 +54,6 @@ def test_png_and_jpeg_of_every_mode_decode_to_the_same_grey(tmp_path):
         assert np.abs(decode(tmp_path / f"{mode}.png").astype(int) - grey).max() <= 1
     Image.fromarray(grey).save(tmp_path / "film.jpg", quality=95)
     assert np.abs(decode(tmp_path / "film.jpg").astype(int) - grey).mean() < 3
-
-
-def test_sixteen_bits_are_stretched_to_eight(tmp_path):
-    twelve = film().astype(np.uint16) * 16
-    Image.fromarray(twelve).save(tmp_path / "film.png")
-    found = decode(tmp_path / "film.png")
-    assert (found.min(), found.max()) == (0, 255)
-    assert np.corrcoef(found.ravel(), twelve.ravel())[0, 1] > 0.9999
-
-
-def test_dicom_is_windowed_and_its_inverse_inverted(tmp_path):
-    raw = film().astype(np.uint16) * 16
-    save_dicom(tmp_path / "a.dcm", raw)
-    save_dicom(tmp_path / "b.dcm", 4095 - raw, "MONOCHROME1")
-    assert np.abs(decode(tmp_path / "a.dcm").astype(int) - decode(tmp_path / "b.dcm")).max() <= 1
-    save_dicom(tmp_path / "c.dcm", raw, window=(1000, 400))
-    windowed = decode(tmp_path / "c.dcm")
-    assert (windowed[raw <= 800] == 0).all()
-    assert (windowed[raw >= 1200] == 255).all()
 
 
 def test_a_dicom_file_is_known_by_its_content_not_its_name(tmp_path):
@@ -173,7 +157,7 @@ def test_a_picture_with_too_many_pixels_is_refused_before_it_is_unpacked(tmp_pat
 
 @pytest.mark.parametrize("size", [28, 64, 224])
 def test_clahe_is_that_of_scikit_image(size):
-    image = resize(film(300, 300), size)
+    image = resize(film(300, 300), size, size)
     reference = equalize_adapthist(image, kernel_size=28, clip_limit=0.02)
     assert np.abs(clahe(image) - 255 * reference).max() <= 1
 
@@ -185,13 +169,13 @@ def test_a_flat_image_stays_as_it_is():
 
 def test_resizing_comes_before_clahe_and_gives_a_square():
     image = film(150, 90)
-    assert (Recipe(64, clahe=True).apply(image) == clahe(resize(image, 64))).all()
+    assert (Recipe(64, clahe=True).apply(image) == clahe(resize(image, 64, 64))).all()
     assert Recipe(32).apply(image).shape == (32, 32)
 
 
 def test_halving_keeps_the_mean():
     image = film(64, 64)
-    assert abs(resize(image, 32).mean() - image.mean()) < 1
+    assert abs(resize(image, 32, 32).mean() - image.mean()) < 1
 
 
 # ------------------------------------------------------------------------------------- augmentation

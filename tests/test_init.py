@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data.finding_counts import ClientCounts, class_notes
-from feddraw.data.imaging import require_pydicom_for
+from feddraw.data.image_folder import require_pydicom_for
 from feddraw.errors import UserError
 from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
 from feddraw.experiment.inspect_own_data import inspect_data
@@ -271,8 +271,10 @@ def test_images_that_cannot_be_read_are_left_out_by_the_command_that_init_ends_w
 
 def test_images_that_init_had_no_time_to_open_are_not_called_readable(in_tmp: Path) -> None:
     write_images(in_tmp, ["a.png", "b.png"])
-    assert try_images(in_tmp, ["a.png", "b.png"], seconds=-1.0) == ([], 0)
-    assert try_images(in_tmp, ["a.png", "b.png"]) == ([], 2)
+    assert try_images(in_tmp, ["a.png", "b.png"], seconds=-1.0) == ([], {})
+    problems, facts = try_images(in_tmp, ["a.png", "b.png"])
+    assert not problems
+    assert facts.keys() == {"a.png", "b.png"}
 
 
 def test_two_spellings_of_a_site_are_pointed_out(in_tmp: Path) -> None:
@@ -339,7 +341,7 @@ def test_dicom_without_an_ending_needs_pydicom_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "IM0001").write_bytes(bytes(128) + b"DICM")
-    monkeypatch.setattr("feddraw.data.imaging.installed", lambda name: False)
+    monkeypatch.setattr("feddraw.data.image_folder.installed", lambda name: False)
     with pytest.raises(UserError, match="pip install"):
         require_pydicom_for([tmp_path / "IM0001"])
     require_pydicom_for([tmp_path / "film.png"])

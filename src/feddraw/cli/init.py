@@ -72,6 +72,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
 
 def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
+    from feddraw.data.image_facts import differences_in_words, facts_table
     from feddraw.data.label_table import describe_row_problems
     from feddraw.experiment.init_own_data import clients_in_words
 
@@ -104,6 +105,10 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
     out.print(table(header[:shown], [row[:shown] for row in rows]))
     if inspected.images is not None:
         out.print(f"images: {inspected.images}")
+    header = ["images of", "opened", "files", "pixels", "colour"]
+    out.print(table(header, facts_table(inspected.facts), left=5))
+    for sentence in differences_in_words(inspected.facts):
+        out.print(f"note: {sentence}")
     for guess in inspected.guesses:
         out.print(f"note: {guess}")
     if any(counts[code] for counts in inspected.marks().values() for code in (-2, -1)):

@@ -48,7 +48,7 @@ def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
     for axes, image in zip(
         grid.flat, varied_examples(dataset.labels.values, rows * columns), strict=False
     ):
-        axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)
+        axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)  # colours as they are
         axes.set_title(
             findings_caption(truth[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7
         )

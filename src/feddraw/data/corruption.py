@@ -21,7 +21,7 @@ from feddraw.text import parse_pairs
 
 Rows = NDArray[np.intp]
 SiteRows = Mapping[str, Rows]  # by site
-Grey = NDArray[np.uint8]  # (images, height, width)
+Pixels = NDArray[np.uint8]  # (images, height, width), with three channels behind in colour
 
 ALTERED_TOGETHER = 1024  # images altered at a time
 ALTERATION_BOUNDS = {  # the lowest and highest value of each number
@@ -49,7 +49,7 @@ class Alteration:
     def of_images(self) -> bool:
         return replace(self, flip=0.0) != Alteration()
 
-    def altered_images(self, images: Grey, rng: np.random.Generator) -> Grey:
+    def altered_images(self, images: Pixels, rng: np.random.Generator) -> Pixels:
         """The images as this site has them: cut, blurred, then as its scanner shows them, with its
         noise.
         """
@@ -60,14 +60,15 @@ class Alteration:
             [self._altered(images[start : start + ALTERED_TOGETHER], rng) for start in starts]
         )
 
-    def _altered(self, images: Grey, rng: np.random.Generator) -> Grey:
+    def _altered(self, images: Pixels, rng: np.random.Generator) -> Pixels:
         grey = images.astype(np.float32) / np.float32(255)
         if self.crop:
             grey = _cropped(_cropped(grey, self.crop, axis=1), self.crop, axis=2)
         if self.blur:
             from scipy.ndimage import gaussian_filter
 
-            grey = gaussian_filter(grey, (0, self.blur, self.blur), mode="nearest")
+            along_axes = (0, self.blur, self.blur, 0)[: grey.ndim]
+            grey = gaussian_filter(grey, along_axes, mode="nearest")
         if self.gamma != 1:
             grey = grey ** np.float32(self.gamma)
         if self.contrast != 1:

@@ -102,11 +102,12 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Grey images with labels, and which are for training, validation and test."""
+    """Images with labels, and which are for training, validation and test."""
 
     name: str
-    # (n, height, width) bytes, memory-mapped where they come from a file; or floating features of
-    # them, in any shape, where clients train behind a frozen part of the network
+    # (n, height, width) bytes, or (n, height, width, 3) in colour, memory-mapped where they come
+    # from a file; or floating features of them, in any shape, where clients train behind a frozen
+    # part of the network
     images: NDArray[Any]
     labels: Labels
     # which images are for training, validation, test
@@ -123,6 +124,11 @@ class Dataset:
     def size(self) -> int:
         """Height and width in pixels."""
         return int(self.images.shape[1])
+
+    @property
+    def channels(self) -> int:
+        """Of images: 1 if they are grey, 3 in colour."""
+        return int(self.images.shape[3]) if self.images.ndim == 4 else 1
 
     def training_labels(self) -> Labels:
         """Labels of the training split, the only one that is split among clients."""

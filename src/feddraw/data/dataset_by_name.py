@@ -14,6 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddraw import catalog
 from feddraw.catalog import check_setting_types, own_function
 from feddraw.data.csv_sheet import CsvSheet
@@ -31,7 +33,7 @@ from feddraw.text import with_article
 # what the caller gives when it opens the data: no settings
 CALLER_ARGUMENTS = ("size", "progress", "estimate")
 # each may be text, a list or a table: no type to compare with that of the default
-CHECKED_WHERE_READ = ("findings", "normalize", "blank", "uncertain", "shares")
+CHECKED_WHERE_READ = ("findings", "normalize", "levels", "blank", "uncertain", "shares")
 
 
 def dataset_names() -> dict[str, str]:
@@ -55,6 +57,9 @@ def open_dataset(
     """
     function, from_name = find_dataset(name)
     defaults = _settings_of(function)
+    channels = options.get("channels", defaults.get("channels", 1))
+    if "channels" not in defaults:
+        options = {key: value for key, value in options.items() if key != "channels"}
     known = {key: default for key, default in defaults.items() if key not in CALLER_ARGUMENTS}
     lenient = {key: None for key in CHECKED_WHERE_READ if key in known}
     for key in options.keys() - known.keys():
@@ -78,7 +83,22 @@ def open_dataset(
             f"{name} must return a feddraw.data.dataset.Dataset, not"
             f" {with_article(type(dataset).__name__)}"
         )
+    _check_channels(name, dataset, channels)
     return dataset
+
+
+def _check_channels(name: str, dataset: Dataset, channels: object) -> None:
+    """Refuse images with other channels than the settings say; features have none."""
+    if dataset.images.dtype != np.uint8:
+        return
+    if dataset.images.shape[3:] not in ((), (3,)):
+        raise UserError(
+            f"{name} must return images of shape (n, height, width), or (n, height, width, 3) in"
+            f" colour, not {dataset.images.shape}"
+        )
+    if dataset.channels != channels:
+        kind = "grey" if dataset.channels == 1 else "in colour"
+        raise UserError(f"the images of {name} are {kind}: set data.channels = {dataset.channels}")
 
 
 def dataset_defaults(name: str) -> dict[str, Any]:

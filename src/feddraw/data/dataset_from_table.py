@@ -9,7 +9,6 @@ import os
 import time
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,9 @@ import numpy as np
 from feddraw.data import image_cache
 from feddraw.data.dataset import Dataset
 from feddraw.data.image_cache import FilesToCache, ImageSource, PreparedImages
+from feddraw.data.image_folder import require_pydicom_for
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization
-from feddraw.data.imaging import BadImage, require_pydicom_for
+from feddraw.data.imaging import BadImage
 from feddraw.data.label_table import (
     LabelTable,
     RowProblem,
@@ -36,8 +36,12 @@ TRIED_IMAGES = 24  # images that are decoded when a data set is only looked at
 log = logging.getLogger(__name__)
 
 
-def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePreparation) -> Dataset:
-    """The data set of image files under a folder."""
+def dataset_from_files(
+    name: str, root: Path, table: LabelTable, how: ImagePreparation, *, eight_bits: bool = False
+) -> Dataset:
+    """The data set of image files under a folder; `eight_bits` says that all are known to be PNG or
+    JPEG of 8 bits, which need not be opened to know that.
+    """
     total = len(table.labels) + len(table.problems)
     there: list[int] = []
     stamps: list[tuple[int, int]] = []
@@ -53,7 +57,15 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     refuse_bad_rows(name, table.problems, total, how)
     rows_by_split(name, table.split)
     require_pydicom_for(root / path for path in table.paths)
-    return prepared_dataset(name, table, FilesToCache(root, table.paths, tuple(stamps)), how)
+    files = FilesToCache(
+        root,
+        table.paths,
+        tuple(stamps),
+        channels=how.channels,
+        levels=how.recipe.levels,
+        eight_bits=eight_bits,
+    )
+    return prepared_dataset(name, table, files, how)
 
 
 def prepared_dataset(
@@ -67,8 +79,8 @@ def prepared_dataset(
             source, how.recipe, name, workers=how.processes, progress=how.progress
         )
         return assembled_dataset(name, table, prepared, how)
-    entry = image_cache.cache_entry(name, source.identity(), asdict(how.recipe))
-    finished = image_cache.open_finished_entry(entry, (len(source), how.size, how.size))
+    entry = image_cache.cache_entry(name, source.identity(), how.recipe.key())
+    finished = image_cache.open_finished_entry(entry, (len(source), *how.recipe.shape))
     if finished is not None:
         return assembled_dataset(name, table, finished, how)
     dataset = unprepared_dataset(name, table, source, how)
@@ -96,7 +108,7 @@ def unprepared_dataset(
     refuse_bad_rows(name, unread, len(rows), how)
     how.estimate.images += len(source)
     how.estimate.seconds += (time.perf_counter() - began) / len(rows) * len(source)
-    grey = np.broadcast_to(np.uint8(128), (len(source), how.size, how.size))
+    grey = np.broadcast_to(np.uint8(128), (len(source), *how.recipe.shape))
     splits = rows_by_split(name, table.split)
     return Dataset(name, grey, table.labels, splits, mean=PAPER_MEAN, std=PAPER_STD)
 

@@ -19,7 +19,7 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -28,7 +28,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.imaging import BadImage, Grey, Recipe, decode
+from feddraw.data.imaging import (
+    BadImage,
+    Levels,
+    Pixels,
+    Recipe,
+    decode,
+    has_levels_of_its_own,
+    header_of,
+)
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
 from feddraw.system.file_writing import (
@@ -45,6 +53,7 @@ from feddraw.text import bytes_in_words
 
 CACHE_FORMAT = 1  # raise it when the same settings give other pixels
 CHUNK = 128  # images prepared, written and logged together
+JPEG_SUFFIXES = (".jpg", ".jpeg")
 
 
 class ImageSource(Protocol):
@@ -52,28 +61,41 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, row: int) -> Grey: ...
+    def read(self, row: int) -> Pixels: ...
 
     def identity(self) -> Iterable[str]: ...
 
 
 @dataclass(frozen=True)
 class FilesToCache:
-    """Image files under a folder."""
+    """Image files under a folder, decoded with so many channels."""
 
     root: Path
     paths: tuple[str, ...]  # relative to the root
     stamps: tuple[tuple[int, int], ...]  # size and time of change
+    channels: int = 1
+    levels: Levels = ()
+    eight_bits: bool = False  # whether all are known to be PNG or JPEG of 8 bits
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, row: int) -> Grey:
-        return decode(self.root / self.paths[row])
+    def read(self, row: int) -> Pixels:
+        return decode(self.root / self.paths[row], self.channels, self.levels)
 
     def identity(self) -> Iterable[str]:
         for path, stamp in zip(self.paths, self.stamps, strict=True):
             yield f"{path}\n{stamp}"
+            if not self.eight_bits and self._has_levels_of_its_own(path):
+                yield "grey levels by the range that the file states"
+
+    def _has_levels_of_its_own(self, path: str) -> bool:
+        if path.lower().endswith(JPEG_SUFFIXES):
+            return False  # the only ones of which 8 bits are known without opening them
+        try:
+            return has_levels_of_its_own(header_of(self.root / path))
+        except OSError:  # its row will say why it cannot be read
+            return False
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
@@ -96,7 +118,7 @@ class CachedImages:
     def __len__(self) -> int:
         return len(mapped_images(self.entry / "images.npy"))
 
-    def read(self, row: int) -> Grey:
+    def read(self, row: int) -> Pixels:
         return np.asarray(mapped_images(self.entry / "images.npy")[row])
 
     def identity(self) -> Iterable[str]:
@@ -107,7 +129,7 @@ class CachedImages:
 class PreparedImages:
     """A finished entry."""
 
-    images: NDArray[np.uint8]  # (n, size, size), memory-mapped; black where the source is bad
+    images: NDArray[np.uint8]  # (n, *Recipe.shape), memory-mapped; black where the source is bad
     bad: dict[int, str]  # rows that could not be read, and why
     entry: Path
 
@@ -146,8 +168,8 @@ def prepare_images(
     progress: Progress | None = None,
 ) -> PreparedImages:
     """The prepared images, from the cache or made now; bad files are listed, not raised."""
-    entry = cache_entry(name, source.identity(), asdict(recipe))
-    shape = (len(source), recipe.size, recipe.size)
+    entry = cache_entry(name, source.identity(), recipe.key())
+    shape = (len(source), *recipe.shape)
     say = progress or no_progress
 
     def make(partial: Path) -> None:
@@ -172,7 +194,7 @@ def prepare_images(
             bad_rows |= done[start]
         write_entry_json(entry / "bad.json", bad_rows)
 
-    description = {"name": name, "format": CACHE_FORMAT, **asdict(recipe)}
+    description = {"name": name, "format": CACHE_FORMAT, **recipe.key()}
     return open_or_make_entry(entry, shape, description, make, say)
 
 
@@ -259,7 +281,7 @@ class CacheChunkJob:
     def __call__(self, start: int) -> dict[int, str]:
         """Prepare a chunk and write it where it belongs; gives the bad rows."""
         stop = min(start + CHUNK, len(self.source))
-        block = np.zeros((stop - start, self.recipe.size, self.recipe.size), dtype=np.uint8)
+        block = np.zeros((stop - start, *self.recipe.shape), dtype=np.uint8)
         bad = {}
         for row in range(start, stop):
             try:
@@ -268,7 +290,7 @@ class CacheChunkJob:
                 bad[row] = str(error)
         # written, not mapped: a full disk is then an error and not a dead process
         with open_file(self.target, "r+b", private=True) as file:
-            file.seek(self.offset + start * self.recipe.size**2)
+            file.seek(self.offset + start * block[0].nbytes)
             file.write(block.tobytes())
             file.flush()
             os.fsync(file.fileno())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddraw.data.imaging import is_dicom
 from feddraw.data.table_columns import IMAGE_SUFFIXES
+from feddraw.errors import UserError
+from feddraw.system.machine import installed
 from feddraw.text import join_names
 
 
@@ -111,3 +113,14 @@ def _images_by_name(folder: Path) -> int:
 def _stop(error: OSError) -> None:
     """A folder that may not be read may be a whole site: it is not passed over."""
     raise error
+
+
+def require_pydicom_for(paths: Iterable[Path]) -> None:
+    """Refuse DICOM files where pydicom, which reads them, is not installed; archives also write
+    them without an ending, so that only their content tells.
+    """
+    if installed("pydicom"):
+        return
+    strange = (path for path in paths if path.suffix.lower() not in (".png", ".jpg", ".jpeg"))
+    if any(path.suffix.lower() in (".dcm", ".dicom") or is_dicom(path) for path in strange):
+        raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

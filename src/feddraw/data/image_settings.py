@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.imaging import Recipe
-from feddraw.errors import UserError, is_list_of_numbers, not_negative
+from feddraw.data.imaging import FITS, Recipe
+from feddraw.errors import UserError, is_list_of_numbers, not_negative, one_of
 from feddraw.system.progress import Progress
 from feddraw.system.workers import limited_workers
 
@@ -39,6 +39,10 @@ class ImagePreparation:
 
     size: int = 224
     clahe: bool = False
+    channels: int = 1  # 3: red, green and blue
+    fit: str = "squash"  # what becomes of images that are not square: see `FITS`
+    # The values that become black and white in files of more than 8 bits; empty: each file's own.
+    levels: Sequence[float] = ()
     # "paper", "measured", or mean and standard deviation.
     normalize: str | Sequence[float] = "paper"
     skip_bad: bool = False
@@ -50,11 +54,30 @@ class ImagePreparation:
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 2048:
             raise UserError(f"data.size must be from 8 to 2048 pixels, not {self.size}")
+        if self.channels not in (1, 3):
+            raise UserError(f"data.channels must be 1 (grey) or 3 (colour), not {self.channels}")
+        one_of("data.fit", self.fit, tuple(FITS))
+        self._check_levels()
         not_negative("workers", self.workers)
+
+    def _check_levels(self) -> None:
+        if isinstance(self.levels, list | tuple) and not len(self.levels):
+            return
+        if not is_list_of_numbers(self.levels, 2) or not self.levels[0] < self.levels[1]:
+            raise UserError(
+                "data.levels must be the values that become black and white, such as [0, 4095], or"
+                f" [] for each file's own, not {self.levels!r}"
+            )
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.size, self.clahe)
+        return Recipe(
+            self.size,
+            self.clahe,
+            channels=self.channels,
+            fit=self.fit,
+            levels=tuple(float(value) for value in self.levels),
+        )
 
     @property
     def processes(self) -> int:

@@ -22,7 +22,7 @@ from feddraw.data import image_cache
 from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, FindingChoice, choose_findings
 from feddraw.data.image_cache import PreparedImages
-from feddraw.data.imaging import BadImage, Grey
+from feddraw.data.imaging import BadImage, Pixels
 from feddraw.data.label_table import LabelTable, RowProblem
 from feddraw.errors import UserError, first_line
 from feddraw.system.file_writing import open_file
@@ -191,11 +191,13 @@ class NpzArchive:
         height, width = first.shape[1:3]
         for member, split in zip(members, SPLIT_PREFIXES, strict=True):
             images = self.members[f"{split}_labels"].shape[0]
-            shapes = ((images, height, width), (images, height, width, 1))
+            grey = (images, height, width)
+            shapes = ((*grey, 3),) if first.shape[3:] == (3,) else (grey, (*grey, 1))
             if member.dtype != np.uint8 or member.shape not in shapes or height != width:
                 raise UserError(
                     f"{self.path}: {member.name} is {member.dtype} {member.shape}; needed are"
-                    f" square grey images of one byte per pixel: ({images}, side, side)"
+                    f" square images of bytes: ({images}, side, side), or ({images}, side, side, 3)"
+                    " in colour, alike in all splits"
                 )
         return PackedImages(self.path, members)
 
@@ -210,10 +212,23 @@ class PackedImages:
     members: Sequence[ArchiveMember]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def side(self) -> int:
+        """Height and width of an image in pixels."""
+        return self.members[0].shape[1]
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.members[0].shape[3:] == (3,) else 1
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        square = (self.side, self.side)
+        return square if self.channels == 1 else (*square, self.channels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
         """Of all images together, at the size they have."""
-        height, width = self.members[0].shape[1:3]
-        return sum(member.shape[0] for member in self.members), height, width
+        return sum(member.shape[0] for member in self.members), *self.image_shape
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -226,21 +241,21 @@ class PackedImages:
         """Where the unpacked images are in the cache, or will be."""
         return image_cache.cache_entry(self.path.stem, self.identity(), {"unpacked": True})
 
-    def read(self, row: int) -> Grey:
+    def read(self, row: int) -> Pixels:
         """One of the first images of the row's split, which needs only the beginning to be
         unpacked.
         """
         ends = accumulate(member.shape[0] for member in self.members)
         member = next(member for member, end in zip(self.members, ends, strict=True) if row < end)
-        images, side = member.shape[:2]
-        place = row % min(16, images)
+        place = row % min(16, member.shape[0])
+        size = int(np.prod(self.image_shape))
         try:
             with zipfile.ZipFile(self.path) as file, file.open(f"{member.name}.npy") as stream:
-                stream.read(member.skip + place * side * side)
-                pixels = np.frombuffer(stream.read(side * side), np.uint8)
+                stream.read(member.skip + place * size)
+                pixels = np.frombuffer(stream.read(size), np.uint8)
         except _ARCHIVE_DAMAGE as error:
             raise BadImage(first_line(error)) from error
-        return pixels.reshape(side, side)
+        return pixels.reshape(self.image_shape)
 
     def unpack(self, progress: Progress | None) -> PreparedImages:
         """All images as one memory-mapped array in the cache, at the size they have."""

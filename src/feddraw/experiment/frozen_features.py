@@ -56,11 +56,12 @@ class Backbone:
     side: int  # of an image in pixels
     tensors: Arrays
     device: str = "cpu"
+    channels: int = 1
 
     def extractor(self) -> FeatureExtractor:
         """What computes features, in evaluation mode."""
         module, classifier = self.build()
-        cut = find_cut(module, classifier, self.layer, self.side, self.projection)
+        cut = find_cut(module, classifier, self.layer, self.side, self.projection, self.channels)
         needed = module.state_dict()
         state = {
             name: torch.from_numpy(np.array(values)).reshape(needed[name].shape)
@@ -89,7 +90,8 @@ class FeaturePass:
         """The features of the image of noise."""
         extractor = self.extractor
         with one_thread(), torch.inference_mode():
-            features = extractor(noise_image(self.backbone.side).to(self.backbone.device))
+            noise = noise_image(self.backbone.side, channels=self.backbone.channels)
+            features = extractor(noise.to(self.backbone.device))
             return np.asarray(features[0].float().cpu().contiguous().numpy())
 
     def of_batch(self, rows: Rows) -> Features:
@@ -182,6 +184,7 @@ def backbone_of(experiment: Experiment, build: Build, tensors: Arrays) -> Backbo
         side=int(experiment.section("data")[1]["size"]),
         tensors=tensors,
         device=experiment.training.device,
+        channels=experiment.channels,
     )
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from feddraw.core.schedules import ROUNDS
+from feddraw.data.image_facts import ImageFacts, fitting_channels, fitting_shape
 from feddraw.data.label_cells import ABSENT, BLANK, PRESENT, UNCERTAIN
 from feddraw.data.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData
@@ -169,12 +170,25 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
         rows = "the row" if bad == 1 else f"the {bad:,} rows"
         yield toml_line("skip_bad", False, f"true leaves out {rows} that cannot be used")
     yield toml_line("size", chosen.size, "height and width in pixels")
+    yield from _pixel_settings([image for facts in inspected.facts.values() for image in facts])
     yield toml_line("clahe", False, "equalise contrast, as the paper does")
     yield toml_line(
         "normalize",
         "measured",
         "mean and spread of the training images; or paper, for the paper's values",
     )
+
+
+def _pixel_settings(facts: Sequence[ImageFacts]) -> Iterator[str]:
+    """Channels, shape and grey levels, as fits the files that were opened."""
+    channels = fitting_channels(facts)
+    kinds = {1: "1: grey, 3: colour", 3: "3: colour, 1: grey (luminance)"}
+    yield toml_line("channels", channels, f"{kinds[channels]}; networks must take as many")
+    fit = fitting_shape(facts)
+    square = "images are square" if fit == "squash" else "images are not all square"
+    yield toml_line("fit", fit, f"{square}; squash stretches, pad adds black, crop cuts")
+    rule = "16-bit PNG by its full range, DICOM by its window or else by all it can store"
+    yield toml_line("levels", [], f"{rule}; or [black, white]")
 
 
 def init_scenario_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:

@@ -21,7 +21,8 @@ from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
 from feddraw.data.finding_counts import ClientCounts, class_notes
-from feddraw.data.imaging import require_pydicom_for
+from feddraw.data.image_facts import FactsBySite, ImageFacts
+from feddraw.data.image_folder import require_pydicom_for
 from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN
 from feddraw.data.label_table import DUPLICATE, LabelTable, RowProblem
 from feddraw.data.own_tables import OwnTable
@@ -66,6 +67,7 @@ class InspectedData:
     files: int  # images whose file is there
     tried: int  # of these, how many were opened
     pixels: int  # the shorter side of the first image
+    facts: FactsBySite  # what the opened images are
 
     @property
     def sites(self) -> dict[str, int]:
@@ -236,7 +238,7 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
     present_paths = [path for path in table.paths if path not in missing_paths]
     require_pydicom_for(root / path for path in present_paths)
     pixels = first_image_side(root, present_paths)
-    unread, tried = try_images(root, present_paths)
+    unread, facts = try_images(root, present_paths)
     of_rows = table.labels.sites
     named_sites = () if of_rows is None else tuple(dict.fromkeys(of_rows.tolist()))
     bad_paths = missing_paths | {problem.where for problem in unread}
@@ -253,9 +255,21 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
         named_sites=named_sites,
         guesses=tuple(own_tables.guesses_in_words(sources, file_names)),
         files=len(present_paths),
-        tried=tried,
+        tried=len(facts) + len(unread),
         pixels=pixels,
+        facts=_by_site(table, facts),
     )
+
+
+def _by_site(table: LabelTable, facts: Mapping[str, ImageFacts]) -> dict[str, list[ImageFacts]]:
+    """What the opened images are, by their site."""
+    sites = table.labels.sites
+    names = ["all"] * len(table.paths) if sites is None else sites.tolist()
+    by_site: dict[str, list[ImageFacts]] = {name: [] for name in sorted(set(names))}
+    for path, name in zip(table.paths, names, strict=True):
+        if path in facts:
+            by_site[name].append(facts[path])
+    return by_site
 
 
 def _column_name(sources: Sequence[OwnTable], kind: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from feddraw.data import own_tables
+from feddraw.data.image_facts import ImageFacts, look_at
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_table import LabelTable, RowProblem
 from feddraw.data.own_tables import DOTS_IN_PATH, OUTSIDE_FOLDER
@@ -88,22 +89,21 @@ def first_image_side(folder: Path, paths: Iterable[str]) -> int:
 
 def try_images(
     folder: Path, paths: Sequence[str], seconds: float = TRYING_SECONDS
-) -> tuple[list[RowProblem], int]:
+) -> tuple[list[RowProblem], dict[str, ImageFacts]]:
     """Decode as many images as the time allows, from all parts of the table: which cannot be read,
-    and how many were tried.
+    and what the others are, by path.
     """
     until = time.monotonic() + seconds
-    tried = 0
+    facts: dict[str, ImageFacts] = {}
     bad = {}
     for place in np.random.default_rng(0).permutation(len(paths)).tolist():
         if time.monotonic() > until:
             break
-        tried += 1
         try:
-            decode(folder / paths[place])
+            facts[paths[place]] = look_at(folder / paths[place])
         except BadImage as error:
             bad[place] = str(error)
     problems = [
         RowProblem("that cannot be read", paths[place], why) for place, why in sorted(bad.items())
     ]
-    return problems, tried
+    return problems, facts

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
-from feddraw.data.image_folder import files_below
-from feddraw.data.imaging import BadImage, decode, require_pydicom_for
+from feddraw.data.image_folder import files_below, require_pydicom_for
+from feddraw.data.imaging import BadImage
 from feddraw.data.own_tables import path_inside_folder
 from feddraw.data.table_columns import path_column
 from feddraw.errors import UserError
@@ -173,13 +173,13 @@ class ImageScoring:
         """Decode, prepare and score a chunk; gives the scores and the rows that cannot be read."""
         trained = _loaded_model(self.run, self.model, self.trust)
         paths = self.paths[start : start + SCORED_CHUNK]
-        images = np.zeros((len(paths), trained.recipe.size, trained.recipe.size), np.uint8)
+        images = np.zeros((len(paths), *trained.recipe.shape), np.uint8)
         bad: dict[int, str] = {}
         for row, path in enumerate(paths):
             try:
                 if path is None:
                     raise BadImage("not a path inside the table's folder, or one with '..' in it")
-                images[row] = trained.recipe.apply(decode(path))
+                images[row] = trained.recipe.of_file(path)
             except BadImage as why:
                 bad[row] = str(why)
         scores = trained.scores(images)

@@ -363,6 +363,7 @@ def trained_builder(experiment: Experiment, classes: int) -> Build:
         build,
         experiment.frozen,
         int(experiment.section("data")[1]["size"]),
+        channels=experiment.channels,
         projection=bool(settings.get("projection", 0)),
         from_features=experiment.trains_on_features,
     )
@@ -377,6 +378,7 @@ def network_builder(experiment: Experiment, classes: int) -> Build:
         classes,
         settings,
         side=int(experiment.section("data")[1].get("size", 0)),
+        channels=experiment.channels,
     )
 
 

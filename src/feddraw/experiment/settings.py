@@ -113,6 +113,11 @@ class Experiment:
         return name, {key: v for key, v in settings.items() if key not in FEATURE_SETTINGS}
 
     @property
+    def channels(self) -> int:
+        """Of its images: 1 if they are grey, 3 in colour."""
+        return 3 if self.section("data")[1].get("channels") == 3 else 1
+
+    @property
     def frozen(self) -> str:
         """Where the network is cut: everything before this layer is frozen; empty: nowhere."""
         return str(self.section("model")[1].get("frozen", ""))

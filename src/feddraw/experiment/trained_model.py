@@ -163,7 +163,13 @@ def _recipe(experiment: Experiment) -> Recipe:
             f"the images of this run come from code ({name}), which alone knows how they were"
             " prepared"
         )
-    return Recipe(int(settings["size"]), bool(settings.get("clahe", False)))
+    return Recipe(
+        int(settings["size"]),
+        bool(settings.get("clahe", False)),
+        channels=experiment.channels,
+        fit=str(settings.get("fit", "squash")),
+        levels=tuple(settings.get("levels", ())),
+    )
 
 
 def _normalisation(run: RecordedRun, experiment: Experiment) -> tuple[float, float]:

@@ -46,13 +46,14 @@ def scorer_of_graph(graph: Callable[[Tensor], Tensor]) -> Scorer:
 
 def example_input(trained: TrainedModel) -> Tensor:
     """Two black images, to trace a graph with."""
-    size = trained.recipe.size
-    return torch.zeros(2, 1, size, size)
+    recipe = trained.recipe
+    return torch.zeros(2, recipe.channels, recipe.size, recipe.size)
 
 
 def graph_input(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Images (n, height, width) as a graph takes them: (n, 1, height, width)."""
-    return images[:, None].astype(np.float32)
+    """Images as a graph takes them: (n, channels, height, width)."""
+    channels_first = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(channels_first, np.float32)
 
 
 def model_description(trained: TrainedModel) -> dict[str, Any]:
@@ -62,12 +63,18 @@ def model_description(trained: TrainedModel) -> dict[str, Any]:
     return {
         "findings": list(trained.findings),
         "thresholds": json_values(thresholds),
-        "input": f"(n, 1, {recipe.size}, {recipe.size}) float32, grey levels 0 to 255",
+        "input": (
+            f"(n, {recipe.channels}, {recipe.size}, {recipe.size}) float32,"
+            f" {'grey levels' if recipe.channels == 1 else 'red, green and blue'} 0 to 255"
+        ),
         "output": (
             "(n, findings) probabilities; a finding is called if its probability is at least the"
             " threshold"
         ),
         "size": recipe.size,
+        "channels": recipe.channels,
+        "fit": recipe.fit,
+        "levels": list(recipe.levels),
         "clahe": recipe.clahe,
         "clahe_kernel": recipe.kernel,
         "clahe_clip": recipe.clip,

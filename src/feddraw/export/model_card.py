@@ -229,11 +229,24 @@ def _weights(trained: TrainedModel, sites: Sites) -> Iterator[str]:
 
 def _input(trained: TrainedModel) -> Iterator[str]:
     recipe = trained.recipe
-    steps = [f"resized to {recipe.size} × {recipe.size} pixels (Pillow, antialiased bilinear)"]
+    square = f"{recipe.size} × {recipe.size} pixels"
+    fits = {
+        "squash": f"resized to {square}",
+        "pad": f"resized in its own proportions, with black beside it, to {square}",
+        "crop": f"its middle square resized to {square}",
+    }
+    steps = [f"{fits[recipe.fit]} (Pillow, antialiased bilinear)"]
     if recipe.clahe:
         steps.append(f"CLAHE (scikit-image, kernel {recipe.kernel}, clip {recipe.clip:g})")
-    steps.append(f"grey level / 255 less {trained.mean:.6g}, divided by {trained.std:.6g}")
-    yield f"One grey image: {'; then '.join(steps)}."
+    steps.append(f"each level / 255 less {trained.mean:.6g}, divided by {trained.std:.6g}")
+    kind = "grey image" if recipe.channels == 1 else "image in colour (red, green, blue)"
+    yield f"One {kind}: {'; then '.join(steps)}."
+    own = "by its window (VOI), or without one by all values that it can store, rescaled"
+    rule = f"a 16-bit PNG by its full range, DICOM {own}"
+    if recipe.levels:
+        low, high = recipe.levels
+        rule = f"files of more than 8 bits from {low:g} (black) to {high:g} (white)"
+    yield f"Black and white: 8 bits as they are, {rule}. No image is stretched by its own values."
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

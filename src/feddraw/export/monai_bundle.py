@@ -44,7 +44,7 @@ import numpy as np
 import torch
 
 from scripts.csv_cells import to_csv_cell
-from scripts.imaging import BadImage, Recipe, decode
+from scripts.imaging import BadImage, Recipe
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 
@@ -63,7 +63,15 @@ def files(images):
 def write_scores(network, images, output, model):
     """One row per image: each finding's probability and call, and in the last column why there is none."""
     model = json.loads(Path(model).read_text(encoding="utf-8"))
-    recipe = Recipe(model["size"], model["clahe"], model["clahe_kernel"], model["clahe_clip"])
+    recipe = Recipe(
+        model["size"],
+        model["clahe"],
+        model["clahe_kernel"],
+        model["clahe_clip"],
+        channels=model["channels"],
+        fit=model["fit"],
+        levels=tuple(model["levels"]),
+    )
     findings = model["findings"]
     limits = [model["thresholds"][name] for name in findings]
     with open(output, "w", newline="", encoding="utf-8") as file:
@@ -72,12 +80,13 @@ def write_scores(network, images, output, model):
         table.writerow(["image", *names, "problem"])
         for path in files(images):
             try:
-                prepared = recipe.apply(decode(path))
+                prepared = recipe.of_file(path).reshape(recipe.size, recipe.size, recipe.channels)
             except BadImage as why:
                 table.writerow([to_csv_cell(str(path)), *[""] * (2 * len(findings)), why])
                 continue
             with torch.no_grad():
-                scores = network(torch.from_numpy(prepared[None, None].astype(np.float32)))[0].tolist()
+                pixels = prepared.transpose(2, 0, 1)[None].astype(np.float32)
+                scores = network(torch.from_numpy(pixels))[0].tolist()
             calls = ["" if limit is None else int(score >= limit) for score, limit in zip(scores, limits)]
             table.writerow([to_csv_cell(str(path)), *(cell for pair in zip(scores, calls) for cell in pair), ""])
 '''
@@ -127,17 +136,18 @@ def inference_config() -> dict[str, Any]:
 
 def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
     """The bundle's `metadata.json`, by MONAI's schema."""
-    size = trained.recipe.size
+    recipe = trained.recipe
+    names = ["grey"] if recipe.channels == 1 else ["red", "green", "blue"]
     image = {
         "type": "image",
         "format": "magnitude",
         "modality": "DX",
-        "num_channels": 1,
-        "spatial_shape": [size, size],
+        "num_channels": recipe.channels,
+        "spatial_shape": [recipe.size, recipe.size],
         "dtype": "float32",
         "value_range": [0, 255],
         "is_patch_data": False,
-        "channel_def": {"0": "grey"},
+        "channel_def": {str(place): name for place, name in enumerate(names)},
     }
     probabilities = {
         "type": "probabilities",

@@ -84,7 +84,7 @@ def export_run(
     if data is not None:
         images = CheckImages(data.dataset.images, data.dataset.rows["test"], of_test=True)
     else:
-        images = random_images(trained.recipe.size)
+        images = random_images(trained.recipe.shape)
     expected = images.scored(trained.scores, "scoring with the run's model", progress)
     make_folder(out)
     checks = []
@@ -152,10 +152,10 @@ class CheckImages:
         return np.concatenate(blocks)
 
 
-def random_images(size: int) -> CheckImages:
-    """Noise, for a check where the run's images are not here."""
-    shape = (IMAGES_AT_A_TIME, size, size)
-    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+def random_images(shape: tuple[int, ...]) -> CheckImages:
+    """Noise in the shape of an image, for a check where the run's images are not here."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (IMAGES_AT_A_TIME, *shape), dtype=np.uint8)
     return CheckImages(images, np.arange(IMAGES_AT_A_TIME), of_test=False)
 
 

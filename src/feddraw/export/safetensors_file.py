@@ -19,9 +19,9 @@ from feddraw.training.network_by_name import build_network  # pip install feddra
 
 here = Path(__file__).parent
 about = json.loads((here / "model.json").read_text())
-network, _ = build_network(about["network"]["name"], len(about["findings"]), about["network"]["settings"])
+network, _ = build_network(about["network"]["name"], len(about["findings"]), about["network"]["settings"], channels=about["channels"])
 network.load_state_dict(load_file(here / "model.safetensors"))
-network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, 1, size, size); out: logits
+network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, channels, size, size); out: logits
 """
 
 

@@ -1,4 +1,4 @@
-"""Our own small DenseNet: about 50,000 parameters, one grey channel."""
+"""Our own small DenseNet: about 50,000 parameters, for grey images or colour."""
 
 from __future__ import annotations
 
@@ -42,12 +42,18 @@ class Compact(nn.Module):
 
     classifier_name = "classifier"
 
-    def __init__(self, classes: int, growth: int, layers: tuple[int, ...] = (2, 3, 3)) -> None:
+    def __init__(
+        self,
+        classes: int,
+        growth: int,
+        layers: tuple[int, ...] = (2, 3, 3),
+        in_channels: int = 1,
+    ) -> None:
         super().__init__()
         if not 1 <= growth <= MOST_GROWTH:
             raise UserError(f"model.growth must be from 1 to {MOST_GROWTH}, not {growth}")
         channels = growth
-        first = nn.Conv2d(1, channels, 5, stride=2, padding=2, bias=False)
+        first = nn.Conv2d(in_channels, channels, 5, stride=2, padding=2, bias=False)
         body: list[nn.Module] = [first, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
         for block, depth in enumerate(layers):
             if block:
@@ -65,6 +71,6 @@ class Compact(nn.Module):
         return logits
 
 
-def compact(classes: int, growth: int = 16) -> nn.Module:
-    """Our own small DenseNet, one grey channel, trained from scratch."""
-    return Compact(classes, growth)
+def compact(classes: int, growth: int = 16, in_channels: int = 1) -> nn.Module:
+    """Our own small DenseNet, for grey images or colour, trained from scratch."""
+    return Compact(classes, growth, in_channels=in_channels)

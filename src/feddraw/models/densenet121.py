@@ -23,7 +23,7 @@ IMAGENET_URL = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
 
 
 def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
-    """MONAI's DenseNet121, 7 million parameters; the grey image is repeated into three channels.
+    """MONAI's DenseNet121, 7 million parameters; a grey image is repeated into three channels.
 
     `weights`: "imagenet" (downloaded once by torch), "none", or the path of torchvision's weights
     file.

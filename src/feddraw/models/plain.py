@@ -20,11 +20,11 @@ class Plain(nn.Module):
 
     classifier_name = "classifier"
 
-    def __init__(self, classes: int, width: int) -> None:
+    def __init__(self, classes: int, width: int, in_channels: int = 1) -> None:
         super().__init__()
         if not 1 <= width <= MOST_WIDTH:
             raise UserError(f"model.width must be from 1 to {MOST_WIDTH}, not {width}")
-        channels = (1, width, 2 * width, 4 * width)
+        channels = (in_channels, width, 2 * width, 4 * width)
         body: list[nn.Module] = []
         for step, (before, after) in enumerate(itertools.pairwise(channels)):
             kernel = 3 if step else 5
@@ -39,6 +39,6 @@ class Plain(nn.Module):
         return logits
 
 
-def plain(classes: int, width: int = 16) -> nn.Module:
-    """Three convolutions, one grey channel, trained from scratch."""
-    return Plain(classes, width)
+def plain(classes: int, width: int = 16, in_channels: int = 1) -> nn.Module:
+    """Three convolutions, for grey images or colour, trained from scratch."""
+    return Plain(classes, width, in_channels)

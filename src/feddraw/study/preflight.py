@@ -112,7 +112,8 @@ class StudySurvey:
         """Equal for runs with the same network on the same kind of device."""
         experiment = planned.completed
         findings = len(self.dataset(experiment).findings)
-        return json.dumps([findings, experiment.model, experiment.training.device])
+        network = [findings, experiment.channels, experiment.model]
+        return json.dumps([*network, experiment.training.device])
 
     def obstacle_lines(self) -> list[str]:
         """Each obstacle in a line."""

@@ -45,7 +45,13 @@ class TimedClient:
 
     @staticmethod
     def with_made_up_images(
-        method: Method, build: Build, training: Training, size: int, findings: int, images: int
+        method: Method,
+        build: Build,
+        training: Training,
+        size: int,
+        findings: int,
+        images: int,
+        channels: int = 1,
     ) -> TimedClient:
         """One client with random images of `size` pixels across, or random features where the
         network takes these.
@@ -53,7 +59,7 @@ class TimedClient:
         rng = np.random.default_rng(0)
         order = np.arange(images)
         examples = Examples(
-            images=_made_up_inputs(build, size, images, rng),
+            images=_made_up_inputs(build, (size, size, channels), images, rng),
             targets=rng.integers(0, 2, (images, findings)).astype(np.float32),
             groups=(order % 2).astype(np.int8),
             patients=order,
@@ -116,7 +122,9 @@ class TimedClient:
         return peak_memory()
 
 
-def _made_up_inputs(build: Build, size: int, images: int, rng: np.random.Generator) -> NDArray[Any]:
+def _made_up_inputs(
+    build: Build, image: tuple[int, int, int], images: int, rng: np.random.Generator
+) -> NDArray[Any]:
     """Random images, or random features of the shape that a network without its frozen part
     takes.
     """
@@ -124,4 +132,5 @@ def _made_up_inputs(build: Build, size: int, images: int, rng: np.random.Generat
         module, _ = build()
         assert isinstance(module, TrainedPart)
         return rng.standard_normal((images, *module.cut.shape), np.float32)
-    return rng.integers(0, 256, (images, size, size), np.uint8)
+    shape = image if image[2] == 3 else image[:2]
+    return rng.integers(0, 256, (images, *shape), np.uint8)

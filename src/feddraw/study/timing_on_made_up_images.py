@@ -40,8 +40,9 @@ def network_profile(experiment: Experiment) -> str:
     for name in ("epochs", "work", "steps", "device", "lr"):
         del training[name]
     size = experiment.section("data")[1]["size"]
+    image = [size] if experiment.channels == 1 else [size, experiment.channels]
     inputs = ["features"] if experiment.trains_on_features else []
-    return json.dumps([experiment.model, size, training, *inputs], sort_keys=True)
+    return json.dumps([experiment.model, *image, training, *inputs], sort_keys=True)
 
 
 def method_profile(method: Method) -> str:
@@ -74,7 +75,8 @@ def time_experiments(
 def without_data(experiment: Experiment) -> Experiment:
     """The experiment on phantoms of the same size, for which a worker needs no files."""
     settings = experiment.section("data")[1]
-    kept = {key: settings[key] for key in ("size", *FEATURE_SETTINGS) if key in settings}
+    kinds = ("size", "channels", *FEATURE_SETTINGS)
+    kept = {key: settings[key] for key in kinds if key in settings}
     return complete_settings(replace(experiment, data={"name": "phantom", **kept}, engine="serial"))
 
 
@@ -124,6 +126,7 @@ def time_experiment(experiment: Experiment, findings: int, seconds: float) -> St
         size=experiment.section("data")[1]["size"],
         findings=findings,
         images=2 * training.batch_size,
+        channels=experiment.channels,
     )
     client.work(2, 1)  # the first step allocates memory and chooses algorithms
     client.forget_peak()

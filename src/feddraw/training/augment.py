@@ -22,8 +22,8 @@ def augment(
     translation: float = 0.09,
     scale: tuple[float, float] = (0.95, 1.05),
 ) -> Tensor:
-    """(b, 1, h, w) square images, each turned by up to `rotation` degrees, shifted by a share of
-    its side, zoomed.
+    """(b, channels, h, w) square images, each turned by up to `rotation` degrees, shifted by a
+    share of its side, zoomed.
     """
     turn, zoom, right, down = torch.rand(4, len(images), generator=generator)
     angle = math.radians(rotation) * (2 * turn - 1)

@@ -23,25 +23,25 @@ LEAST_SCORE_CHANGE = 1e-4  # a change of a score, where a layer's output is rais
 SQUASHED_SCORE = 0.01  # from one, of the change of a score that is such an output itself
 # (findings, rows of a layer): by how much scores change with each of its outputs.
 ScoreReach = NDArray[np.float32]
+ImageShape = tuple[int, int, int]  # channels, height and width of an image
 
 
 def classifier_of(
     module: nn.Module,
     outputs: int,
     named: str | Sequence[str] = "",
-    side: int = 0,
+    image: ImageShape | None = None,
     *,
     tell: bool = False,
 ) -> Heads:
-    """The layers that give the scores, checked; `side` is that of an image in pixels, 0 where it is
-    not known.
+    """The layers that give the scores, checked by trying where the shape of an image is given.
 
     With `tell`, scores that are no plain outputs of these layers are warned of.
     """
     params = [Entry(name, "param", tuple(p.shape), 0) for name, p in module.named_parameters()]
-    if not side:
+    if image is None:
         return choose_classifier(params, named, outputs)
-    reach = reached_scores(module, outputs, side)
+    reach = reached_scores(module, outputs, image)
     heads = None if named else _layers_of_scores(reach, outputs)
     heads = heads or choose_classifier(params, named, outputs)
     _check_order(heads, reach, outputs)
@@ -60,15 +60,15 @@ def classifier_of(
     return heads
 
 
-def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, ScoreReach]:
+def reached_scores(module: nn.Module, outputs: int, image: ImageShape) -> dict[str, ScoreReach]:
     """By layer with no more outputs than findings: how the scores change where one of its outputs
     is raised, each in an image of its own.
     """
-    _scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
+    _scores_of_noise(module, 1, outputs, image)  # first of all, whether the network fits the data
     reach: dict[str, ScoreReach] = {}
     for name, layer in module.named_modules():
         if _layer_outputs(layer) <= outputs:
-            scores = _scores_reached_by(module, layer, outputs, side)
+            scores = _scores_reached_by(module, layer, outputs, image)
             if scores.size:
                 reach[name] = scores
     return reach
@@ -85,9 +85,9 @@ def _layer_outputs(layer: nn.Module) -> float:
 
 
 @torch.no_grad()
-def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
+def _scores_of_noise(module: nn.Module, images: int, outputs: int, image: ImageShape) -> Tensor:
     """The scores of an image of noise, so many times the same."""
-    pixels = np.random.default_rng(0).normal(size=(1, 1, side, side)).astype(np.float32)
+    pixels = np.random.default_rng(0).normal(size=(1, *image)).astype(np.float32)
     device = next(module.parameters()).device
     try:
         with evaluation_mode(module):
@@ -97,8 +97,10 @@ def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) ->
         raise
     except Exception as error:
         reason = in_one_line(error)
+        channels, height, width = image
+        kind = "a grey image" if channels == 1 else "an image in colour"
         raise UserError(
-            f"the network cannot take a grey image of {side} × {side} pixels: {reason}"
+            f"the network cannot take {kind} of {height} × {width} pixels: {reason}"
         ) from None
     if scores.shape != (images, outputs):
         shape = " × ".join(map(str, scores.shape[1:])) or "one"
@@ -109,7 +111,9 @@ def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) ->
     return scores
 
 
-def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> ScoreReach:
+def _scores_reached_by(
+    module: nn.Module, layer: nn.Module, outputs: int, image: ImageShape
+) -> ScoreReach:
     """How the scores change with each of a layer's outputs, which is raised by one in one image of
     a batch; the first image stays as it is.
     """
@@ -132,7 +136,7 @@ def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: 
 
     hook = layer.register_forward_hook(rise)
     try:
-        scores = _scores_of_noise(module, rows + 1, outputs, side)
+        scores = _scores_of_noise(module, rows + 1, outputs, image)
     finally:
         hook.remove()
     if not used:

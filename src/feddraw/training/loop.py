@@ -30,8 +30,9 @@ EVALUATION_BATCH = 256  # images evaluated together
 class Examples:
     """Images and targets as the training loop reads them."""
 
-    # (n, height, width) grey levels; or features of a frozen part of the network, in any shape and
-    # as floating numbers, behind which lie those of each augmented copy
+    # (n, height, width) grey levels, or (n, height, width, 3) in colour; or features of a frozen
+    # part of the network, in any shape and as floating numbers, behind which lie those of each
+    # augmented copy
     images: NDArray[Any]
     targets: NDArray[np.float32]  # (n, classes): 1, 0, and NaN where a label is not known
     mean: float = 0.5
@@ -56,7 +57,8 @@ class Examples:
             yield from self._feature_batches(chosen, device)
             return
         for pixels, targets in self._feed(device)(chosen):
-            images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
+            channels_first = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
+            images = channels_first.float().sub_(255 * self.mean).div_(255 * self.std)
             yield images.contiguous(memory_format=torch.channels_last), targets
 
     def _feature_batches(

@@ -43,7 +43,13 @@ OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze", "frozen")  # setti
 
 
 def build_network(
-    name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False, side: int = 0
+    name: str,
+    classes: int,
+    options: Mapping[str, Any],
+    *,
+    pretrained: bool = False,
+    side: int = 0,
+    channels: int = 1,
 ) -> tuple[nn.Module, Heads]:
     """A module and its classifier; `pretrained` fetches the weights that the initial model starts
     from.
@@ -51,19 +57,24 @@ def build_network(
     Four options go with any model: `classifier` names the layer, or several in the order of the
     findings, `projection` puts two layers of that width before it, as MOON's authors do, `freeze`
     names layers that are not trained, and `frozen` says where the network is cut, which is done
-    elsewhere (`partly_frozen_by_trial`). `side` is that of an image in pixels, where it is known.
+    elsewhere (`partly_frozen_by_trial`). `side` is that of an image in pixels, where it is known,
+    `channels` is 1 for grey images and 3 for colour.
     """
     _check_options_of_any_model(options)
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
     function = find_model(name)
-    module = _call_factory(function, settings, classes, side, pretrained)
+    from_data = {CHANNELS_ARGUMENTS: channels, SIDE_ARGUMENTS: side}
+    module = _call_factory(function, settings, classes, from_data, pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
     foreign = ":" in name  # ours are known to be right
-    if foreign and side:
+    if not foreign:
+        _require_channels(module, name, channels)
+    elif side and channels == 1:
         _accept_grey_images(module, side)
     named = options.get("classifier", "") or getattr(module, "classifier_name", "")
-    classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
+    tried = (channels, side, side) if foreign and side else None
+    classifier = classifier_of(module, classes, named, tried, tell=pretrained)
     if pretrained and (file := _weights_file(function, settings)):
         load_network_weights(module, read_saved_parameters(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
@@ -105,17 +116,29 @@ def _check_options_of_any_model(options: Mapping[str, Any]) -> None:
 
 
 def _call_factory(
-    make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool
+    make: Callable[..., Any],
+    settings: dict[str, Any],
+    classes: int,
+    from_data: Mapping[tuple[str, ...], int],
+    pretrained: bool,
 ) -> Any:
-    """What a factory makes of the settings, and of what follows from the data."""
+    """What a factory makes of the settings, and of what follows from the data: numbers by the names
+    that factories have for them.
+
+    An argument with a default keeps it, unless images are in colour: networks for one channel and
+    for three are then not the same.
+    """
     parameters = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = dict(settings)
     if _weights_file(make, settings):
         del arguments["weights"]
-    for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
+    for names, value in from_data.items():
+        in_colour = names is CHANNELS_ARGUMENTS and value == 3
         for name in names:
-            if name in parameters and parameters[name].default is inspect.Parameter.empty:
+            if name not in parameters:
+                continue
+            if in_colour or parameters[name].default is inspect.Parameter.empty:
                 arguments.setdefault(name, value)
     if DIMENSIONS_ARGUMENT in parameters:
         arguments.setdefault(DIMENSIONS_ARGUMENT, 2)
@@ -142,7 +165,7 @@ def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """A factory's own settings, without what follows from the data and what no file of settings can
     hold.
     """
-    from_data = (*CLASSES_ARGUMENTS, DIMENSIONS_ARGUMENT)
+    from_data = (*CLASSES_ARGUMENTS, *CHANNELS_ARGUMENTS, DIMENSIONS_ARGUMENT)
     return {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()
@@ -160,6 +183,16 @@ def _weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> 
     if not isinstance(file, str):
         raise UserError(f"model.weights must be the path of a file, not {file!r}")
     return file
+
+
+def _require_channels(module: nn.Module, name: str, channels: int) -> None:
+    """Refuse images in colour for one of our networks that takes grey ones only."""
+    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
+    if channels == 3 and first is not None and first.in_channels != 3:
+        raise UserError(
+            f"model '{name}' takes images with {first.in_channels} channel(s), and data.channels is"
+            " 3: set data.channels = 1, or choose another network"
+        )
 
 
 def _accept_grey_images(module: nn.Module, side: int) -> None:

@@ -49,18 +49,24 @@ class CannotCut(Exception):
 
 
 def find_cut(
-    module: nn.Module, classifier: Heads, layer: str, side: int, projection: bool = False
+    module: nn.Module,
+    classifier: Heads,
+    layer: str,
+    side: int,
+    projection: bool = False,
+    channels: int = 1,
 ) -> Cut:
     """Where a network is cut; refuses a layer that is not there, or within a block.
 
-    `side` is that of an image in pixels; with `projection` the classifier has layers of its own
-    before it, which are trained.
+    `side` is that of an image in pixels, `channels` 1 for grey ones and 3 for colour; with
+    `projection` the classifier has layers of its own before it, which are trained.
     """
     layers = _layers_at_cut(module, classifier, layer, projection)
+    noise = noise_image(side, channels=channels)
     try:
-        return _try_cut(module, layers, side)
+        return _try_cut(module, layers, noise)
     except CannotCut as reason:
-        possible = _parent_to_cut_at(module, layers[0], side)
+        possible = _parent_to_cut_at(module, layers[0], noise)
         hint = f"use model.frozen = {possible}" if possible else "choose another layer"
         raise UserError(f"the network cannot be cut at '{layers[0]}': {reason}; {hint}") from reason
 
@@ -85,11 +91,11 @@ def _layers_at_cut(
     raise unknown("layers (model.frozen)", layer, {BODY, *shown})
 
 
-def _parent_to_cut_at(module: nn.Module, layer: str, side: int) -> str | None:
+def _parent_to_cut_at(module: nn.Module, layer: str, noise: Tensor) -> str | None:
     """The smallest block around a layer before which the network can be cut."""
     for parent in _parents(layer):
         try:
-            _try_cut(module, (parent,), side)
+            _try_cut(module, (parent,), noise)
         except CannotCut:
             continue
         return parent
@@ -101,28 +107,29 @@ def _parents(layer: str) -> Iterator[str]:
         yield layer
 
 
-def noise_image(side: int, images: int = 1, seed: int = NOISE_SEED) -> Tensor:
-    """Images of noise, (images, 1, side, side), the same everywhere."""
-    pixels = np.random.default_rng(seed).normal(size=(images, 1, side, side))
+def noise_image(side: int, images: int = 1, seed: int = NOISE_SEED, channels: int = 1) -> Tensor:
+    """Images of noise, (images, channels, side, side), the same everywhere."""
+    pixels = np.random.default_rng(seed).normal(size=(images, channels, side, side))
     return torch.from_numpy(pixels.astype(np.float32))
 
 
 # -------------------------------------------------------------------------------- one pass of noise
 
 
-def _try_cut(module: nn.Module, layers: tuple[str, ...], side: int) -> Cut:
+def _try_cut(module: nn.Module, layers: tuple[str, ...], noise: Tensor) -> Cut:
     """The cut at these layers; raises `CannotCut`."""
     observed = _ObservedPass(module, layers)
     try:
         with one_thread(), evaluation_mode(module), _gradients_of_all_parameters(module):
-            observed.run(noise_image(side))
+            observed.run(noise)
             _check_inputs_at_cut(observed)
             return _cut_in_pass(observed)
     except (CannotCut, UserError):
         raise
     except Exception as error:  # the network's own code can fail in any way
         raise CannotCut(
-            f"a pass of an image of {side} × {side} pixels failed ({in_one_line(error)})"
+            f"a pass of an image of {noise.shape[2]} × {noise.shape[3]} pixels failed"
+            f" ({in_one_line(error)})"
         ) from error
 
 

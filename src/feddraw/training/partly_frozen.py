@@ -94,11 +94,17 @@ class TrainedPart(PartlyFrozen):
     """
 
     def __init__(
-        self, whole: nn.Module, cut: Cut, side: int, *, row_per_image: bool = False
+        self,
+        whole: nn.Module,
+        cut: Cut,
+        side: int,
+        channels: int = 1,
+        *,
+        row_per_image: bool = False,
     ) -> None:
         super().__init__(whole, cut)
         self.row_per_image = row_per_image
-        self._noise = noise_image(side)
+        self._noise = noise_image(side, channels=channels)
         self._features = torch.empty(0)  # of the batch, for the layers at the cut
         self._taken_out = self._arrays_of_frozen_layers()
         self._in_place_of_layers = [

@@ -36,6 +36,7 @@ def build_partly_frozen(
     layer: str,
     side: int,
     *,
+    channels: int = 1,
     projection: bool = False,
     from_features: bool = True,
     pretrained: bool = False,
@@ -45,37 +46,38 @@ def build_partly_frozen(
     """
     module, classifier = build(pretrained=pretrained)
     if not from_features:
-        cut = find_cut(module, classifier, layer, side, projection)
+        cut = find_cut(module, classifier, layer, side, projection, channels)
         return FrozenInPlace(module, cut), classifier
-    key = _key(build, layer, side, projection)
+    key = _key(build, layer, (channels, side), projection)
     tried = _TRIED.get(key)
     if tried:
-        part = TrainedPart(module, tried.cut, side, row_per_image=tried.row_per_image)
+        part = TrainedPart(module, tried.cut, side, channels, row_per_image=tried.row_per_image)
         return part, classifier
-    cut = find_cut(module, classifier, layer, side, projection)
-    part = _tried_part(module, cut, side)
+    cut = find_cut(module, classifier, layer, side, projection, channels)
+    part = _tried_part(module, cut, side, channels)
     if isinstance(build, partial):
         _TRIED[key] = _TriedCut(cut, part.row_per_image)
     return part, classifier
 
 
-def _key(build: Build, layer: str, side: int, projection: bool) -> str:
+def _key(build: Build, layer: str, image: tuple[int, int], projection: bool) -> str:
     """What a cut is remembered by: the function that makes the network with its arguments, as text,
     for a network's settings are a dictionary, which cannot be a key.
 
     Of another function than a `partial` the text is an address, at which another may lie later;
     cuts of these are not remembered.
     """
-    return repr((build, layer, side, projection))
+    return repr((build, layer, image, projection))
 
 
-def _tried_part(module: nn.Module, cut: Cut, side: int) -> TrainedPart:
+def _tried_part(module: nn.Module, cut: Cut, side: int, channels: int) -> TrainedPart:
     """The trained part in the way of running that gives the scores of the whole network."""
-    images = noise_image(side, images=2, seed=NOISE_SEED + 1)  # others than the cut was found with
+    # others than the cut was found with
+    images = noise_image(side, images=2, seed=NOISE_SEED + 1, channels=channels)
     with one_thread(), torch.no_grad(), evaluation_mode(module):
         expected = scores_in_output(module(images)).clone()
         features = FeatureExtractor(module, cut.layers[0])(images)
-    part = TrainedPart(module, cut, side)
+    part = TrainedPart(module, cut, side, channels)
     problem = _why_other_scores(part, features, expected)
     if problem:
         part.row_per_image = True

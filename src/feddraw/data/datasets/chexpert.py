@@ -114,7 +114,7 @@ def chexpert(
     if carve_test:
         training = table.split_rows("train")
         table.split[draw_share_of_patients(table.labels, training, carve_test, seed)] = 2
-    return dataset_from_files("chexpert", release.root, table, how)
+    return dataset_from_files("chexpert", release.root, table, how, eight_bits=True)
 
 
 def chexpert_test_sheet(release: ChexpertRelease) -> Path:

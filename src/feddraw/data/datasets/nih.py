@@ -61,7 +61,7 @@ def nih(
     table = read_nih_table(sheets[-1], splits, findings, nih_image_paths(root))
     training = table.split_rows("train")
     table.split[draw_share_of_patients(table.labels, training, validation, seed)] = 1
-    return dataset_from_files("nih", root, table, how)
+    return dataset_from_files("nih", root, table, how, eight_bits=True)
 
 
 def read_nih_list(path: Path) -> list[str]:

@@ -1,5 +1,5 @@
 """Any .npz in MedMNIST's layout: `train_images`, `train_labels` (n × findings), the same for val
-and test.
+and test. Images are grey, or red, green and blue in a last dimension of three.
 
 `*_names`, `*_patients`, `*_sites`, `*_groups` and `classes` are read where they are there; NIH file
 names give the patient, and fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before
@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import (
     assembled_dataset,
@@ -21,8 +23,9 @@ from feddraw.data.dataset_from_table import (
 from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import CachedImages, open_finished_entry
 from feddraw.data.image_settings import ImagePreparation
-from feddraw.data.npz_archive import NpzArchive
+from feddraw.data.npz_archive import NpzArchive, PackedImages
 from feddraw.data.splits import rows_by_split
+from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
 from feddraw.system.progress import no_progress
 
@@ -38,22 +41,23 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     archive = NpzArchive.open(path)
     table = archive.table(findings)
     packed = archive.images()
+    if packed.channels > how.channels:
+        raise UserError(f"{path} has images in colour: set data.channels = 3")
     refuse_bad_rows(name, table.problems, len(table.labels), how)
     rows_by_split(name, table.split)
     if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
         dataset = unprepared_dataset(name, table, packed, how)
-        images, side, _ = packed.shape
-        how.estimate.bytes[packed.entry] = images * side * side
-        if side != how.size or how.clahe:
-            how.estimate.bytes[packed.entry.with_name(f"{packed.entry.name}-prepared")] = (
-                images * how.size**2
-            )
+        how.estimate.bytes[packed.entry] = int(np.prod(packed.shape))
+        if not _is_ready(packed, how):
+            prepared = packed.entry.with_name(f"{packed.entry.name}-prepared")
+            how.estimate.bytes[prepared] = dataset.images.size
         return dataset
     unpacked = packed.unpack(how.progress)
-    side = unpacked.images.shape[1]
-    if side == how.size and not how.clahe:
+    if _is_ready(packed, how):
         return assembled_dataset(name, table, unpacked, how)
-    label = name if side == how.size else f"{name}, resized from {side} to {how.size} px"
+    label = name
+    if packed.side != how.size:
+        label += f", resized from {packed.side} to {how.size} px"
 
     def say(what: str, ready: int, total: int) -> None:
         (how.progress or no_progress)(what if "waiting" in what else label, ready, total)
@@ -63,3 +67,9 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     return prepared_dataset(
         name, table, CachedImages(unpacked.entry), replace(how, workers=workers, progress=say)
     )
+
+
+def _is_ready(packed: PackedImages, how: ImagePreparation) -> bool:
+    """Whether the archive's images need no preparation beside unpacking."""
+    alike = (packed.side, packed.channels) == (how.size, how.channels)
+    return alike and not how.clahe
