@@ -185,7 +185,7 @@ def test_mean_and_deviation_can_be_measured_or_given(tmp_path):
         ({"val_labels": np.zeros((4, 3), np.uint8)}, "as many columns in every split"),
         ({"val_images": np.zeros((3, 16, 16), np.uint8)}, "val_images is uint8"),
         ({"test_images": np.zeros((5, 16, 16), np.float32)}, "test_images is float32"),
-        ({"test_images": np.zeros((5, 16, 16, 3), np.uint8)}, "square grey images"),
+        ({"test_images": np.zeros((5, 16, 16, 3), np.uint8)}, "square images of bytes"),
         ({"train_labels": np.array([["1"] * 14] * 12)}, "tables of numbers"),
         ({"train_labels": np.array([[None] * 14] * 12)}, "no plain array"),
         (
