@@ -23,6 +23,7 @@ from feddraw.server.round import RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.network import Network
+from feddraw.training.objective import Presence
 from feddraw.training.settings import Training
 from tiny import federate
 
@@ -180,7 +181,7 @@ def play(
     )
     examples = Examples(np.zeros((len(targets), 1, 1), np.uint8), targets)
     trainer = Trainer(
-        partial(build, len(x)), examples, rows, settings, method.local, loss, method.asks
+        partial(build, len(x)), examples, rows, settings, method.local, Presence(loss), method.asks
     )
     if labelled is not None:
         trainer.labelled = [np.array(own) for own in labelled]

@@ -36,6 +36,7 @@ ROOMS = [
     {"server", "methods", "training"},
     {"results", "engines", "secure"},
     {"analysis", "federation"},
+    {"tasks"},
     {"experiment", "watch", "explorer", "paper"},
     {"study", "report", "export", "flower", "aggregation"},
     {"doctor", "nvflare"},

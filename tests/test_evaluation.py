@@ -26,6 +26,7 @@ from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.running import run
 from feddraw.federation import Federation, federate
 from feddraw.results.recorded_run import read_run
+from feddraw.tasks.findings import findings
 from small import small
 
 
@@ -40,7 +41,9 @@ def test_the_metrics_follow_from_the_scores_that_are_kept(tmp_path):
     with safe_open(folder / "predictions.safetensors", "np") as file:
         about = json.loads(file.metadata()["feddraw"])
     thresholds = metrics.choose_thresholds(kept["validation.scores"], kept["validation.truth"])
-    again = metrics.evaluate(kept["test.scores"], kept["test.truth"], about["classes"], thresholds)
+    again = findings().evaluate(
+        kept["test.scores"], kept["test.truth"], about["classes"], thresholds
+    )
     assert again.auc.macro == found["test"]["auc"]["macro"]
     assert again.gm.macro == found["test"]["gm"]["macro"]
 

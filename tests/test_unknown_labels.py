@@ -37,6 +37,7 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
+from feddraw.tasks.findings import findings
 from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, loss_over_known
 from feddraw.training.network_by_name import build_network
@@ -234,7 +235,7 @@ def test_metrics_leave_unknown_labels_out() -> None:
     assert metrics.auc(scores, truth) == 0.75
     assert metrics.best_threshold(scores, truth) == metrics.best_threshold(scores[:4], truth[:4])
     assert metrics.rates(scores, truth, 0.5) == (0.5, 0.5)
-    table = metrics.evaluate(
+    table = findings().evaluate(
         np.stack([scores, scores], 1),
         np.stack([truth, np.full(5, UNKNOWN)], 1),
         ("a", "b"),

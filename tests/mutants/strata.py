@@ -23,7 +23,7 @@ STRATA: dict[str, tuple[str, ...]] = {
     "ledger": ("server/ledger.py", "results/ledger_table.py"),
     "rounds": ("server", "federation.py", "aggregation.py"),
     "secure": ("secure",),
-    "metrics": ("analysis/metrics.py", "analysis/evaluation.py"),
+    "metrics": ("analysis/metrics.py", "experiment/evaluation.py"),
     "statistics": (
         "analysis/statistics.py",
         "analysis/bootstrap.py",

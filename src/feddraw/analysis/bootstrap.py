@@ -212,7 +212,21 @@ def weighted_gm(called: Floats, truth: Truth, weights: Floats) -> Floats:
     return np.sqrt(sensitivity * specificity)
 
 
+def weighted_sensitivity(called: Floats, truth: Truth, weights: Floats) -> Floats:
+    """The share of positive images that are called (1, not 0) for each row of weights; the mean
+    over classes is the balanced accuracy.
+    """
+    if np.isnan(called).any():
+        return np.full(len(weights), np.nan)
+    positive = truth == 1
+    kinds = np.stack([positive & (called == 1), positive], axis=1)
+    true_positives, positives = (weights @ kinds.astype(np.float64)).T
+    return _divided_or_nan(true_positives, positives)
+
+
 MEASURES: dict[str, Measure] = {"auc": weighted_auc, "gm": weighted_gm}  # by metric of the report
+
+
 
 # ------------------------------------------------------------------------------ many images at once
 

@@ -81,26 +81,6 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
     return float(candidates[best[(len(best) - 1) // 2]])
 
 
-def evaluate(
-    scores: Scores, truth: Truth, findings: Sequence[str], thresholds: Sequence[float]
-) -> SplitMetrics:
-    """All metrics of one model on one split.
-
-    `scores` are probabilities and `truth` labels, (images, findings); `thresholds` one per finding.
-    """
-    areas = {}
-    rates_of_finding = {}
-    for column, finding in enumerate(findings):
-        areas[finding] = auc(scores[:, column], truth[:, column])
-        rates_of_finding[finding] = rates(scores[:, column], truth[:, column], thresholds[column])
-    return split_metrics(
-        areas=areas,
-        rates=rates_of_finding,
-        thresholds=dict(zip(findings, map(float, thresholds), strict=True)),
-        broken=[findings[column] for column in not_finite(scores)],
-    )
-
-
 def split_metrics(
     areas: Mapping[str, float],
     rates: Mapping[str, tuple[float, float]],
@@ -136,7 +116,7 @@ def mean_of(splits: Sequence[SplitMetrics]) -> SplitMetrics:
     """The mean of several models' metrics, number by number; what is undefined in one is left out
     of its mean.
 
-    A mean threshold would mean nothing, so there is none.
+    A mean threshold or confusion matrix would mean nothing, so there is none.
     """
     return SplitMetrics(
         auc=_mean_metric([split.auc for split in splits]),
@@ -145,6 +125,9 @@ def mean_of(splits: Sequence[SplitMetrics]) -> SplitMetrics:
         specificity=_mean_by_finding([split.specificity for split in splits]),
         undefined=_in_all([split.undefined for split in splits]),
         not_finite=_in_all([split.not_finite for split in splits]),
+        more={
+            name: _mean_metric([split.more[name] for split in splits]) for name in splits[0].more
+        },
     )
 
 

@@ -311,10 +311,12 @@ def show_test_metrics(folder: Path) -> None:
     from feddraw.analysis.metrics import macro
     from feddraw.data.finding_counts import few_in_words, too_few_for_auc
     from feddraw.results.recorded_run import read_run
+    from feddraw.tasks import task_of_run
 
     run = read_run(folder)
-    auc = run.metrics.test.auc
-    gm = run.metrics.test.gm
+    labels = task_of_run(run).labels
+    compared = [run.metrics.test.of(metric) for metric in labels]
+    leading = compared[0]
     findings = run.findings
     split = run.partition.get("splits", {}).get("test")
     marked = {
@@ -322,20 +324,20 @@ def show_test_metrics(folder: Path) -> None:
     }
     rows = []
     for name in findings:
-        values = [metric_text(metric.per_class[name]) for metric in (auc, gm)]
+        values = [metric_text(metric.per_class[name]) for metric in compared]
         rows.append([f"{name} †" if name in marked else name, *values])
-    defined = sum(math.isfinite(area) for area in auc.per_class.values())
-    rows.append([f"mean of {defined}", metric_text(auc.macro), metric_text(gm.macro)])
+    defined = sum(math.isfinite(area) for area in leading.per_class.values())
+    rows.append([f"mean of {defined}", *(metric_text(metric.macro) for metric in compared)])
     if marked and (sound := [name for name in findings if name not in marked]):
-        means = [macro(metric.per_class[name] for name in sound) for metric in (auc, gm)]
+        means = [macro(metric.per_class[name] for name in sound) for metric in compared]
         rows.append([f"mean of {len(sound)} without †", *map(metric_text, means)])
     out = console()
-    out.print(table(["test", "AUC", "GM"], rows))
+    out.print(table(["test", *labels.values()], rows))
     if marked:
         out.print(f"† {few_in_words()}")
     out.print(f"written to {folder}")
     if run.diverged is not None:
         message = f"diverged in round {run.diverged.round}: {run.diverged.why}"
-        if math.isnan(auc.macro):
+        if math.isnan(leading.macro):
             raise RunFailed(message)
         out.print(message, markup=False)

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
+# tasks, which the columns of labels belong to: each is there or not, or exactly one is
+FINDINGS_TASK = "findings"
+CLASSES_TASK = "classes"
+
 UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
 
 
@@ -30,6 +34,8 @@ class Labels:
     groups: NDArray[np.str_] | None = None
     # (n, findings), which labels are known (the others hold 0); None = all
     known: NDArray[np.bool_] | None = None
+    # what the columns are, unless the settings say otherwise: a file of `tasks/`
+    task: str = FINDINGS_TASK
 
     def __post_init__(self) -> None:
         if self.known is None:

@@ -33,7 +33,7 @@ from feddraw.text import with_article
 # what the caller gives when it opens the data: no settings
 CALLER_ARGUMENTS = ("size", "progress", "estimate")
 # each may be text, a list or a table: no type to compare with that of the default
-CHECKED_WHERE_READ = ("findings", "normalize", "levels", "blank", "uncertain", "shares")
+CHECKED_WHERE_READ = ("findings", "classes", "normalize", "levels", "blank", "uncertain", "shares")
 
 
 def dataset_names() -> dict[str, str]:

@@ -66,6 +66,39 @@ def dealt_in_words(images: int, dealt: int) -> str:
 
 
 @dataclass(frozen=True)
+class LabelWords:
+    """How labels are spoken of: a task's columns are findings, classes, or something else."""
+
+    one: str  # "finding"
+    many: str
+    all_show: str  # of a client's images, followed by the only label that they have
+    none_shows: str
+    without_positives: str  # what some clients lack, followed by their names
+    without_negatives: str
+    one_kind: str  # why a metric of a label is undefined
+
+
+FINDING_WORDS = LabelWords(
+    one="finding",
+    many="findings",
+    all_show="all show",
+    none_shows="none shows a finding",
+    without_positives="no positive training image of a finding",
+    without_negatives="no negative training image of a finding",
+    one_kind="only positives or only negatives",
+)
+CLASS_WORDS = LabelWords(
+    one="class",
+    many="classes",
+    all_show="all are",
+    none_shows="none has a class",
+    without_positives="no training image of a class",
+    without_negatives="training images of one class only",
+    one_kind="no image of the class, or none of another,",
+)
+
+
+@dataclass(frozen=True)
 class ClientCounts:
     """How many images a client has, and how many of them have and show each finding's label."""
 
@@ -89,7 +122,9 @@ class ClientCounts:
         return all(positive in (0, known) for positive, known in columns)
 
 
-def one_class_clients(clients: Sequence[ClientCounts], findings: Sequence[str]) -> Iterator[str]:
+def one_class_clients(
+    clients: Sequence[ClientCounts], findings: Sequence[str], words: LabelWords = FINDING_WORDS
+) -> Iterator[str]:
     """A sentence for each client whose images all have the same labels, which cannot teach what
     tells them apart.
     """
@@ -98,14 +133,16 @@ def one_class_clients(clients: Sequence[ClientCounts], findings: Sequence[str]) 
         if not client.one_class or len(clients) < 2:
             continue
         shown = [name for name, count in zip(findings, client.positives, strict=True) if count]
-        which = f"all show {join_names(shown)}" if shown else "none shows a finding"
+        which = f"{words.all_show} {join_names(shown)}" if shown else words.none_shows
         yield (
             f"{client.client} has one class only: {client.images:,} images"
             f" ({100 * client.images / every:.0f} % of all), {which}"
         )
 
 
-def findings_of_one_class(clients: Sequence[ClientCounts], findings: Sequence[str]) -> str:
+def findings_of_one_class(
+    clients: Sequence[ClientCounts], findings: Sequence[str], words: LabelWords = FINDING_WORDS
+) -> str:
     """One line with the findings of which a client has no positive, or no negative image, though it
     has both of another finding; empty where there are none.
     """
@@ -123,16 +160,18 @@ def findings_of_one_class(clients: Sequence[ClientCounts], findings: Sequence[st
         return ""
     said = []
     if no_positive:
-        said.append(f"no positive training image of a finding: {', '.join(no_positive)}")
+        said.append(f"{words.without_positives}: {', '.join(no_positive)}")
     if no_negative:
-        said.append(f"no negative training image of a finding: {', '.join(no_negative)}")
+        said.append(f"{words.without_negatives}: {', '.join(no_negative)}")
     return "; ".join(said)
 
 
-def class_notes(clients: Sequence[ClientCounts], findings: Sequence[str]) -> list[str]:
+def class_notes(
+    clients: Sequence[ClientCounts], findings: Sequence[str], words: LabelWords = FINDING_WORDS
+) -> list[str]:
     """What users should know of clients that lack a class, of all findings or of some."""
-    notes = list(one_class_clients(clients, findings))
-    if partly := findings_of_one_class(clients, findings):
+    notes = list(one_class_clients(clients, findings, words))
+    if partly := findings_of_one_class(clients, findings, words):
         notes.append(partly)
     return notes
 

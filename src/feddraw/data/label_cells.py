@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ CellPolicy = str | Mapping[str, str] | None  # one meaning for all findings, or 
 
 # share of filled cells that must be labels for a column to be a finding; others are mistakes
 READABLE_CELLS = 0.9
-MOST_CELL_VALUES = 40  # different entries of a column that are counted
+MOST_CELL_VALUES = 51  # different entries of a column that are counted: more are no classes
 
 
 def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
@@ -72,6 +73,8 @@ class ColumnCells:
     # the first MOST_CELL_VALUES different entries, as written
     values: Counter[str] = field(default_factory=Counter)
     others: int = 0  # cells with other entries
+
+    problem: ClassVar[str] = "with a value that is not a label"  # of a row whose cell is none
 
     def add(self, text: str) -> None:
         word = text.strip()

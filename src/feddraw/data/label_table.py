@@ -82,6 +82,12 @@ class LabelColumns:
             return self.readers[finding].read(cells[place])
         return label_in_numeric_cell(cells[place])
 
+    def problem(self, finding: str, cells: Sequence[str]) -> tuple[str, str]:
+        """What a row is whose cell is no label of the finding, and the cell."""
+        reader = self.readers.get(finding, ColumnCells(finding))
+        cell = cells[self.places[finding] or 0][:20]
+        return reader.problem, f"{reader.name} is '{cell}'"
+
 
 @dataclass
 class TableIntake:
@@ -108,8 +114,8 @@ class TableIntake:
         for finding in self.findings:
             mark = columns.mark(finding, cells)
             if mark is None:
-                detail = f"{finding} is '{cells[columns.places[finding] or 0][:20]}'"
-                self.problems.append(RowProblem("with a value that is not a label", where, detail))
+                what, detail = columns.problem(finding, cells)
+                self.problems.append(RowProblem(what, where, detail))
                 return
             marks.append(mark)
         self._places[name] = len(self.marks)

@@ -14,12 +14,14 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from feddraw.data.class_column import ClassColumn, chosen_classes
 from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.dataset import CLASSES_TASK
 from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
 from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import NO_SITE, LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import split_own_rows
-from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
+from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns, read_columns
 from feddraw.errors import NoSuchPath, UserError, one_of
 from feddraw.system.file_reading import expanded_path
 from feddraw.text import distinct_ends, grouped, join_names
@@ -35,6 +37,9 @@ class TableSettings:
 
     images: str = ""  # the folder that paths start from; empty: that of their table
     findings: FindingChoice = "all"
+    # the column that names the class of each image, in place of findings; and the classes
+    class_column: str = ""
+    classes: FindingChoice = "all"
     blank: CellPolicy = "unknown"
     uncertain: CellPolicy = "unknown"
     missing_columns: str = "refuse"
@@ -204,6 +209,8 @@ def read_own_tables(
     for table in tables:
         _take_rows(table, table.label_columns(names), intake)
     labelled = intake.table(blank, uncertain)
+    if settings.class_column:
+        labelled = replace(labelled, labels=replace(labelled.labels, task=CLASSES_TASK))
     patients = intake.column("patient")
     if patients is not None:
         known = np.array(_patients_or_names(patients, list(intake.rows)), dtype=np.str_)
@@ -223,8 +230,10 @@ def open_tables(
         root = None if root is None else _absolute(root)
     sheets = [CsvSheet.of(path) for path in paths]
     may_lack = settings.may_lack or several
+    of_classes = _class_column(sheets, settings)
     layouts = [
-        guess_columns(sheet, settings.columns, settings.findings, may_lack) for sheet in sheets
+        guess_columns(sheet, settings.columns, settings.findings, may_lack, of_classes)
+        for sheet in sheets
     ]
     _require_alike(paths, layouts)
     names = _distinct_stems(paths)
@@ -250,6 +259,24 @@ def open_tables(
     return tables
 
 
+def _class_column(sheets: Sequence[CsvSheet], settings: TableSettings) -> ClassColumn | None:
+    """The column that names the class of each image, and the classes; None where there is none."""
+    if not settings.class_column:
+        if settings.classes != "all":
+            raise UserError(
+                "data.classes needs data.class_column, which names the class of each image"
+            )
+        return None
+    for name in ("findings", "blank", "uncertain"):
+        if getattr(settings, name) not in ("all", "unknown"):
+            raise UserError(
+                f"data.{name} is for columns of findings, and data.class_column ="
+                f" {settings.class_column} says one class per image: leave one of them out"
+            )
+    cells = [read_columns(sheet)[sheet.column(settings.class_column)] for sheet in sheets]
+    return chosen_classes(settings.class_column, settings.classes, cells)
+
+
 def _require_alike(paths: Sequence[Path], layouts: Sequence[TableColumns]) -> None:
     """Splits and patients are told by all tables, or by none."""
     for kind in ("split", "patient"):
@@ -266,6 +293,8 @@ def _require_alike(paths: Sequence[Path], layouts: Sequence[TableColumns]) -> No
 def _findings_of_all(tables: Sequence[OwnTable], settings: TableSettings) -> tuple[str, ...]:
     """The findings of all tables together: as listed, or in the order in which they are met."""
     met = tuple(dict.fromkeys(name for table in tables for name in table.layout.findings))
+    if settings.class_column:
+        return met
     if settings.findings == "all" or (len(tables) == 1 and not settings.may_lack):
         if not met:
             raise UserError(

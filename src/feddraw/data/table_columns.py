@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from feddraw.data.class_column import ClassCells, ClassColumn
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
 from feddraw.data.label_cells import ColumnCells
@@ -89,12 +90,17 @@ class TableColumns:
 
 
 def guess_columns(
-    sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
+    sheet: CsvSheet,
+    named: Mapping[str, str],
+    findings: FindingChoice,
+    may_lack: bool,
+    of_classes: ClassColumn | None = None,
 ) -> TableColumns:
     """What each column is.
 
     `named` has the columns that the user names, by kind; `may_lack`: a finding that is asked for
-    need not be in this table.
+    need not be in this table. Where a column names the class of each image, there are no findings
+    but `of_classes`.
     """
     columns = read_columns(sheet)
     if not any(column.values for column in columns):
@@ -102,6 +108,11 @@ def guess_columns(
     places = {
         kind: _column_of_kind(sheet, named.get(kind, ""), kind, columns)
         for kind in USUAL_COLUMN_NAMES
+    }
+    label = None if of_classes is None else sheet.column(of_classes.name)
+    places = {
+        kind: None if place == label and not named.get(kind) else place
+        for kind, place in places.items()
     }
     path = places["path"]
     if path is None:
@@ -117,6 +128,22 @@ def guess_columns(
     unnamed = any(
         not column.name and place not in places.values() for place, column in enumerate(columns)
     )
+    if of_classes is not None:
+        assert label is not None
+        return TableColumns(
+            path=path,
+            split=places["split"],
+            site=places["site"],
+            patient=places["patient"],
+            group=places["group"],
+            findings=dict.fromkeys(of_classes.classes, label),
+            columns={
+                name: ClassCells(
+                    of_classes.name, of_class=name, classes=frozenset(of_classes.classes)
+                )
+                for name in of_classes.classes
+            },
+        )
     if findings == "all":
         others = _columns_without_labels(columns, rest)
         chosen = {name: place for name, place in rest.items() if name not in others}
@@ -133,8 +160,8 @@ def guess_columns(
         reasons = "; ".join(f"{name} {why}" for name, why in others.items())
         raise UserError(
             f"{sheet.path} has no column of labels (0, 1, -1 or blank):"
-            f" {reasons or 'it has no other column'} (data.findings). A column of class names is"
-            " read where it is called finding, label, class or diagnosis"
+            f" {reasons or 'it has no other column'} (data.findings). A column of classes is named"
+            " by data.class_column"
         )
     return TableColumns(
         path=path,

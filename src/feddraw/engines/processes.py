@@ -29,8 +29,9 @@ from feddraw.system.workers import Worker, WorkerDied, serve, stop_workers, wait
 from feddraw.training.client import Trainer, client_memory_extents
 from feddraw.training.device_memory import allot_image_memory, memory_shortage_told
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import Examples, Loss, predict
+from feddraw.training.loop import Examples, predict
 from feddraw.training.network import Build
+from feddraw.training.objective import Objective
 from feddraw.training.settings import Training
 
 # images that a worker predicts at a time: a multiple of the batch, so that batches stay the same
@@ -55,7 +56,7 @@ class WorkerPlan:
     build: Build
     training: Training
     local: Local
-    loss: Loss
+    objective: Objective
     asks: tuple[str, ...]
     mean: float
     std: float
@@ -191,7 +192,7 @@ class Processes(EngineWithMemory):
             build=trainer.build,
             training=trainer.training,
             local=trainer.local,
-            loss=trainer.loss,
+            objective=trainer.objective,
             asks=trainer.asks,
             mean=trainer.examples.mean,
             std=trainer.examples.std,
@@ -417,7 +418,7 @@ class _JobWorker:
             shards=[rows[start:stop] for start, stop in pairwise(ends)],
             training=plan.training,
             local=plan.local,
-            loss=plan.loss,
+            objective=plan.objective,
             asks=plan.asks,
         )
         self.trainer.steps_taken = self._arrays["steps_taken"]
@@ -475,5 +476,6 @@ class _JobWorker:
         self.trainer.network.load(self._sent)
         chunk = slice(request.start, request.stop)
         rows = self._arrays["query"][chunk]
-        scores = predict(self.trainer.network, self.trainer.examples, rows)
+        trainer = self.trainer
+        scores = predict(trainer.network, trainer.examples, rows, trainer.objective)
         self._arrays["scores"][chunk] = scores

@@ -51,9 +51,10 @@ class Serial(EngineWithMemory):
         return self._inbox
 
     def predict(self, model: Model, rows: Rows) -> Scores:
-        self.trainer.network.load(model)
+        trainer = self.trainer
+        trainer.network.load(model)
         with one_thread():
-            return predict(self.trainer.network, self.trainer.examples, rows)
+            return predict(trainer.network, trainer.examples, rows, trainer.objective)
 
     def close(self) -> None:
         pass

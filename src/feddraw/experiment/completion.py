@@ -34,6 +34,7 @@ from feddraw.experiment.settings import (
 )
 from feddraw.results.trackers import check_tracker
 from feddraw.server.collectors import check_stream_limits
+from feddraw.tasks import make_task
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import find_model, model_defaults
 
@@ -65,7 +66,11 @@ def complete_settings(experiment: Experiment) -> Experiment:
     model, settings = experiment.section("model")
     return replace(
         experiment,
-        data={**_data_defaults(experiment), **_feature_settings(experiment)},
+        data={
+            **_data_defaults(experiment),
+            **_task_settings(experiment),
+            **_feature_settings(experiment),
+        },
         scenario=_scenario_defaults(experiment),
         method=method_with_defaults(*experiment.section("method")),
         model={"name": model} | model_defaults(find_model(model)) | settings,
@@ -168,6 +173,15 @@ def _data_defaults(experiment: Experiment) -> Section:
         if settings.get("seed") == SEED_OF_EXPERIMENT:
             settings["seed"] = experiment.seed
     return {"name": name} | defaults | settings
+
+
+def _task_settings(experiment: Experiment) -> dict[str, Any]:
+    """The task and its settings, checked; none where the data decide."""
+    name, options = experiment.task_section()
+    if not name:
+        return {}
+    make_task(name, options)
+    return {"task": name, **options}
 
 
 def _feature_settings(experiment: Experiment) -> dict[str, Any]:

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt_dataset
-from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.dataset import FINDINGS_TASK, Dataset, Labels
 from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.data.image_settings import PreparationEstimate
@@ -27,6 +26,7 @@ from feddraw.data.splits import refold, stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
+from feddraw.experiment.evaluation import Evaluator
 from feddraw.experiment.frozen_features import backbone_of, dataset_of_features, rows_of_features
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.system.progress import Progress
@@ -65,7 +65,7 @@ class PreparedTask:
             ClientCounts.of(client, self.dataset.labels, rows)
             for client, rows in zip(self.clients, self.training_rows, strict=True)
         ]
-        return class_notes(counts, self.dataset.findings)
+        return class_notes(counts, self.dataset.findings, self.experiment.task.words.labels)
 
     def efforts(self, round: int) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each takes."""
@@ -161,8 +161,10 @@ def prepare(
     data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
     _require_evaluation_images(data.dataset)
     task = prepare_task(experiment, data)
+    experiment = task.experiment
     method = task.method
-    _warn_unlabelled(data.dataset, task.training_rows)
+    for note in experiment.task.training_notes(data.dataset.labels, task.training_rows):
+        warnings.warn(note, stacklevel=2)
     build = trained_builder(experiment, len(data.dataset.findings))
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.check(initial.layout)
@@ -189,7 +191,9 @@ def prepare(
         training_rows=task.training_rows,
         holdout_rows=task.holdout_rows,
         method=method,
-        evaluator=Evaluator(used_dataset, task.clients, task.holdout_rows, data.views),
+        evaluator=Evaluator(
+            used_dataset, task.clients, task.holdout_rows, data.views, experiment.task
+        ),
         trainer=trainer,
         initial=initial,
         proxy=proxy,
@@ -201,7 +205,11 @@ def prepare(
 
 
 def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
-    """Who trains on what, with the settings that name clients or count rounds checked."""
+    """Who trains on what, with the task that the data say, and with the settings that name clients
+    or count rounds checked.
+    """
+    experiment = with_task_of_data(experiment, data.dataset.labels)
+    experiment.task.check(data.dataset.labels)
     method = make_method(experiment)
     rows = data.training_rows
     holdout = data.holdout_rows
@@ -253,21 +261,6 @@ def _check_secure_rounds(setup: PreparedRun) -> None:
         rules_of_method.check_weights_fit_sum(method, announcement)
 
 
-def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
-    """Name the findings that the model cannot learn, because no client labels them."""
-    counts = sum(dataset.labels.known_counts(of_client) for of_client in rows)
-    names = [
-        name
-        for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True)
-        if not count
-    ]
-    if names:
-        warnings.warn(
-            f"no client has labels for {', '.join(names)}: leave it out of data.findings",
-            stacklevel=2,
-        )
-
-
 def prepare_server_images(
     experiment: Experiment, dataset: Dataset, trainer: Trainer
 ) -> ServerImages:
@@ -275,7 +268,13 @@ def prepare_server_images(
     rows = choose_server_images(
         dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed
     )
-    return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
+    return ServerImages(
+        trainer.build,
+        trainer.examples,
+        rows,
+        experiment.training.batch_size,
+        trainer.objective,
+    )
 
 
 def make_trainer(
@@ -292,7 +291,22 @@ def make_trainer(
     build = with_frozen_layers(trained_builder(experiment, len(dataset.findings)), frozen)
     sizes = [len(of_client) for of_client in rows]
     training = with_number_of_steps(experiment.training, sizes)
-    return Trainer(build, examples, rows, training, method.local, asks=method.asks)
+    return Trainer(
+        build,
+        examples,
+        rows,
+        training,
+        method.local,
+        objective=with_task_of_data(experiment, dataset.labels).task.objective,
+        asks=method.asks,
+    )
+
+
+def with_task_of_data(experiment: Experiment, labels: Labels) -> Experiment:
+    """The experiment with the task that its data say, where its settings name none."""
+    if experiment.task_section()[0] or labels.task == FINDINGS_TASK:
+        return experiment
+    return experiment.with_settings({"data.task": labels.task})
 
 
 def examples_of(experiment: Experiment, dataset: Dataset, method: Method) -> Examples:
@@ -302,7 +316,7 @@ def examples_of(experiment: Experiment, dataset: Dataset, method: Method) -> Exa
         copies = int(experiment.section("data")[1]["copies"])
     return Examples(
         images=dataset.images,
-        targets=dataset.labels.targets(),
+        targets=with_task_of_data(experiment, dataset.labels).task.targets(dataset.labels),
         mean=dataset.mean,
         std=dataset.std,
         groups=dataset.labels.two_groups() if "groups" in method.asks else None,

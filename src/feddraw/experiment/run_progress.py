@@ -18,8 +18,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.evaluation import has_personal_models
 from feddraw.engines import Engine
+from feddraw.experiment.evaluation import has_personal_models
 from feddraw.experiment.run_preparation import PreparedRun, PreparedTask
 from feddraw.system.progress import Progress
 from feddraw.training.loop import steps_in_round

@@ -13,7 +13,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.analysis.evaluation import has_personal_models, models_to_evaluate
 from feddraw.core import Model, Update
 from feddraw.core.capabilities import why_not_averaged
 from feddraw.data.dataset import Dataset, Split
@@ -21,6 +20,7 @@ from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.device_placement import devices_record
+from feddraw.experiment.evaluation import has_personal_models, models_to_evaluate
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment

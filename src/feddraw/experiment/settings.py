@@ -12,6 +12,7 @@ from feddraw.core import Method
 from feddraw.core.participation import Participation
 from feddraw.core.schedules import ROUNDS
 from feddraw.data.corruption import Corruption
+from feddraw.data.dataset import FINDINGS_TASK
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of
 from feddraw.data.synthetic import is_synthetic
 from feddraw.errors import UserError, unknown
@@ -24,6 +25,7 @@ from feddraw.results.kept_models import Keep
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.system.file_reading import parse_toml, read_toml
+from feddraw.tasks import Task, make_task, settings_of_task
 from feddraw.training.settings import Training
 
 # A name and its settings; the others have settings only.
@@ -108,9 +110,28 @@ class Experiment:
         return settings.pop("name"), settings
 
     def dataset_section(self) -> tuple[str, dict[str, Any]]:
-        """The data set's name and its own settings, without those of features."""
+        """The data set's name and its own settings, without those of features and of the task."""
         name, settings = self.section("data")
-        return name, {key: v for key, v in settings.items() if key not in FEATURE_SETTINGS}
+        task, options = self.task_section()
+        apart = {"task", *options} if task else set()
+        return name, {
+            key: v for key, v in settings.items() if key not in {*FEATURE_SETTINGS, *apart}
+        }
+
+    def task_section(self) -> tuple[str, dict[str, Any]]:
+        """The task's name, empty where the data decide, and its settings."""
+        settings = self.section("data")[1]
+        name = settings.get("task", "")
+        if not isinstance(name, str):
+            raise UserError(f"data.task must be a name, not {name!r}")
+        options = settings_of_task(name) if name else ()
+        return name, {key: settings[key] for key in options if key in settings}
+
+    @property
+    def task(self) -> Task:
+        """What the network's outputs say: findings, where neither settings nor data say more."""
+        name, options = self.task_section()
+        return make_task(name or FINDINGS_TASK, options)
 
     @property
     def channels(self) -> int:
@@ -196,6 +217,7 @@ class Experiment:
         named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {
             "engine": self.engine,
             "track": self.track,
+            "data.task": str(self.section("data")[1].get("task", "")),
         }
         for section, name in named.items():
             if ":" in name and not trust:

@@ -17,11 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from feddraw.analysis.evaluation import has_personal_models
 from feddraw.core import Heads
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, one_of
+from feddraw.experiment.evaluation import has_personal_models
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.metrics import KEPT_MODELS, ModelMetrics

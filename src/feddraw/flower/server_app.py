@@ -20,7 +20,6 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.common.logger import update_console_handler
 from flwr.serverapp import Grid, ServerApp
 
-from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
 from feddraw.data.dataset_by_name import open_dataset
@@ -28,6 +27,7 @@ from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
+from feddraw.experiment.evaluation import Evaluator
 from feddraw.experiment.run_preparation import (
     features_for_evaluation,
     initial_model,

@@ -15,6 +15,7 @@ from typing import Any
 from feddraw.catalog import check_setting_types
 from feddraw.core import Method, weights_show_updates, why_no_policy
 from feddraw.core.participation import Participation
+from feddraw.data.class_column import chosen_classes
 from feddraw.data.corruption import Corruption
 from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError
@@ -132,7 +133,7 @@ def _by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
             table.setdefault(section, {})["name"] = value
         elif not name:
             table[section] = value
-        elif path == "data.findings" and isinstance(value, str) and "," in value:
+        elif path in ("data.findings", "data.classes") and isinstance(value, str) and "," in value:
             table.setdefault(section, {})[name] = value.split(",")
         else:
             table.setdefault(section, {})[name] = value
@@ -151,7 +152,10 @@ def findings_of_own_folders(experiment: Experiment) -> list[str]:
 
     They are called as the operator spells them; each site's table may spell them in another way.
     """
-    findings = experiment.section("data")[1].get("findings", "all")
+    data = experiment.section("data")[1]
+    if data.get("class_column"):
+        return list(_classes_of_own_folders(data.get("classes", "all")))
+    findings = data.get("findings", "all")
     if isinstance(findings, str) and findings != "all":
         findings = findings.split(",")
     named = isinstance(findings, list) and all(
@@ -165,3 +169,15 @@ def findings_of_own_folders(experiment: Experiment) -> list[str]:
     if findings == ["paper"]:
         return list(PAPER_FINDINGS)
     return [name.strip() for name in findings]
+
+
+def _classes_of_own_folders(classes: object) -> tuple[str, ...]:
+    """The classes of sites whose tables name the class of each image; as they are listed, so that
+    all sites mean the same outputs.
+    """
+    if classes == "all" or not isinstance(classes, str | list):
+        raise UserError(
+            "sites with folders of their own need data.classes: list the classes of the column"
+            " data.class_column, separated by commas"
+        )
+    return chosen_classes("", classes, ()).classes

@@ -19,19 +19,21 @@ KEPT_MODELS = ("best", "tail")  # that a run keeps on request beside the model o
 
 @dataclass(frozen=True)
 class MacroMetric:
-    """A metric of each finding, and its mean over the findings that have a value."""
+    """A metric of each finding or class, and its mean over those that have a value; or a metric of
+    all together, which has none of each.
+    """
 
     macro: float = math.nan
     per_class: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def read(document: Mapping[str, Any], name: str) -> MacroMetric:
+    def read(document: Mapping[str, Any], name: str, lowest: float = 0.0) -> MacroMetric:
         metric = MacroMetric(
             macro=number_or_nan(document["macro"]), per_class=_numbers(document["per_class"])
         )
         values = (metric.macro, *metric.per_class.values())
-        if not all(math.isnan(value) or 0 <= value <= 1 for value in values):
-            raise ValueError(f"{name} outside 0 to 1")
+        if not all(math.isnan(value) or lowest <= value <= 1 for value in values):
+            raise ValueError(f"{name} outside {lowest:g} to 1")
         return metric
 
     def document(self) -> dict[str, Any]:
@@ -54,6 +56,10 @@ class SplitMetrics:
     undefined: tuple[str, ...] = ()  # findings without AUC or GM
     not_finite: tuple[str, ...] = ()  # those of them with a score that is not a finite number
     sites: Mapping[str, float] = field(default_factory=dict)  # AUC by site with altered images
+    # what the task measures beside these, by name; from -1 to 1
+    more: Mapping[str, MacroMetric] = field(default_factory=dict)
+    # images by class (rows) and by what they were called (columns), where a task calls one class
+    confusion: tuple[tuple[int, ...], ...] = ()
 
     @property
     def evaluated(self) -> bool:
@@ -64,33 +70,40 @@ class SplitMetrics:
         return tuple(self.auc.per_class)
 
     def of(self, metric: str) -> MacroMetric:
-        """`auc` or `gm`."""
-        return {"auc": self.auc, "gm": self.gm}[metric]
+        """`auc`, `gm`, or one that the task adds; undefined where this one has no such metric."""
+        return {"auc": self.auc, "gm": self.gm, **self.more}.get(metric, UNDEFINED)
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> SplitMetrics:
         """What `document` wrote to metrics.json."""
         return SplitMetrics(
             auc=MacroMetric.read(document["auc"], "auc"),
-            gm=MacroMetric.read(document["gm"], "gm"),
+            gm=MacroMetric.read(document["gm"], "gm") if "gm" in document else UNDEFINED,
             sensitivity=_numbers(document["sensitivity"]),
             specificity=_numbers(document["specificity"]),
             thresholds=_numbers(document["thresholds"]),
             undefined=_names(document["undefined"]),
             not_finite=_names(document.get("not_finite", [])),
             sites=_numbers(document.get("sites", {})),
+            more=_more_metrics(document),
+            confusion=_confusion(document.get("confusion", [])),
         )
 
     def document(self) -> dict[str, Any]:
         """As metrics.json has it; what only some runs have is left out where it is empty."""
-        document: dict[str, Any] = {
-            "auc": self.auc.document(),
-            "gm": self.gm.document(),
+        document: dict[str, Any] = {"auc": self.auc.document()}
+        if self.gm.per_class:
+            document["gm"] = self.gm.document()
+        document |= {
             "sensitivity": dict(self.sensitivity),
             "specificity": dict(self.specificity),
             "thresholds": dict(self.thresholds),
             "undefined": list(self.undefined),
         }
+        if self.more:
+            document["more"] = _documents(self.more)
+        if self.confusion:
+            document["confusion"] = list(map(list, self.confusion))
         if self.not_finite:
             document["not_finite"] = list(self.not_finite)
         if self.sites:
@@ -105,13 +118,18 @@ class SplitMetrics:
             gm=MacroMetric.read(document["gm"], "gm") if "gm" in document else UNDEFINED,
             undefined=_names(document.get("undefined", [])),
             sites=_numbers(document.get("sites", {})),
+            more=_more_metrics(document),
         )
 
     def log_document(self) -> dict[str, Any]:
-        """As a round's line has it: the AUC, the GM, the AUC by site, what is undefined."""
+        """As a round's line has it: the AUC, the GM, the AUC by site, what is undefined, and what
+        the task adds.
+        """
         document = self.auc.document()
         if self.gm.per_class:
             document["gm"] = self.gm.document()
+        if self.more:
+            document["more"] = _documents(self.more)
         if self.sites:
             document["sites"] = dict(self.sites)
         if self.undefined:
@@ -248,6 +266,28 @@ def _splits_document(splits: Mapping[str, SplitMetrics]) -> dict[str, Any]:
 
 def _numbers(document: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): number_or_nan(value) for name, value in document.items()}
+
+
+def _documents(metrics: Mapping[str, MacroMetric]) -> dict[str, Any]:
+    return {name: metric.document() for name, metric in metrics.items()}
+
+
+def _more_metrics(document: Mapping[str, Any]) -> dict[str, MacroMetric]:
+    """Such as kappa, which is below zero where calls are worse than chance."""
+    return {
+        str(name): MacroMetric.read(metric, str(name), lowest=-1.0)
+        for name, metric in document.get("more", {}).items()
+    }
+
+
+def _confusion(document: Any) -> tuple[tuple[int, ...], ...]:
+    """A square of numbers of images."""
+    rows = tuple(tuple(row) for row in document)
+    if not all(len(row) == len(rows) for row in rows):
+        raise ValueError("a confusion matrix that is no square")
+    if not all(type(count) is int and count >= 0 for row in rows for count in row):
+        raise ValueError("a confusion matrix of other than numbers of images")
+    return rows
 
 
 def _names(document: Any) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.finding_counts import ClientCounts, one_class_clients
+from feddraw.data.dataset import FINDINGS_TASK
+from feddraw.data.finding_counts import FINDING_WORDS, ClientCounts, LabelWords, one_class_clients
 from feddraw.errors import UserError
 from feddraw.results.environment import table_in_environment
 from feddraw.results.find_runs import require_run
@@ -102,6 +103,12 @@ class RecordedRun:
         return first_divergence(self.rounds)
 
     @property
+    def task(self) -> str:
+        """What the model's outputs say (`tasks/`), by the settings or else by the data."""
+        data = self.settings.get("data", {})
+        return str(data.get("task") or self.partition.get("task", FINDINGS_TASK))
+
+    @property
     def findings(self) -> tuple[str, ...]:
         return self.metrics.test.findings
 
@@ -124,14 +131,14 @@ class RecordedRun:
             if client in positives
         }
 
-    def one_class_clients(self) -> list[str]:
+    def one_class_clients(self, words: LabelWords = FINDING_WORDS) -> list[str]:
         """A sentence for each client whose images all have the same labels, where the run wrote
         down what its clients have.
         """
         counts = list(self.client_counts.values())
         held_back = ", those held back included" if self.settings.get("holdout") else ""
         findings = self.partition.get("findings", ())
-        return [sentence + held_back for sentence in one_class_clients(counts, findings)]
+        return [sentence + held_back for sentence in one_class_clients(counts, findings, words)]
 
     def labelled_by(self, client: str) -> tuple[str, ...]:
         """The findings of which the client has a label; all where the run did not write it down."""

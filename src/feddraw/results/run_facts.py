@@ -11,7 +11,7 @@ from typing import Any
 from feddraw.core import Layout, Method
 from feddraw.core.capabilities import why_not_averaged
 from feddraw.core.classifier_layer import classifier_in_words
-from feddraw.data.dataset import Dataset
+from feddraw.data.dataset import FINDINGS_TASK, Dataset
 from feddraw.data.finding_counts import findings_per_split
 from feddraw.data.scenarios.partition import Partition
 
@@ -38,6 +38,8 @@ class RunFacts:
             return record
         labels = dataset.training_labels()
         rows = {shard.client: shard.rows for shard in partition.shards}
+        if labels.task != FINDINGS_TASK:
+            record["task"] = labels.task
         record["findings"] = list(dataset.findings)
         record["normalization"] = [dataset.mean, dataset.std]
         record["sizes"] = {shard.client: len(shard) for shard in partition.shards}

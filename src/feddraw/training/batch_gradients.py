@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Measurement, Model, Vector, in_layer
-from feddraw.training.loop import Examples, Loss, Rows, loss_and_gradient
+from feddraw.training.loop import Examples, Rows, loss_and_gradient
 from feddraw.training.network import Network
+from feddraw.training.objective import Loss
 from feddraw.training.reproducibility import one_thread, seeded_torch
 
 MEASUREMENT_STREAM = 1986  # tells the random draws of a measurement from those of training

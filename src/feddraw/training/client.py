@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddraw import core
 from feddraw.core import (
@@ -29,9 +29,10 @@ from feddraw.errors import UserError
 from feddraw.training import loop
 from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.batch_gradients import batch_gradients, gradient_summary
-from feddraw.training.loop import Examples, LocalTraining, Loss, Rows
+from feddraw.training.loop import Examples, LocalTraining, Rows
 from feddraw.training.network import Build, Network, layout_of_module
 from feddraw.training.network_by_name import with_frozen_layers
+from feddraw.training.objective import PRESENCE, Objective
 from feddraw.training.optimizers import Optimizer, make_optimizer
 from feddraw.training.reproducibility import one_thread, seeded_torch
 from feddraw.training.settings import Training
@@ -48,7 +49,7 @@ class Trainer:
     shards: Sequence[Rows]  # by client
     training: Training
     local: Local
-    loss: Loss = nn.functional.binary_cross_entropy_with_logits
+    objective: Objective = PRESENCE
     asks: tuple[str, ...] = ()  # what the weighting or the server wants to know of every client
     # The examples that come out of a frozen part with these values, where clients train on features
     # and its values come later.
@@ -91,11 +92,8 @@ class Trainer:
             self.__dict__.pop(built, None)
 
     def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss against targets moved towards one half by `training.label_smoothing`."""
-        smoothing = self.training.label_smoothing
-        if smoothing:
-            targets = targets * (1 - smoothing) + smoothing / 2
-        return self.loss(logits, targets)
+        """The task's loss with `training.label_smoothing`."""
+        return self.objective.loss(logits, targets, self.training.label_smoothing)
 
     @cached_property
     def labelled(self) -> list[NDArray[np.bool_] | None]:
@@ -242,8 +240,8 @@ class _Client:
 
     def accuracy_of(self, model: Model) -> float:
         """The share of the client's known labels that a model gets right."""
-        right = (self._logits(model).numpy() >= 0) == (self._targets >= 0.5)
-        return float(np.mean(right[~np.isnan(self._targets)]))
+        right = self._trainer.objective.right(self._logits(model).numpy(), self._targets)
+        return float(np.mean(right))
 
     def _loss_of(self, model: Model) -> float:
         """The mean loss over the client's images, in evaluation mode."""

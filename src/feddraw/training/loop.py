@@ -18,10 +18,10 @@ from feddraw.errors import UserError
 from feddraw.training.augment import augment
 from feddraw.training.image_feed import ImageFeed, feed_to
 from feddraw.training.network import CPU, Network
+from feddraw.training.objective import PRESENCE, Loss, Objective
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
 EVALUATION_BATCH = 256  # images evaluated together
 
@@ -114,13 +114,17 @@ def images_with_labels(targets: Tensor) -> float:
 
 def loss_over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool = False) -> Tensor:
     """The mean loss over the known labels; where all are known, as `complete` says beforehand, the
-    plain loss.
+    plain loss. Images of which all or no labels are known stay images, of others the loss gets
+    entries.
     """
     if complete:
         return loss(logits, targets)
     known = ~targets.isnan()
     if bool(known.all()):
         return loss(logits, targets)
+    whole = known.all(dim=1)
+    if bool((whole == known.any(dim=1)).all()):
+        return loss(logits[whole], targets[whole])
     return loss(logits[known], targets[known])
 
 
@@ -290,7 +294,7 @@ def loss_and_gradient(
 
 @torch.no_grad()
 def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
-    """The scores of some images before the sigmoid, on the processor.
+    """The outputs for some images before they are probabilities, on the processor.
 
     In evaluation mode. The batches are fixed, so that the bits do not depend on who computes them.
     """
@@ -301,6 +305,8 @@ def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
     return torch.cat(logits).cpu()
 
 
-def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
-    """Probabilities of the findings."""
-    return np.asarray(torch.sigmoid(logits_of(network, examples, rows)).numpy())
+def predict(
+    network: Network, examples: Examples, rows: Rows, objective: Objective = PRESENCE
+) -> NDArray[np.float32]:
+    """(images, outputs): probabilities."""
+    return np.asarray(objective.probabilities(logits_of(network, examples, rows)).numpy())

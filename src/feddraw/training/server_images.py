@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits as bce
+from torch import Tensor
 
 from feddraw.core import Model, Vector
 from feddraw.data.dataset import Labels
@@ -16,6 +16,7 @@ from feddraw.errors import UserError
 from feddraw.training import loop
 from feddraw.training.loop import Examples, Rows
 from feddraw.training.network import Build, Network
+from feddraw.training.objective import PRESENCE, Objective
 from feddraw.training.reproducibility import one_thread
 
 
@@ -27,6 +28,7 @@ class ServerImages:
     examples: Examples
     rows: Rows
     batch_size: int
+    objective: Objective = PRESENCE
 
     @cached_property
     def network(self) -> Network:
@@ -38,7 +40,7 @@ class ServerImages:
             logits = loop.logits_of(self.network, self.examples, self.rows)
             return float(
                 loop.loss_over_known(
-                    bce, logits, torch.from_numpy(self.examples.targets[self.rows])
+                    self._loss, logits, torch.from_numpy(self.examples.targets[self.rows])
                 )
             )
 
@@ -53,8 +55,12 @@ class ServerImages:
         network.module.train()
         with one_thread(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # for dropout and the like
-            loop.loss_and_gradient(network, *self.examples.batch(batch), bce)
+            loop.loss_and_gradient(network, *self.examples.batch(batch), self._loss)
         return network.values(network.grads)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Against the labels as they are: smoothing belongs to the clients' training."""
+        return self.objective.loss(logits, targets, 0.0)
 
 
 def choose_server_images(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:

@@ -3,7 +3,8 @@ files.
 
 Columns for the path, the split, the site and the patient are found by their usual names, the
 findings by their content; every guess can be overruled by a setting. A label is present, absent or
-unknown: `blank` and `uncertain` say how such cells are read. Several tables, one per site, may have
+unknown: `blank` and `uncertain` say how such cells are read. Where each image has exactly one
+class, `class_column` is the column that names it. Several tables, one per site, may have
 different findings. Without a split column patients are put into splits by a seed, each finding in
 proportion.
 """
@@ -34,6 +35,8 @@ def folder(  # noqa: PLR0913 - the settings of the data set
     path: str | Sequence[str],
     images: str = "",
     findings: FindingChoice = "all",
+    class_column: str = "",
+    classes: FindingChoice = "all",
     blank: CellPolicy = "unknown",
     uncertain: CellPolicy = "unknown",
     missing_columns: str = "refuse",
@@ -50,11 +53,14 @@ def folder(  # noqa: PLR0913 - the settings of the data set
     `path` is the CSV, its folder, or a list of CSVs (one per site), `images` the folder that the
     paths in it start from. `blank` and `uncertain` (-1) are unknown, negative or positive, for all
     findings or each. A finding that is listed but has no column is refused, or unknown throughout
-    (`missing_columns`).
+    (`missing_columns`). `class_column` is a column that names the one class of each image, and
+    `classes` lists the classes in the order of the network's outputs; there are no findings then.
     """
     settings = TableSettings(
         images=images,
         findings=findings,
+        class_column=class_column,
+        classes=classes,
         blank=blank,
         uncertain=uncertain,
         missing_columns=missing_columns,

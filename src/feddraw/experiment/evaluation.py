@@ -18,6 +18,8 @@ from feddraw.core import Local, Method, Model
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 from feddraw.results.metrics import ClientMetrics, RunMetrics, SplitMetrics
+from feddraw.tasks import Task
+from feddraw.tasks.findings import Findings
 
 Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one per client
 Arrays = dict[str, NDArray[Any]]  # by name, as predictions are kept
@@ -35,11 +37,14 @@ class Evaluator:
     holdout: tuple[Rows, ...]  # by client
     # the test images as sites with other images have them
     views: Mapping[str, Rows] = field(default_factory=dict)
+    task: Task = field(default_factory=Findings)
 
     def after_a_round(
         self, engine: Engine, models: Sequence[Model], splits: Sequence[Split]
     ) -> RunMetrics:
-        """AUC and GM on validation data, and on other splits with the thresholds chosen there."""
+        """The compared metrics on validation data, and on other splits with the thresholds chosen
+        there.
+        """
         scores = {split: self._scores(engine, models, split) for split in splits}
         thresholds = self._thresholds(scores)
         evaluated = {}
@@ -51,6 +56,7 @@ class Evaluator:
                 undefined=whole.undefined,
                 not_finite=whole.not_finite,
                 sites=self._test_auc_by_site(engine, models) if split == "test" else {},
+                more=whole.more,
             )
         return RunMetrics(
             validation=evaluated["validation"], test=evaluated.get("test", SplitMetrics())
@@ -70,7 +76,7 @@ class Evaluator:
         evaluated = {}
         for split, each in by_model.items():
             evaluated[split] = metrics.mean_of(each) if personal else each[0]
-            _warn_of_undefined(evaluated[split], split)
+            self._warn_of_undefined(evaluated[split], split)
         holdout_scores = {
             client: engine.predict(models[client if len(models) > 1 else 0], rows)
             for client, rows in enumerate(self.holdout)
@@ -87,6 +93,20 @@ class Evaluator:
         )
         predictions = self._split_predictions(scores, personal)
         return run_metrics, predictions | self._holdout_predictions(holdout_scores)
+
+    def _warn_of_undefined(self, split_metrics: SplitMetrics, split: str) -> None:
+        areas = split_metrics.auc.per_class
+        broken = split_metrics.not_finite
+        others = [name for name in split_metrics.undefined if name not in broken]
+        one_label = [name for name in others if math.isnan(areas[name])]
+        no_threshold = [name for name in others if name not in one_label]
+        metrics_in_words = " or ".join(self.task.labels.values())
+        one_kind = self.task.words.labels.one_kind
+        _warn(metrics_in_words, one_label, f"{one_kind} in {split} data")
+        if self.task.has_thresholds:
+            why = f"{one_kind} in validation data, so there is no threshold"
+            _warn("GM", no_threshold, why)
+        _warn(metrics_in_words, broken, "the model's scores are not finite numbers")
 
     def _test_auc_by_site(self, engine: Engine, models: Sequence[Model]) -> dict[str, float]:
         """The test AUC at each site whose images differ, on the test images as that site would have
@@ -110,14 +130,14 @@ class Evaluator:
 
     def _thresholds(self, scores: Mapping[Split, Scores]) -> list[list[float]]:
         truth = self.truth("validation")
-        return [metrics.choose_thresholds(of_model, truth) for of_model in scores["validation"]]
+        return [self.task.choose_thresholds(of_model, truth) for of_model in scores["validation"]]
 
     def _evaluations(
         self, scores: Scores, truth: metrics.Truth, thresholds: Thresholds
     ) -> list[SplitMetrics]:
         """By model."""
         return [
-            metrics.evaluate(of_model, truth, self.dataset.findings, limits)
+            self.task.evaluate(of_model, truth, self.dataset.findings, limits)
             for of_model, limits in zip(scores, thresholds, strict=True)
         ]
 
@@ -129,7 +149,7 @@ class Evaluator:
         for client, scores in holdout_scores.items():
             limits = thresholds[client if len(thresholds) > 1 else 0]
             truth = self.dataset.labels.truth(self.holdout[client])
-            evaluated = metrics.evaluate(scores, truth, self.dataset.findings, limits)
+            evaluated = self.task.evaluate(scores, truth, self.dataset.findings, limits)
             clients[self.clients[client]] = ClientMetrics(holdout=evaluated)
         return clients
 
@@ -180,23 +200,8 @@ def models_to_evaluate(
     return (personal, True) if len(personal) == clients else ([shown], False)
 
 
-def _warn_of_undefined(split_metrics: SplitMetrics, split: str) -> None:
-    areas = split_metrics.auc.per_class
-    broken = split_metrics.not_finite
-    others = [finding for finding in split_metrics.undefined if finding not in broken]
-    one_label = [finding for finding in others if math.isnan(areas[finding])]
-    no_threshold = [finding for finding in others if finding not in one_label]
-    _warn("AUC or GM", one_label, f"only positives or only negatives in {split} data")
-    _warn(
-        "GM",
-        no_threshold,
-        "only positives or only negatives in validation data, so there is no threshold",
-    )
-    _warn("AUC or GM", broken, "the model's scores are not finite numbers")
-
-
-def _warn(metric: str, findings: Sequence[str], why: str) -> None:
-    if findings:
+def _warn(metric: str, names: Sequence[str], why: str) -> None:
+    if names:
         warnings.warn(
-            f"no {metric} for {', '.join(findings)}: {why}; left out of the mean", stacklevel=3
+            f"no {metric} for {', '.join(names)}: {why}; left out of the mean", stacklevel=4
         )

@@ -1,0 +1,165 @@
+"""Tasks: what a network's outputs say of an image. One file each, found by its name.
+
+Nothing outside of this package asks which task it is: engines, methods, evaluation, reports and
+exports ask the task what they need to know. A file has a function of its own name that returns a
+`Task`; its arguments are settings of the data section beside `data.task`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw import catalog
+from feddraw.analysis.bootstrap import Measure
+from feddraw.analysis.metrics import auc, not_finite, rates
+from feddraw.data.dataset import Labels
+from feddraw.data.finding_counts import LabelWords
+from feddraw.errors import UserError
+from feddraw.results.metrics import SplitMetrics
+from feddraw.results.recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    from feddraw.training.objective import Objective
+
+Scores = NDArray[np.floating[Any]]  # (images, outputs), probabilities
+Truth = NDArray[np.integer[Any]]  # (images, outputs): 1, 0, and below zero where not known
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ComparedMetric:
+    """A metric by which methods are compared."""
+
+    label: str
+    measure: Measure  # of one output, in a bootstrap replicate
+    of_calls: bool  # whether the measure looks at calls, or at scores
+
+
+@dataclass(frozen=True)
+class TaskWords:
+    """How reports, model cards and commands speak of a task."""
+
+    labels: LabelWords
+    scored: str  # what the model does: "scores … for 3 findings", without the number
+    rule: str  # how a score becomes a call
+    limits: str  # what a user must know of scores and calls beyond that
+
+
+@dataclass(frozen=True)
+class MeasuredSplit:
+    """What a task makes metrics of: the same from scores of images, and from sites' counts."""
+
+    areas: Mapping[str, float]  # AUC by output, each against all others
+    rates: Mapping[str, tuple[float, float]]  # sensitivity and specificity at the thresholds
+    thresholds: Mapping[str, float]
+    calls: Counts  # images by class and by the class that they are called; zeros if not of the task
+    broken: Sequence[str]  # outputs with scores that are not finite numbers
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What a network's outputs say, as a value: one output for each column of the labels."""
+
+    metrics: ClassVar[Mapping[str, ComparedMetric]]  # the first one leads; by name in metrics.json
+    words: ClassVar[TaskWords]
+    has_thresholds: ClassVar[bool]  # whether a call is a score that reaches a chosen threshold
+
+    @property
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What training makes small, and what probabilities are."""
+
+    @abstractmethod
+    def split_metrics(self, measured: MeasuredSplit) -> SplitMetrics:
+        """All metrics of one split."""
+
+    @abstractmethod
+    def call(self, scores: Scores, thresholds: Scores) -> NDArray[np.float64]:
+        """1 where an output is called, 0 where not, NaN where that cannot be said. Outputs are the
+        last axis.
+        """
+
+    @abstractmethod
+    def prediction_header(self, names: Sequence[str]) -> list[str]:
+        """The columns of a table of predictions, between the image and the problem."""
+
+    @abstractmethod
+    def prediction_cells(
+        self, names: Sequence[str], scores: Scores, calls: NDArray[np.float64]
+    ) -> list[object]:
+        """The same of one image, whose scores are NaN where it could not be read."""
+
+    def check(self, labels: Labels) -> None:
+        """Refuse labels that this task cannot learn from."""
+        return
+
+    def training_notes(self, labels: Labels, rows: Sequence[NDArray[np.intp]]) -> Iterator[str]:
+        """What the model cannot learn, because no client has it; `rows` are the clients' images."""
+        counts = sum(labels.known_counts(of_client) for of_client in rows)
+        columns = zip(labels.findings, np.atleast_1d(counts), strict=True)
+        if names := [name for name, count in columns if not count]:
+            yield f"no client has labels for {', '.join(names)}: leave it out of data.findings"
+
+    def targets(self, labels: Labels) -> NDArray[np.float32]:
+        """(images, outputs): labels as training reads them; NaN where one is not known."""
+        return labels.targets()
+
+    def count_calls(self, scores: Scores, truth: Truth) -> Counts:
+        """(outputs, outputs): images by class and by the class that they are called, for tasks that
+        call one class.
+        """
+        outputs = scores.shape[1]
+        return np.zeros((outputs, outputs), np.int64)
+
+    def choose_thresholds(self, scores: Scores, truth: Truth) -> list[float]:
+        """One for each output, from validation data; NaN where the task has none."""
+        return [math.nan] * truth.shape[1]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the compared metrics are called, the first one first."""
+        return {name: metric.label for name, metric in self.metrics.items()}
+
+    def evaluate(
+        self, scores: Scores, truth: Truth, names: Sequence[str], thresholds: Sequence[float]
+    ) -> SplitMetrics:
+        """All metrics of one model on one split."""
+        columns = list(enumerate(names))
+        measured = MeasuredSplit(
+            areas={name: auc(scores[:, c], truth[:, c]) for c, name in columns},
+            rates={name: rates(scores[:, c], truth[:, c], thresholds[c]) for c, name in columns},
+            thresholds=dict(zip(names, map(float, thresholds), strict=True)),
+            calls=self.count_calls(scores, truth),
+            broken=[names[column] for column in not_finite(scores)],
+        )
+        return self.split_metrics(measured)
+
+
+def make_task(name: str, settings: Mapping[str, Any]) -> Task:
+    """The task of this name, with its settings."""
+    task = catalog.call_with_settings(catalog.find("tasks", name), settings, "task")
+    assert isinstance(task, Task)
+    return task
+
+
+def task_of_run(run: RecordedRun) -> Task:
+    """The task of a run that is read from its folder, which may not name code to import."""
+    if ":" in run.task:
+        raise UserError(
+            f"{run.path} has a task of its own ({run.task}), and code that a folder names is not"
+            " imported: put it into feddraw/tasks as a file"
+        )
+    return make_task(run.task, {})
+
+
+def settings_of_task(name: str) -> tuple[str, ...]:
+    """What a task's function takes: names of settings in the data section."""
+    return tuple(inspect.signature(catalog.find("tasks", name)).parameters)
