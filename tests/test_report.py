@@ -48,6 +48,7 @@ from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_collection import collect_runs
 from feddraw.system.file_reading import read_json, read_toml
+from feddraw.tasks.findings import findings
 from run_folders import FINDINGS, make_run, write_predictions
 
 NASTY = "<script>alert(1)</script>"
@@ -167,7 +168,7 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     assert found is not None
     draws = bootstrap_methods([run], 10)
     assert not draws.why_none
-    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
+    expected = findings().evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3).gm.macro
     assert draws.by_metric["gm"].by_method[""].common[0] == pytest.approx(expected)
 
 

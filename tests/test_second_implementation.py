@@ -16,6 +16,7 @@ from feddraw.core import weighted_sum
 from feddraw.experiment.running import run
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.gate import Gate
+from feddraw.tasks.findings import findings
 from quadratics import Bowl, play
 from small import small
 from tiny import cohort_of, initial, through_gate, together, trained
@@ -59,14 +60,16 @@ def test_images_that_a_client_kept_back_are_called_by_its_own_models_thresholds(
         mine = kept["holdout.client"] == client
         scores, truth = kept["holdout.scores"][mine], kept["holdout.truth"][mine]
         geometric_means = [
-            metrics.evaluate(
+            findings()
+            .evaluate(
                 scores,
                 truth,
                 classes,
                 metrics.choose_thresholds(
                     kept["validation.scores"][model], kept["validation.truth"]
                 ),
-            ).gm.macro
+            )
+            .gm.macro
             for model in range(len(found["clients"]))
         ]
         reported = found["clients"][name]["holdout"]["gm"]["macro"]
