@@ -227,7 +227,6 @@ def weighted_sensitivity(called: Floats, truth: Truth, weights: Floats) -> Float
 MEASURES: dict[str, Measure] = {"auc": weighted_auc, "gm": weighted_gm}  # by metric of the report
 
 
-
 # ------------------------------------------------------------------------------ many images at once
 
 
