@@ -19,6 +19,12 @@ class UserError(Exception):
     """
 
 
+class RuleMistake(UserError):
+    """A mistake in the code of a method's rule: it is the same for every client, so a round in this
+    process ends with it and leaves nobody out for it.
+    """
+
+
 class NoSuchPath(UserError):
     """A path that leads nowhere. The command line adds where it was looked for."""
 

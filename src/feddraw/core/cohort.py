@@ -22,7 +22,7 @@ from feddraw.core.sums import (
     sum_moves,
     weighted_sum,
 )
-from feddraw.errors import UserError
+from feddraw.errors import RuleMistake, UserError
 
 Matrix = NDArray[Any]  # floating, (clients, d)
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
@@ -48,7 +48,7 @@ def check_part_names(parts: Mapping[str, object]) -> None:
     """Refuse parts of a weight for which the ledger has no column."""
     for name in parts:
         if name not in PART_NAMES:
-            raise UserError(
+            raise RuleMistake(
                 f"the ledger has no column for '{name}': the parts of a weight are called"
                 f" {', '.join(PART_NAMES)}"
             )

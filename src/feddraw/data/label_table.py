@@ -184,12 +184,16 @@ def _duplicate(
         after = again.get(kind)
         if before != after and not {before, after} & UNKNOWN_FACTS:
             kinds.append(kind)
-            before, after = (SPLITS[fact] if kind == "split" else fact for fact in (before, after))
-            details.append(f"{kind} {after} and before {before}")
+            details.append(f"{kind} {_fact_in_words(after)} and before {_fact_in_words(before)}")
     if not kinds:
         return RowProblem(DUPLICATE, where, name)
     what = f"{DUPLICATE} and a contradictory {join_names(kinds)}"
     return RowProblem(what, where, ", ".join(details))
+
+
+def _fact_in_words(fact: str | int | None) -> str:
+    """Splits are numbers; all other facts are text."""
+    return SPLITS[fact] if isinstance(fact, int) else str(fact)
 
 
 def describe_row_problems(name: str, problems: Sequence[RowProblem], total: int) -> str:

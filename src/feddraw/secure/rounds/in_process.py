@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from feddraw.core import Update
-from feddraw.errors import UserError
+from feddraw.errors import RuleMistake, UserError
 from feddraw.secure.rounds import rules_of_method
 from feddraw.secure.rounds.driver import SecureRound
 from feddraw.secure.rounds.messages import (
@@ -172,6 +172,8 @@ class InProcess:
         work = _WorkOfProcess(name, self.facts[name], update, self.make_part)
         try:
             return self.sites[name].answer(request, work)
+        except RuleMistake:
+            raise
         except UserError as error:
             return Refusal(str(error))
 

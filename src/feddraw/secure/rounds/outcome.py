@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from feddraw.core import Update
-from feddraw.errors import UserError
+from feddraw.errors import RuleMistake, UserError
 from feddraw.secure.rounds.driver import Opened, SecureRound
 from feddraw.secure.rounds.messages import Keys
 from feddraw.secure.rounds.secure_step import (
@@ -59,6 +59,8 @@ def outcome_of(
     opened, failure = None, ""
     try:
         opened = round.run(members, keys, attempt)
+    except RuleMistake:
+        raise
     except (SecureSumFailed, UserError) as error:
         failure = one_line(error, 200)
     return SecureOutcome(round.terms, round.parties, opened, dict(round.left_out), failure)
