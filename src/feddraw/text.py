@@ -70,6 +70,13 @@ def distinct_slugs(slugs: Iterable[str]) -> Iterator[str]:
         yield distinct
 
 
+def plain_name(name: str) -> str:
+    """What spellings of a column's name have in common: lower case, without blanks, dashes and
+    underscores.
+    """
+    return re.sub(r"[ _-]", "", name.lower())
+
+
 def folder_name(name: str) -> str:
     """For a folder or a file that a user will type: letters of any script, nothing that a path or a
     shell reads.

@@ -1,16 +1,22 @@
-"""Figures of a diagnostic test: reliability, precision and recall, and decision curves."""
+"""Figures of a diagnostic test: reliability, precision and recall, decision curves, and forest
+plots by site and subgroup.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from feddraw.analysis.diagnostic_measures import Measured, ReliabilityBin
+from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import LINE_GREY, Floats, draw_legend, line_look, short_label
 
+SMALLEST_SQUARE, LARGEST_SQUARE = 3.5, 9.0  # sides in a forest plot, in points
 HISTOGRAM_BINS = 20
 LEAST_RECALL = 0.05  # from which on a curve of precision decides how high its panel is
 HISTOGRAM_SHARE = 0.14  # of the panel's height, of the bar of the fullest bin
@@ -124,3 +130,53 @@ def draw_decision_curves(
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.margins(x=0.02)
     draw_legend(axes)
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """A part of the images with its measure; without one, a heading above the parts."""
+
+    name: str
+    measured: Measured | None = None
+    images: int = 0
+    few: bool = False  # too few images of a label for the interval to say much
+
+
+def forest_height(rows: int) -> float:
+    """Inches of the panel."""
+    return 0.9 + 0.22 * rows
+
+
+def draw_forest(axes: Axes, rows: Sequence[ForestRow], overall: float | None) -> None:
+    """A square and an interval per part, below the heading of its grouping; a line at the value of
+    all images.
+    """
+    most = max((row.images for row in rows), default=0) or 1
+    middle = 0.0 if overall is None else overall
+    for place, row in enumerate(rows):
+        if row.measured is None:
+            continue
+        if not row.measured.defined:
+            axes.text(middle, place, " undefined", va="center", fontsize=8, color=MUTED)
+            continue
+        if math.isfinite(row.measured.low):
+            ends = [row.measured.low, row.measured.high]
+            axes.plot(ends, [place, place], color=SERIES[0], linewidth=1.3)
+        side = SMALLEST_SQUARE + (LARGEST_SQUARE - SMALLEST_SQUARE) * math.sqrt(row.images / most)
+        fill = "white" if row.few else SERIES[0]
+        axes.plot(
+            row.measured.value,
+            place,
+            marker="s",
+            markersize=side,
+            markerfacecolor=fill,
+            markeredgecolor=SERIES[0],
+        )
+    if overall is not None:
+        axes.axvline(overall, color=LINE_GREY, linewidth=0.9, zorder=0)
+    axes.set_yticks(range(len(rows)), [short_label(row.name) for row in rows], fontsize=8)
+    for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
+        tick.set_fontweight("bold" if row.measured is None else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(5))

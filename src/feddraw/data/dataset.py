@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.data.subgroups import Subgrouping
+
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -16,6 +18,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FINDINGS_TASK = "findings"
 CLASSES_TASK = "classes"
 
+SITE = "site"  # what the grouping by site is called
 UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
 
 
@@ -36,6 +39,7 @@ class Labels:
     known: NDArray[np.bool_] | None = None
     # what the columns are, unless the settings say otherwise: a file of `tasks/`
     task: str = FINDINGS_TASK
+    subgroups: tuple[Subgrouping, ...] = ()  # that results are also given for
 
     def __post_init__(self) -> None:
         if self.known is None:
@@ -63,7 +67,15 @@ class Labels:
         arrays: dict[str, Any] = {
             name: array[rows] for name, array in vars(self).items() if isinstance(array, np.ndarray)
         }
-        return replace(self, **arrays)
+        return replace(
+            self, **arrays, subgroups=tuple(column.take(rows) for column in self.subgroups)
+        )
+
+    def groupings(self) -> tuple[Subgrouping, ...]:
+        """All that results are also given for: sites, where they are known, and subgroups."""
+        if self.sites is None:
+            return self.subgroups
+        return (Subgrouping.of_text(SITE, self.sites), *self.subgroups)
 
     def truth(self, rows: NDArray[np.intp]) -> NDArray[np.integer[Any]]:
         """Labels of some of the images as metrics read them: 1, 0, and UNKNOWN (−1) where a label

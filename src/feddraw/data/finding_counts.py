@@ -25,19 +25,31 @@ def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
     for split in SPLITS:
         rows = dataset.rows[split]
         labels = dataset.labels.take(rows)
-        positives = labels.values.sum(axis=0, dtype=np.int64)
-        known = dataset.labels.known_counts(rows)
-        splits[split] = {
-            "images": len(rows),
-            "positives": positives.tolist(),
-            "negatives": (known - positives).tolist(),
-        }
-        if labels.patients is not None:
-            splits[split]["patients"] = len(np.unique(labels.patients))
+        splits[split] = _participants(labels)
         if labels.sites is not None:
             sites, images = np.unique(labels.sites, return_counts=True)
             splits[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
+            splits[split]["by_site"] = {
+                site: _participants(labels.take(np.flatnonzero(labels.sites == site)))
+                for site in sites.tolist()
+            }
     return splits
+
+
+def _participants(labels: Labels) -> dict[str, Any]:
+    """Of some images: how many patients, where they are known, and each finding's images by
+    label.
+    """
+    positives = labels.values.sum(axis=0, dtype=np.int64)
+    known = labels.known_counts(np.arange(len(labels)))
+    counts: dict[str, Any] = {
+        "images": len(labels),
+        "positives": positives.tolist(),
+        "negatives": (known - positives).tolist(),
+    }
+    if labels.patients is not None:
+        counts["patients"] = len(np.unique(labels.patients))
+    return counts
 
 
 def too_few_for_auc(split: Mapping[str, Any], place: int) -> bool:

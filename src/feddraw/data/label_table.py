@@ -21,6 +21,7 @@ from feddraw.data.label_cells import (
     label_in_numeric_cell,
     labels_from_cells,
 )
+from feddraw.data.subgroups import SubgroupColumn, Subgrouping
 from feddraw.text import grouped, join_names
 
 DUPLICATE = "with a duplicate path"
@@ -94,8 +95,9 @@ class TableIntake:
     """The rows of one or several tables as they are read, without those that cannot be used."""
 
     findings: Sequence[str]
+    subgroups: Sequence[SubgroupColumn] = ()
     marks: list[list[int]] = field(default_factory=list)
-    # by name: path, split, patient, site, group
+    # by name: path, split, patient, site, group, and the cells that tell subgroups
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     problems: list[RowProblem] = field(default_factory=list)
     _places: dict[str, int] = field(default_factory=dict)  # of each row's marks, by name
@@ -156,11 +158,19 @@ class TableIntake:
             uncertain=(marks == UNCERTAIN).sum(axis=1).astype(np.uint8),
             groups=self._text_column("group"),
             known=known,
+            subgroups=self._subgroupings(),
         )
         paths = tuple(row.get("path", name) for name, row in self.rows.items())
         splits = [row.get("split") for row in self.rows.values()]
         split = np.array([-1 if number is None else number for number in splits], dtype=np.int8)
         return LabelTable(labels, paths, split, tuple(self.problems), marks)
+
+    def _subgroupings(self) -> tuple[Subgrouping, ...]:
+        cells = [row["subgroups"] for row in self.rows.values()] if self.subgroups else []
+        return tuple(
+            column.subgroups([of_row[place] for of_row in cells])
+            for place, column in enumerate(self.subgroups)
+        )
 
     def _text_column(self, kind: str) -> NDArray[np.str_] | None:
         values = self.column(kind)

@@ -21,6 +21,7 @@ from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_
 from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import NO_SITE, LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import split_own_rows
+from feddraw.data.subgroups import SubgroupColumn, subgroup_cells, subgroup_places
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns, read_columns
 from feddraw.errors import NoSuchPath, UserError, one_of
 from feddraw.system.file_reading import expanded_path
@@ -46,6 +47,7 @@ class TableSettings:
     columns: Mapping[str, str] = field(default_factory=dict)  # kind -> name, where the user says
     shares: Sequence[float] = (0.7, 0.1, 0.2)
     seed: int = 0
+    subgroups: Sequence[SubgroupColumn] = ()
 
     @property
     def may_lack(self) -> bool:
@@ -205,7 +207,8 @@ def read_own_tables(
     names = _findings_of_all(tables, settings)
     blank = cell_meanings("blank", settings.blank, names, {})
     uncertain = cell_meanings("uncertain", settings.uncertain, names, {})
-    intake = TableIntake(names)
+    subgroup_places(settings.subgroups, {str(t.sheet.path): t.sheet.header for t in tables})
+    intake = TableIntake(names, settings.subgroups)
     for table in tables:
         _take_rows(table, table.label_columns(names), intake)
     labelled = intake.table(blank, uncertain)
@@ -232,7 +235,14 @@ def open_tables(
     may_lack = settings.may_lack or several
     of_classes = _class_column(sheets, settings)
     layouts = [
-        guess_columns(sheet, settings.columns, settings.findings, may_lack, of_classes)
+        guess_columns(
+            sheet,
+            settings.columns,
+            settings.findings,
+            may_lack,
+            of_classes,
+            subgroups=settings.subgroups,
+        )
         for sheet in sheets
     ]
     _require_alike(paths, layouts)
@@ -358,6 +368,7 @@ def _take_rows(table: OwnTable, label_columns: LabelColumns, intake: TableIntake
                 site=table.site if site is None else site or NO_SITE,
                 patient=patient,
                 group=_cell(cells, layout.group),
+                subgroups=subgroup_cells(cells, layout.subgroups),
                 split=table.split if layout.split is None else SPLIT_NAMES[split],
             )
 

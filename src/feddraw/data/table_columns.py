@@ -11,7 +11,9 @@ from feddraw.data.class_column import ClassCells, ClassColumn
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
 from feddraw.data.label_cells import ColumnCells
+from feddraw.data.subgroups import SubgroupColumn
 from feddraw.errors import UserError
+from feddraw.text import plain_name
 
 # what such columns are called, in lower case and without blanks, dashes and underscores
 USUAL_COLUMN_NAMES = {
@@ -81,6 +83,8 @@ class TableColumns:
     findings: dict[str, int]  # under the table's own names, or as the user lists them
     columns: dict[str, ColumnCells] = field(default_factory=dict)  # of the findings
     others: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
+    # of the subgroups, in their order; None where the table lacks the column
+    subgroups: tuple[int | None, ...] = ()
 
     @property
     def unusual_entries(self) -> dict[str, str]:
@@ -95,12 +99,13 @@ def guess_columns(
     findings: FindingChoice,
     may_lack: bool,
     of_classes: ClassColumn | None = None,
+    subgroups: Sequence[SubgroupColumn] = (),
 ) -> TableColumns:
     """What each column is.
 
-    `named` has the columns that the user names, by kind; `may_lack`: a finding that is asked for
-    need not be in this table. Where a column names the class of each image, there are no findings
-    but `of_classes`.
+    `named` has the columns that the user names, by kind, `subgroups` those that tell subgroups;
+    `may_lack`: a finding that is asked for need not be in this table. Where a column names the
+    class of each image, there are no findings but `of_classes`.
     """
     columns = read_columns(sheet)
     if not any(column.values for column in columns):
@@ -120,14 +125,14 @@ def guess_columns(
         raise UserError(
             f"{sheet.path} has no column with image paths; it has {there} (data.path_column)"
         )
+    of_subgroups = tuple(column.place(sheet.header) for column in subgroups)
+    taken = {*places.values(), *of_subgroups}
     rest = {
         column.name: place
         for place, column in enumerate(columns)
-        if place not in places.values() and column.name
+        if place not in taken and column.name
     }
-    unnamed = any(
-        not column.name and place not in places.values() for place, column in enumerate(columns)
-    )
+    unnamed = any(not column.name and place not in taken for place, column in enumerate(columns))
     if of_classes is not None:
         assert label is not None
         return TableColumns(
@@ -143,6 +148,7 @@ def guess_columns(
                 )
                 for name in of_classes.classes
             },
+            subgroups=of_subgroups,
         )
     if findings == "all":
         others = _columns_without_labels(columns, rest)
@@ -172,6 +178,7 @@ def guess_columns(
         findings=chosen,
         columns={name: columns[place] for name, place in chosen.items()},
         others=others,
+        subgroups=of_subgroups,
     )
 
 
@@ -222,7 +229,7 @@ def _column_of_kind(
 
 
 def column_by_usual_name(header: Sequence[str], usual: Sequence[str]) -> int | None:
-    plain = [name.lower().replace(" ", "").replace("_", "").replace("-", "") for name in header]
+    plain = [plain_name(name) for name in header]
     return next((plain.index(name) for name in usual if name in plain), None)
 
 

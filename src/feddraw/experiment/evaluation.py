@@ -154,8 +154,8 @@ class Evaluator:
         return clients
 
     def _split_predictions(self, scores: Mapping[Split, Scores], personal: bool) -> Arrays:
-        """Scores and truth by image, and which images are of one patient: what paired comparisons
-        need.
+        """Scores and truth by image, which images are of one patient, and each image's site and
+        subgroups: what comparisons need.
         """
         arrays: Arrays = {}
         patients = self.dataset.labels.patient_numbers()
@@ -164,6 +164,8 @@ class Evaluator:
             arrays[f"{split}.truth"] = self.truth(split)
             if patients is not None:
                 arrays[f"{split}.patients"] = patients[self.dataset.rows[split]]
+            for number, grouping in enumerate(self.dataset.labels.groupings()):
+                arrays[f"{split}.group.{number}"] = grouping.of_image[self.dataset.rows[split]]
         return arrays
 
     def _holdout_predictions(self, holdout_scores: HoldoutScores) -> Arrays:

@@ -151,7 +151,16 @@ def _is_split(split: Any, run: RecordedRun) -> bool:
             return False
         if not all(isinstance(count, int) for count in column):
             return False
-    return isinstance(split.get("sites", {}), Mapping) and isinstance(split.get("patients", 0), int)
+    by_site = split.get("by_site", {})
+    if not isinstance(by_site, Mapping):
+        return False
+    # A part has the same columns, without parts of its own.
+    parts_fit = all(
+        isinstance(part, Mapping) and "by_site" not in part and _is_split(part, run)
+        for part in by_site.values()
+    )
+    sites_fit = isinstance(split.get("sites", {}), Mapping)
+    return parts_fit and sites_fit and isinstance(split.get("patients", 0), int)
 
 
 # ------------------------------------------------------------------------------------- the settings

@@ -37,6 +37,8 @@ from feddraw.report.sections import (
     metrics_by_finding,
     over_rounds,
     paper_form,
+    participants,
+    performance_by_group,
     ranks,
     roc_curves,
     servers,
@@ -74,6 +76,7 @@ BEFORE_SCENARIOS: tuple[Section, ...] = (
 )
 OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     client_sizes.section,
+    participants.section,
     images_by_finding.section,
     for_each_metric(
         metrics_by_finding.section,
@@ -87,6 +90,7 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     over_rounds.section,
     roc_curves.section,
     diagnostic_performance.section,
+    performance_by_group.section,
 )
 AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 

@@ -22,6 +22,7 @@ PRECISION_SETTINGS = ("training.amp", "training.tf32", "training.compile")
 SIDE_SETTINGS = (
     "test_every_round",
     "data.path",
+    "data.subgroups",
     "keep.best",
     "keep.tail",
     "keep.updates",

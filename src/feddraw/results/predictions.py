@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from feddraw.data.subgroups import NOT_STATED, Subgrouping
 from feddraw.results.run_folder import RunFolder
 
 Floats = NDArray[np.float64]
@@ -30,6 +31,7 @@ class Predictions:
     patients: NDArray[np.int64] | None
     classes: tuple[str, ...]
     tested: str  # a hash of what was tested: equal for the same images
+    groupings: tuple[Subgrouping, ...] = ()  # by site and by subgroup
 
     @property
     def shapes_fit(self) -> bool:
@@ -46,6 +48,7 @@ class Predictions:
         return (
             scored
             and owned
+            and all(_group_fits(grouping, images) for grouping in self.groupings)
             and classes == len(self.classes)
             and set(np.unique(self.truth)) <= {-1, 0, 1}
         )
@@ -80,6 +83,14 @@ class HoldoutPredictions:
         )
 
 
+def _group_fits(grouping: Subgrouping, images: int) -> bool:
+    """Whether every image is in one of the subgroups, or in none."""
+    places = grouping.of_image
+    if places.shape != (images,) or places.dtype.kind not in "iu":
+        return False
+    return not images or NOT_STATED <= places.min() <= places.max() < len(grouping.values)
+
+
 # A file of scores that is missing, or not as a run writes it, is as good as none.
 _unless_damaged = suppress(
     SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError
@@ -98,6 +109,14 @@ def read_predictions(run: Path, split: str, model: str) -> Predictions | None:
             patients=arrays.get(f"{split}.patients"),
             classes=tuple(map(str, notes["classes"])),
             tested=str(notes["test"]),
+            groupings=tuple(
+                Subgrouping(
+                    name=str(group["name"]),
+                    values=tuple(map(str, group["values"])),
+                    of_image=arrays[f"{split}.group.{number}"],
+                )
+                for number, group in enumerate(notes.get("groups", ()))
+            ),
         )
         return predictions if predictions.shapes_fit else None
     return None

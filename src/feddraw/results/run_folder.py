@@ -315,6 +315,11 @@ class RunFolder:
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
-        notes = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
+        groupings = dataset.labels.groupings()
+        notes = {
+            "classes": dataset.findings,
+            "test": hashlib.sha256(tested.encode()).hexdigest(),
+            "groups": [{"name": each.name, "values": each.values} for each in groupings],
+        }
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(notes)}), private=True)

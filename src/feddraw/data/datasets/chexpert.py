@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,12 @@ from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
+from feddraw.data.subgroups import (
+    SubgroupColumn,
+    read_subgroup_columns,
+    subgroup_cells,
+    subgroup_places,
+)
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
 
@@ -93,11 +99,13 @@ def chexpert(
     blank: CellPolicy = None,
     uncertain: CellPolicy = None,
     carve_test: float = 0.0,
+    subgroups: str | Sequence[str] = "",
     seed: int = 0,
 ) -> Dataset:
     """CheXpert, 191,027 frontal training images, from its own folder (data.path).
 
     `carve_test` is the share of training images to test on where there are no others.
+    `subgroups` names columns for which the report also gives results: "sex; age: 40, 65; view".
     """
     release = locate_chexpert(path)
     train = release.table_file("train.csv", "train.csv.gz")
@@ -110,7 +118,8 @@ def chexpert(
     sheets = {0: train, 1: valid}
     if not carve_test:
         sheets[2] = chexpert_test_sheet(release)
-    table = read_chexpert(sheets, findings, release, blank, uncertain)
+    columns = read_subgroup_columns(subgroups)
+    table = read_chexpert(sheets, findings, release, blank, uncertain, columns)
     if carve_test:
         training = table.split_rows("train")
         table.split[draw_share_of_patients(table.labels, training, carve_test, seed)] = 2
@@ -156,6 +165,7 @@ def read_chexpert(
     release: ChexpertRelease | None = None,
     blank: CellPolicy = None,
     uncertain: CellPolicy = None,
+    subgroups: Sequence[SubgroupColumn] = (),
 ) -> LabelTable:
     """One table out of those of the splits, numbered as in data.dataset.SPLITS; without a release,
     only labels.
@@ -167,9 +177,12 @@ def read_chexpert(
     doubts = cell_meanings(
         "uncertain", _with_known_names(uncertain), names, negative | PAPER_UNCERTAIN
     )
-    intake = TableIntake(names)
-    for number, path in sheets.items():
-        sheet = CsvSheet.of(path)
+    intake = TableIntake(names, subgroups)
+    opened = {number: CsvSheet.of(path) for number, path in sheets.items()}
+    headers = {str(sheet.path): sheet.header for sheet in opened.values()}
+    of_subgroups = subgroup_places(subgroups, headers)
+    for number, sheet in opened.items():
+        path = sheet.path
         places = {canonical_finding(name): place for place, name in enumerate(sheet.header)}
         sex = sheet.column_if_there("Sex")
         chosen = choose_findings(names, chexpert_findings(sheet), str(path))
@@ -184,6 +197,7 @@ def read_chexpert(
                 patient=image.patient,
                 split=number,
                 group="" if sex is None else image.cells[sex],
+                subgroups=subgroup_cells(image.cells, of_subgroups[str(path)]),
             )
     return intake.table(blanks, doubts)
 

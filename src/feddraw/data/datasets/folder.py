@@ -26,6 +26,7 @@ from feddraw.data.own_tables import (
     joined_names,
     read_own_tables,
 )
+from feddraw.data.subgroups import read_subgroup_columns
 from feddraw.errors import NoSuchPath
 
 
@@ -45,6 +46,7 @@ def folder(  # noqa: PLR0913 - the settings of the data set
     site_column: str = "",
     patient_column: str = "",
     group_column: str = "",
+    subgroups: str | Sequence[str] = "",
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Dataset:
@@ -55,6 +57,7 @@ def folder(  # noqa: PLR0913 - the settings of the data set
     findings or each. A finding that is listed but has no column is refused, or unknown throughout
     (`missing_columns`). `class_column` is a column that names the one class of each image, and
     `classes` lists the classes in the order of the network's outputs; there are no findings then.
+    `subgroups` names columns for which the report also gives results: "sex; age: 40, 65; view".
     """
     settings = TableSettings(
         images=images,
@@ -73,6 +76,7 @@ def folder(  # noqa: PLR0913 - the settings of the data set
         },
         shares=shares,
         seed=seed,
+        subgroups=read_subgroup_columns(subgroups),
     )
     tables = find_tables(path)
     root = image_root(tables, images)

@@ -7,6 +7,7 @@ The lists have no patient in common; validation is carved out of the first by pa
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from feddraw.data.csv_sheet import CsvSheet
@@ -21,6 +22,12 @@ from feddraw.data.finding_names import (
 from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_table import LabelColumns, LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
+from feddraw.data.subgroups import (
+    SubgroupColumn,
+    read_subgroup_columns,
+    subgroup_cells,
+    subgroup_places,
+)
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path, read_text
 
@@ -37,11 +44,13 @@ def nih(
     path: str = "",
     findings: FindingChoice = "paper",
     validation: float = 0.125,
+    subgroups: str | Sequence[str] = "",
     seed: int = 0,
 ) -> Dataset:
     """NIH ChestX-ray14, 112,120 images, from its own folder (data.path).
 
     `validation` is the share of the train_val images whose patients are kept for thresholds.
+    `subgroups` names columns for which the report also gives results: "sex; age: 40, 65; view".
     """
     root = expanded_path(
         path or os.environ.get(NIH_VARIABLE) or os.environ.get("FEDDRAW_DATA", ".")
@@ -58,7 +67,8 @@ def nih(
     splits: dict[str, int] = {}
     for name, number in NIH_SPLIT_LISTS.items():
         splits |= dict.fromkeys(read_nih_list(root / name), number)
-    table = read_nih_table(sheets[-1], splits, findings, nih_image_paths(root))
+    columns = read_subgroup_columns(subgroups)
+    table = read_nih_table(sheets[-1], splits, findings, nih_image_paths(root), columns)
     training = table.split_rows("train")
     table.split[draw_share_of_patients(table.labels, training, validation, seed)] = 1
     return dataset_from_files("nih", root, table, how, eight_bits=True)
@@ -80,7 +90,11 @@ def nih_image_paths(root: Path) -> dict[str, str]:
 
 
 def read_nih_table(
-    path: Path, splits: dict[str, int], findings: FindingChoice, paths: dict[str, str]
+    path: Path,
+    splits: dict[str, int],
+    findings: FindingChoice,
+    paths: dict[str, str],
+    subgroups: Sequence[SubgroupColumn] = (),
 ) -> LabelTable:
     """The entries that a split list names; `splits` and `paths` are by image name."""
     sheet = CsvSheet.of(path)
@@ -89,7 +103,8 @@ def read_nih_table(
     sex_column = sheet.column_if_there(*SEX_COLUMNS)
     wanted = choose_findings(findings, CHESTXRAY14_FINDINGS, path.name)
     columns = LabelColumns({name: place for place, name in enumerate(wanted)})
-    intake = TableIntake(tuple(wanted))
+    of_subgroups = subgroup_places(subgroups, {path.name: sheet.header})[path.name]
+    intake = TableIntake(tuple(wanted), subgroups)
     names = set()
     for line, cells in sheet.rows():
         where = f"{path.name} line {line}"
@@ -110,6 +125,7 @@ def read_nih_table(
                 path=paths.get(name) or Path(name).name,  # never out of the folder
                 patient=name[:8],
                 group="" if sex_column is None else cells[sex_column],
+                subgroups=subgroup_cells(cells, of_subgroups),
                 split=splits[name],
             )
     intake.problems += [

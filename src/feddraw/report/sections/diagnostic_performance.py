@@ -4,7 +4,7 @@ discrimination, calibration and net benefit, each with an interval over patients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -15,49 +15,26 @@ from feddraw.analysis import diagnostic_plots, plots
 from feddraw.analysis.diagnostic_measures import (
     CALIBRATION_BINS,
     DiagnosticTest,
-    Measured,
-    ModelScores,
     net_benefit_of_all,
     precision_recall_curve,
     reliability_bins,
 )
-from feddraw.data.finding_counts import FEW_FOR_AUC
-from feddraw.report.blocks import (
-    Block,
-    Cell,
-    Fold,
-    Gallery,
-    Heading,
-    Paragraph,
-    Picture,
-    ReportTable,
+from feddraw.report.blocks import Block, Fold, Gallery, Heading, Paragraph, Picture
+from feddraw.report.diagnostic_tables import (
+    TestedRow,
+    few_in_a_sentence,
+    has_few,
+    performance_tables,
 )
-from feddraw.report.patients import pooled_images
-from feddraw.report.runs import Predictions, RecordedRun, thresholds
+from feddraw.report.diagnostic_tests import diagnostic_tests
 from feddraw.report.sections.roc_curves import MOST_CURVES, scored_runs, shown_methods
 from feddraw.report.statistics import Report
 from feddraw.text import slug
 
-Measure = Callable[[DiagnosticTest], Measured]
-# By method and finding; findings that have images of both labels.
+# By method and finding.
 Tests = Mapping[str, Mapping[str, DiagnosticTest]]
 
-AT_THE_THRESHOLD: Mapping[str, Measure] = {
-    "sensitivity": DiagnosticTest.sensitivity,
-    "specificity": DiagnosticTest.specificity,
-    "PPV": DiagnosticTest.positive_predictive_value,
-    "NPV": DiagnosticTest.negative_predictive_value,
-}
-WITHOUT_THRESHOLD: Mapping[str, Measure] = {
-    "AUC": DiagnosticTest.auc,
-    "PR-AUC": DiagnosticTest.average_precision,
-    "Brier score": DiagnosticTest.brier_score,
-    "calibration slope": DiagnosticTest.calibration_slope,
-    "calibration intercept": DiagnosticTest.calibration_intercept,
-    "calibration error": DiagnosticTest.calibration_error,
-}
 NET_BENEFIT_POINTS = 40  # of a decision curve
-TOO_FEW = "too few"
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
@@ -80,116 +57,23 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     yield from _galleries(tests, report, scenario)
 
 
-def diagnostic_tests(
-    scored: Sequence[tuple[RecordedRun, Predictions]],
-) -> dict[str, DiagnosticTest]:
-    """By finding, from the test scores of one method's runs: a model per seed. Findings without
-    both kinds of image in every seed are left out.
-    """
-    if not scored:
-        return {}
-    images = pooled_images([predictions for _, predictions in scored])
-    tests = {}
-    for finding in scored[0][1].classes:
-        models = []
-        for place, (run, predictions) in enumerate(scored):
-            if finding not in predictions.classes:
-                continue
-            column = predictions.classes.index(finding)
-            model = ModelScores.of_known(
-                scores=predictions.scores[:, column],
-                truth=predictions.truth[:, column],
-                patients=images.owners[images.repeat == place],
-                threshold=thresholds(run)[run.findings.index(finding)],
-            )
-            if 0 < model.labels.sum() < len(model.labels):
-                models.append(model)
-        if len(models) == len(scored):
-            tests[finding] = DiagnosticTest(models)
-    return tests
-
-
 def _note(tests: Tests) -> str:
-    few = (
-        f" “{TOO_FEW}” marks findings with fewer than {FEW_FOR_AUC} positive or negative test"
-        " images: their intervals say little."
-    )
     every_test = [test for of_method in tests.values() for test in of_method.values()]
     return (
         "On test images, whose labels were not used to choose anything: thresholds were chosen on"
         " validation images. Scores are taken as probabilities. In brackets: 95 % confidence"
         " intervals over patients (images, where patients are not known); variation between"
-        " trainings is not in them." + (few if any(map(_has_few, every_test)) else "")
+        " trainings is not in them." + few_in_a_sentence(every_test)
     )
-
-
-def _has_few(test: DiagnosticTest) -> bool:
-    return min(test.positives, test.negatives) < FEW_FOR_AUC
 
 
 # --------------------------------------------------------------------------------------- the tables
 
 
 def _tables(tests: Mapping[str, DiagnosticTest], method: str, scenario: str) -> Iterator[Block]:
-    name = f"{slug(scenario)}-{slug(method)}"
-    yield _table(
-        tests,
-        AT_THE_THRESHOLD,
-        caption=f"{method} in {scenario}, at the thresholds chosen on validation images",
-        note=(
-            "PPV and NPV: positive and negative predictive value at the prevalence of these images."
-            " Intervals: Clopper and Pearson, with the effective number of images where patients"
-            " have several (Korn and Graubard)."
-        ),
-        label=f"at-threshold-{name}",
-        with_counts=True,
-    )
-    yield _table(
-        tests,
-        WITHOUT_THRESHOLD,
-        caption=f"{method} in {scenario}: discrimination and calibration of the scores",
-        note=(
-            "PR-AUC: average precision; a score of no use has the prevalence. Brier score: 0 is"
-            " ideal. Calibration slope 1 and intercept 0 are ideal; a slope below 1 means scores"
-            " that are too extreme, an intercept below 0 scores that are too high. Calibration"
-            f" error: expected calibration error over {CALIBRATION_BINS} bins of equal numbers of"
-            " images, which is above 0 by chance even where scores are calibrated."
-        ),
-        label=f"calibration-{name}",
-    )
-
-
-def _table(
-    tests: Mapping[str, DiagnosticTest],
-    measures: Mapping[str, Measure],
-    *,
-    caption: str,
-    note: str,
-    label: str,
-    with_counts: bool = False,
-) -> ReportTable:
-    """One row per finding: its images, where they are wanted, its prevalence, then each measure."""
-    rows = []
-    for finding, test in tests.items():
-        counts = f"{test.positives:,} / {test.negatives:,}"
-        if _has_few(test):
-            counts += f" ({TOO_FEW})"
-        prevalence = test.positives / (test.positives + test.negatives)
-        row = [Cell(finding)]
-        if with_counts:
-            row.append(Cell(counts, test.positives))
-        row.append(Cell(f"{prevalence:.1%}", prevalence))
-        rows.append([*row, *(_cell(measure(test)) for measure in measures.values())])
-    counted = ["positive / negative"] if with_counts else []
-    header = ["finding", *counted, "prevalence", *measures]
-    return ReportTable(caption=caption, header=header, rows=rows, note=note, label=label)
-
-
-def _cell(measured: Measured) -> Cell:
-    if not measured.defined:
-        return Cell("undefined")
-    interval = f" [{measured.low:.3f}, {measured.high:.3f}]" if np.isfinite(measured.low) else ""
-    return Cell(f"{measured.value:.3f}{interval}", measured.value)
+    rows = [TestedRow([finding], test) for finding, test in tests.items()]
+    label = f"{slug(scenario)}-{slug(method)}"
+    yield from performance_tables(rows, ["finding"], f"{method} in {scenario}", label)
 
 
 # -------------------------------------------------------------------------------------- the figures
@@ -205,7 +89,7 @@ def _galleries(tests: Tests, report: Report, scenario: str) -> Iterator[Block]:
             for method, of_method in tests.items()
             if finding in of_method and of_method[finding].sound
         }
-        if by_method and not _has_few(next(iter(by_method.values()))):
+        if by_method and not has_few(next(iter(by_method.values()))):
             drawn[finding] = by_method
     if not drawn:
         return
