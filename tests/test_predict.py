@@ -74,13 +74,13 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_done(
     good = folder / "images" / "below" / "000.png"
     done = typed(folder / "run", tmp_path / "broken.png", good, "--out", tmp_path / "scores.csv")
     assert isinstance(done.exception, Exception)
-    assert "1 of 2 images could not be read" in str(done.exception)
+    assert "1 of 2 images could not be scored" in str(done.exception)
     bad, fine = table((tmp_path / "scores.csv").read_text())
     assert bad["problem"] == "not a PNG, JPEG or DICOM image"
     assert not any(value for key, value in bad.items() if key not in ("image", "problem"))
     assert fine["Edema"]
     assert not fine["problem"]
-    assert "not read:" in done.stderr
+    assert "not scored:" in done.stderr
     assert "broken.png" in done.stderr
 
 
@@ -95,7 +95,7 @@ def test_a_table_names_images_of_its_own_folder_only(folder: Path) -> None:
         assert inside.path == folder / "images" / "below" / "001.png"
         assert outside.path is None
         found = prediction.predict_images(folder / "run", [inside, outside])
-        assert found.problems == {1: "not a path inside the table's folder"}
+        assert found.problems == {1: "not a path inside the table's folder, or one with '..' in it"}
         sheet.unlink()
 
 

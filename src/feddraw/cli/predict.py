@@ -16,7 +16,7 @@ from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed, UserError
 from feddraw.text import safe_text
 
-SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
+SHOWN_IMAGES = 10  # without a score, or with a doubtful one, that are named one by one
 
 
 def predict(
@@ -37,6 +37,10 @@ def predict(
         str, Option(help="The table's column of paths (default: found by name or content).")
     ] = "",
     workers: Annotated[int, Option(help="Processes that decode and score; 0 is one per core.")] = 0,
+    strict: Annotated[
+        bool,
+        Option("--strict", help="Give no scores to images that are unlike the training images."),
+    ] = False,
     trust: Annotated[
         bool, Option("--trust", help="Allow code that the run's experiment.toml names.")
     ] = False,
@@ -45,7 +49,9 @@ def predict(
 
     The CSV has one row per image: for each finding the probability and the call (1 or 0) at the
     run's threshold. An image that cannot be read is named, its row says why, the others are done,
-    and the exit code is 1.
+    and the exit code is 1. The row of an image that is unlike those of the training (another
+    modality, colour, inverted, empty, other grey levels) says so beside its scores, or with
+    --strict in place of them.
 
     Research software, not a medical device.
     """
@@ -62,7 +68,13 @@ def predict(
     begun = time.perf_counter()
     with counting_bar(console(stderr=True), prefix="") as report_progress:
         done = predict_images(
-            run, to_predict, model, trust=trust, workers=workers, progress=report_progress
+            run,
+            to_predict,
+            model,
+            trust=trust,
+            strict=strict,
+            workers=workers,
+            progress=report_progress,
         )
     seconds = time.perf_counter() - begun
     if out is None:
@@ -75,7 +87,14 @@ def predict(
     where = "" if out is None else f", written to {out}"
     scored = len(to_predict) - len(done.problems)
     say.print(f"{scored:,} of {len(to_predict):,} images scored in {seconds:.1f} s{where}")
-    for place, why in list(done.problems.items())[:SHOWN_UNREADABLE]:
-        say.print(f"not read: {done.images[place].name}: {why}")
+    for place, why in list(done.problems.items())[:SHOWN_IMAGES]:
+        say.print(f"not scored: {done.images[place].name}: {why}")
+    for place, why in list(done.doubts.items())[:SHOWN_IMAGES]:
+        say.print(f"in doubt: {done.images[place].name}: {why}")
+    if done.doubts:
+        say.print(
+            f"{len(done.doubts):,} of {len(to_predict):,} images are unlike the training images:"
+            " their scores may mean nothing"
+        )
     if done.problems:
-        raise RunFailed(f"{len(done.problems)} of {len(to_predict)} images could not be read")
+        raise RunFailed(f"{len(done.problems)} of {len(to_predict)} images could not be scored")

@@ -133,6 +133,7 @@ class Dataset:
     mean: float = 0.5  # of pixel / 255, subtracted before training
     std: float = 0.25
     synthetic: bool = False
+    modalities: tuple[str, ...] = ()  # that DICOM files among them name, such as DX
 
     @property
     def findings(self) -> tuple[str, ...]:

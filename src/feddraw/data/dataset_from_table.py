@@ -9,6 +9,7 @@ import os
 import time
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from feddraw.data import image_cache
 from feddraw.data.dataset import Dataset
 from feddraw.data.image_cache import FilesToCache, ImageSource, PreparedImages
+from feddraw.data.image_facts import dicom_modality
 from feddraw.data.image_folder import require_pydicom_for
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization
 from feddraw.data.imaging import BadImage
@@ -32,6 +34,8 @@ from feddraw.system.file_writing import write_whole
 from feddraw.text import safe_line
 
 TRIED_IMAGES = 24  # images that are decoded when a data set is only looked at
+ASKED_FOR_MODALITY = 100  # DICOM files that are opened to see what they were taken with
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +69,15 @@ def dataset_from_files(
         levels=how.recipe.levels,
         eight_bits=eight_bits,
     )
-    return prepared_dataset(name, table, files, how)
+    dataset = prepared_dataset(name, table, files, how)
+    return replace(dataset, modalities=_modalities(root, table.paths))
+
+
+def _modalities(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
+    """What DICOM files name, some of which are opened, from all parts of the table."""
+    may_be_dicom = [path for path in paths if not path.lower().endswith(PICTURE_SUFFIXES)]
+    some = may_be_dicom[:: max(1, len(may_be_dicom) // ASKED_FOR_MODALITY)]
+    return tuple(sorted({dicom_modality(root / path) for path in some} - {""}))
 
 
 def prepared_dataset(

@@ -12,7 +12,8 @@ from pathlib import Path
 from feddraw.data.imaging import decode, has_colours, header_of, is_dicom
 
 PNG_MARK = b"\x89PNG\r\n\x1a\n"
-BITS_IN_PNG = 24  # where its first chunk has them
+BITS_IN_PNG = 24  # where its first chunk has them, and behind them its kind of colours
+GREY_IN_PNG = (0, 4)  # without and with transparency
 DARK = 64  # of 255: 16-bit PNGs that stay below it hold values of fewer bits
 SHOWN_VALUES = 3  # of a site, before they are abbreviated
 
@@ -90,6 +91,14 @@ def dicom_modality(path: Path) -> str:
         return modality_of(file.get("Modality"))
     except Exception:  # the file is damaged: decoding it will say so
         return ""
+
+
+def is_in_colour(path: Path) -> bool:
+    """Whether the pixels of a file that can be decoded have colours."""
+    header = header_of(path)
+    if header.startswith(PNG_MARK) and header[BITS_IN_PNG + 1] in GREY_IN_PNG:
+        return False  # most radiographs: they need not be decoded again
+    return has_colours(decode(path, channels=3))
 
 
 # ------------------------------------------------------------------------------------- of all sites

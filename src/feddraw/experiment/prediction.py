@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.image_facts import dicom_modality, is_in_colour
 from feddraw.data.image_folder import files_below, require_pydicom_for
-from feddraw.data.imaging import BadImage
+from feddraw.data.image_summary import EMPTY, FLAT
+from feddraw.data.imaging import BadImage, has_colours
 from feddraw.data.own_tables import path_inside_folder
 from feddraw.data.table_columns import path_column
 from feddraw.errors import UserError
@@ -23,9 +25,10 @@ from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.progress import Progress, no_progress
 from feddraw.system.workers import in_workers_if_they_pay, limited_workers
-from feddraw.text import safe_line
+from feddraw.text import join_names, safe_line
 
 SCORED_CHUNK = 64  # images that a worker takes at a time
+MOSTLY = 0.99  # share of training images in colour from which on a grey one is unlike them
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv")
 
 log = logging.getLogger(__name__)
@@ -48,10 +51,11 @@ class Prediction:
     scores: NDArray[np.float32]  # (images, findings), not a number where an image cannot be read
     calls: NDArray[np.float64]  # 1, 0, or not a number
     problems: dict[int, str]
+    doubts: dict[int, str] = field(default_factory=dict)  # of images that are scored all the same
 
     def csv(self) -> str:
         """One row per image: each finding's score and call, and in the last column why there is
-        none.
+        none, or why it may mean nothing.
         """
         header = ["image"]
         for name in self.findings:
@@ -63,7 +67,11 @@ class Prediction:
         cells: list[object] = []
         for score, call in zip(self.scores[place], self.calls[place], strict=True):
             cells += ["" if np.isnan(score) else str(score), "" if np.isnan(call) else int(call)]
-        return [self.images[place].name, *cells, self.problems.get(place, "")]
+        return [
+            self.images[place].name,
+            *cells,
+            self.problems.get(place) or self.doubts.get(place, ""),
+        ]
 
 
 def find_images_to_predict(
@@ -112,24 +120,30 @@ def predict_images(
     model: str = "last",
     *,
     trust: bool = False,
+    strict: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Prediction:
     """Score images as the run's evaluation does; one that cannot be read is told, and the others
     are done.
+
+    One that is unlike the training images is scored and told; if `strict`, it is not scored.
     """
     trained = _loaded_model(run, model, trust)
     say = progress or no_progress
-    job = ImageScoring(run, model, trust, tuple(image.path for image in images))
+    paths = tuple(image.path for image in images)
+    job = ImageScoring(run, model, trust, strict, paths)
     scores = np.full((len(images), len(trained.findings)), np.nan, np.float32)
     problems: dict[int, str] = {}
+    doubts: dict[int, str] = {}
     done = 0
     say("scoring images", 0, len(images))
     starts = range(0, len(images), SCORED_CHUNK)
-    for start, (block, bad) in job.chunks(starts, limited_workers(workers)):
-        scores[start : start + len(block)] = block
-        problems |= {start + row: why for row, why in bad.items()}
-        done += len(block)
+    for start, chunk in job.chunks(starts, limited_workers(workers)):
+        scores[start : start + len(chunk.scores)] = chunk.scores
+        problems |= {start + row: why for row, why in chunk.unread.items()}
+        doubts |= {start + row: why for row, why in chunk.doubts.items()}
+        done += len(chunk.scores)
         say("scoring images", done, len(images))
     return Prediction(
         images=tuple(images),
@@ -137,6 +151,7 @@ def predict_images(
         scores=scores,
         calls=trained.calls(scores),
         problems=dict(sorted(problems.items())),
+        doubts=dict(sorted(doubts.items())),
     )
 
 
@@ -145,7 +160,13 @@ def _loaded_model(run: Path, model: str, trust: bool) -> TrainedModel:
     return load_trained(run, model, trust=trust)
 
 
-ScoredChunk = tuple[NDArray[np.float32], dict[int, str]]
+@dataclass(frozen=True, eq=False)
+class ScoredChunk:
+    """Some images in turn; what is said of them is by row."""
+
+    scores: NDArray[np.float32]
+    unread: dict[int, str]
+    doubts: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,7 @@ class ImageScoring:
     run: Path
     model: str
     trust: bool
+    strict: bool
     paths: tuple[Path | None, ...]
 
     def chunks(self, starts: Sequence[int], workers: int) -> Iterator[tuple[int, ScoredChunk]]:
@@ -170,18 +192,45 @@ class ImageScoring:
         )
 
     def __call__(self, start: int) -> ScoredChunk:
-        """Decode, prepare and score a chunk; gives the scores and the rows that cannot be read."""
+        """Decode, prepare and score a chunk."""
         trained = _loaded_model(self.run, self.model, self.trust)
         paths = self.paths[start : start + SCORED_CHUNK]
         images = np.zeros((len(paths), *trained.recipe.shape), np.uint8)
-        bad: dict[int, str] = {}
+        unread: dict[int, str] = {}
+        doubts: dict[int, str] = {}
         for row, path in enumerate(paths):
             try:
                 if path is None:
                     raise BadImage("not a path inside the table's folder, or one with '..' in it")
                 images[row] = trained.recipe.of_file(path)
+                if doubt := why_in_doubt(trained, path, images[row]):
+                    doubts[row] = doubt
             except BadImage as why:
-                bad[row] = str(why)
+                unread[row] = str(why)
+        if self.strict:
+            unread |= doubts
+            doubts = {}
         scores = trained.scores(images)
-        scores[list(bad)] = np.nan
-        return scores, bad
+        scores[list(unread)] = np.nan
+        return ScoredChunk(scores, unread, doubts)
+
+
+def why_in_doubt(trained: TrainedModel, path: Path, prepared: NDArray[np.uint8]) -> str:
+    """In what way an image is not of the kind that a model was trained on; empty if it is."""
+    doubts = []
+    known = trained.trained_on
+    modality = dicom_modality(path)
+    if known is not None and known.modalities and modality and modality not in known.modalities:
+        doubts.append(
+            f"its modality is {modality}, the model was trained on {join_names(known.modalities)}"
+        )
+    if trained.recipe.channels == 1:
+        if is_in_colour(path):
+            doubts.append("it is in colour, the model was trained on grey images")
+    elif known is not None and known.in_colour > MOSTLY and not has_colours(prepared):
+        doubts.append("it is grey, the model was trained on images in colour")
+    if known is not None:
+        doubts += known.doubts(prepared)
+    elif int(np.ptp(prepared)) <= FLAT:
+        doubts.append(EMPTY)
+    return "; ".join(doubts)

@@ -20,6 +20,7 @@ from feddraw.data.dataset import FINDINGS_TASK, Dataset, Labels
 from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.finding_counts import ClientCounts, class_notes
 from feddraw.data.image_settings import PreparationEstimate
+from feddraw.data.image_summary import ImageSummary, summary_of
 from feddraw.data.scenarios.partition import Partition
 from feddraw.data.scenarios.scenario_by_name import make_partition
 from feddraw.data.splits import refold, stratified_split
@@ -85,6 +86,7 @@ class PreparedRun(PreparedTask):
     trainer: Trainer
     initial: Model
     proxy: ServerImages | None = None
+    summary: ImageSummary | None = None  # of the images that clients train on
     places: tuple[WorkerPlace, ...] = (WorkerPlace(),)  # of its workers
 
     @property
@@ -197,6 +199,7 @@ def prepare(
         trainer=trainer,
         initial=initial,
         proxy=proxy,
+        summary=summary_of(data.dataset, pooled_rows(task.training_rows)),
         places=tuple(places_for_clients(experiment, len(task.clients))),
     )
     if experiment.secure:

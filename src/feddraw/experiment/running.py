@@ -175,6 +175,7 @@ def _run_facts(setup: PreparedRun) -> RunFacts:
         method=setup.method,
         dataset=setup.dataset,
         devices=devices_record(setup.experiment, setup.places),
+        images=setup.summary,
     )
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from feddraw.core import Heads
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
+from feddraw.data.image_summary import ImageSummary
 from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, one_of
 from feddraw.experiment.evaluation import has_personal_models
@@ -49,6 +50,7 @@ class TrainedModel:
     recipe: Recipe
     mean: float  # of pixel / 255
     std: float
+    trained_on: ImageSummary | None = None  # its training images, where the run's folder says
 
     def scores(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """(images, findings): probabilities for prepared images, on one thread as in training."""
@@ -101,6 +103,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
         recipe=_recipe(experiment),
         mean=mean,
         std=std,
+        trained_on=ImageSummary.of_record(run.environment.get("images")),
     )
 
 

@@ -23,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 from feddraw.core import Model, Proxy, why_no_policy
 from feddraw.data.dataset import Dataset, Split
 from feddraw.data.dataset_by_name import open_dataset
+from feddraw.data.image_summary import ImageSummary, summary_of
 from feddraw.data.scenarios.partition import Partition
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -62,6 +63,8 @@ class ServerEvaluation:
         self.method = make_method(experiment)
         self.dataset: Dataset | None = None  # None: the sites evaluate, and send counts
         self.proxy: Proxy | None = None
+        # of images that the server has itself: sites send nothing of theirs
+        self.summary: ImageSummary | None = None
         self.partition = Partition("sites", (), "")
         # metrics from the sites' counts, in the round under way
         self.metrics_from_sites = RunMetrics()
@@ -79,6 +82,8 @@ class ServerEvaluation:
         if validation:
             options = self.experiment.dataset_section()[1] | {"path": validation}
             dataset = open_dataset("folder", size=options.pop("size"), options=options)
+            evaluated = np.concatenate([dataset.rows["validation"], dataset.rows["test"]])
+            self.summary = summary_of(dataset, evaluated)
             if self.experiment.trains_on_features:
                 dataset = features_for_evaluation(
                     self.experiment, dataset, self.initial.layout.frozen
@@ -91,6 +96,7 @@ class ServerEvaluation:
         self.findings = setup.dataset.findings
         self.initial = setup.initial
         self.partition = setup.partition
+        self.summary = setup.summary
         self._evaluate_on(setup.dataset, setup.evaluator)
 
     def _evaluate_on(self, dataset: Dataset, evaluator: Evaluator) -> None:
@@ -158,6 +164,7 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
             parameters=_least_nodes(federation, evaluation) * len(evaluation.initial.params),
             layout=evaluation.initial.layout,
             method=evaluation.method,
+            images=evaluation.summary,
         )
         folder.write_settings(table, facts)
         return ServerRun(federation, evaluation, folder).carry_out(grid)

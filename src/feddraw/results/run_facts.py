@@ -13,6 +13,7 @@ from feddraw.core.capabilities import why_not_averaged
 from feddraw.core.classifier_layer import classifier_in_words
 from feddraw.data.dataset import FINDINGS_TASK, Dataset
 from feddraw.data.finding_counts import findings_per_split
+from feddraw.data.image_summary import ImageSummary
 from feddraw.data.scenarios.partition import Partition
 
 
@@ -26,6 +27,7 @@ class RunFacts:
     method: Method
     dataset: Dataset | None = None
     devices: Mapping[str, Any] = field(default_factory=dict)
+    images: ImageSummary | None = None  # that were trained on, where they are at hand
 
     def partition_record(self) -> dict[str, Any]:
         """Who was dealt what: a hash, and, where the data is at hand, how many images of each

@@ -204,6 +204,8 @@ class RunFolder:
         machine = environment() | dict(facts.devices)
         machine["sums"] = summed_by(facts.parameters)
         machine["network"] = facts.network_record()
+        if facts.images is not None:
+            machine["images"] = facts.images.record()
         if method := facts.method_record():
             machine["method"] = method
         write_json(self.environment, machine)
