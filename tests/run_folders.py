@@ -121,7 +121,7 @@ def _table(
     for key, value in settings.items():
         section, _, name = key.partition(".")
         if name:
-            table[section][name] = value
+            table.setdefault(section, {})[name] = value
         else:
             table[section] = value
     return table

@@ -145,6 +145,7 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
         "not a medical device",
         "Intended use",
         "synthetic images, no patients",
+        "**Not stated:** what the model is meant for",
         "CC BY 4.0",
         "95 % CI over the site's own images",
         "0 also at a site that does not label it",
@@ -163,6 +164,20 @@ def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(
     area = report_area(read_run(folder / "run"), "Pleural Effusion")
     assert f"| {area.value:.3f} ({area.low:.3f} to {area.high:.3f}) |" in row
     assert "(1.000 to 1.000)" not in plain
+
+
+def test_the_card_has_the_users_words_for_images_and_use(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "skin")
+    settings = folder / "skin" / "experiment.toml"
+    words = settings.read_text().replace('images = ""', 'images = "photographs of skin"')
+    settings.write_text(words.replace('use = ""', 'use = "sorting of referrals | by nurses"'))
+    done = typed(folder / "skin", "--out", folder / "c", "--formats", "safetensors")
+    assert done.exit_code == 0, done.output
+    card = (folder / "c" / "MODEL_CARD.md").read_text()
+    assert "that scores photographs of skin for 5 findings" in card
+    assert "sorting of referrals \\| by nurses" in card
+    assert "radiograph" not in card
+    assert "Not stated:" not in card
 
 
 def test_the_card_has_the_test_images_of_a_site_that_was_no_client(tmp_path: Path) -> None:

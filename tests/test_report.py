@@ -35,11 +35,18 @@ from feddraw.report import (
     markdown,
     write_report,
 )
-from feddraw.report.blocks import Bullets, Fold, Paragraph
+from feddraw.report.blocks import Bullets, Fold, Gallery, Paragraph, blocks_and_inner
 from feddraw.report.cells import column_cells
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.section_order import compose_report
-from feddraw.report.sections import aggregation_weights, caveats, client_views, first_screen
+from feddraw.report.sections import (
+    aggregation_weights,
+    caveats,
+    client_sizes,
+    client_views,
+    first_screen,
+    over_rounds,
+)
 from feddraw.report.sections.first_screen import results_table
 from feddraw.report.sections.summary import summary_sentences
 from feddraw.report.statistics import MeanOverRepeats, Report, compute_report
@@ -720,7 +727,7 @@ def test_a_first_seed_in_which_nobody_ever_counted_is_reported(tmp_path: Path) -
     report, _ = told(tmp_path)
     folds = [
         block.title
-        for block in aggregation_weights.section(report, "CHM-2")
+        for block in blocks_and_inner(list(aggregation_weights.section(report, "CHM-2")))
         if isinstance(block, Fold)
     ]
     assert "The weights of feddraw in words (seed 1)" in folds
@@ -1072,3 +1079,41 @@ def test_the_demo_ends_with_a_table_and_the_whole_report(
     assert re.search(r"uniform +0\.7500 +0\.6800", shown.output)
     assert (tmp_path / "demo" / "report.html").is_file()
     assert splits_shown == [True, False, False]  # the same images for all three
+
+
+def test_notes_and_tags_of_runs_are_shown_and_make_no_other_method(tmp_path: Path) -> None:
+    words = {"about.note": "lower rate after the <b>first</b> try", "about.tags": "pilot, skin"}
+    make_run(tmp_path / "a", settings=words)
+    make_run(tmp_path / "b", seed=1)
+    report, page = told(tmp_path)
+    assert report.methods == ["feddraw"]
+    assert "lower rate after the &lt;b&gt;first&lt;/b&gt; try" in page
+    assert "| pilot, skin |" in page
+
+
+def test_validation_and_test_curves_are_apart_and_say_what_was_chosen_on_them(
+    tmp_path: Path,
+) -> None:
+    for method in ("feddraw", "fedavg"):
+        make_run(tmp_path / method, method=method)
+    report, _ = told(tmp_path)
+    galleries = [
+        block for block in over_rounds.section(report, "CHM-2") if isinstance(block, Gallery)
+    ]
+    for gallery in galleries:
+        splits = {"validation" in picture.words for picture in gallery.pictures}
+        assert splits == {gallery.note.startswith("On validation images, on which thresholds")}
+
+
+def test_one_finding_gets_a_table_and_no_heat_map_of_one_column(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a")
+    settings = tomllib.loads((path / "experiment.toml").read_text())
+    partition = settings["partition"]
+    partition["findings"] = partition["findings"][:1]
+    partition["positives"] = {c: counts[:1] for c, counts in partition["positives"].items()}
+    (path / "experiment.toml").write_bytes(tomli_w.dumps(settings).encode())
+    report, _ = told(tmp_path)
+    gallery, table = client_sizes.section(report, "CHM-2")
+    assert [picture.name for picture in gallery.pictures] == ["chm-2-sizes"]
+    counts = partition["positives"]["C1"][0], partition["sizes"]["C1"]
+    assert table.rows[0][2].text == f"{counts[0] / counts[1]:.1%}"

@@ -107,6 +107,22 @@ def test_a_scenario_at_a_time_or_all(page: Any) -> None:
     assert headings() == ["Scenario CHM-1", "Scenario CHM-2"]
 
 
+def test_one_method_or_all(page: Any) -> None:
+    assert {"feddraw", "fedavg"} <= set(column(page, 0))
+    page.locator("select#method").select_option("fedavg")
+    shown = page.locator("main table:visible").first.locator("tbody").first.locator("tr:visible")
+    assert [row.locator("th").inner_text() for row in shown.all()] == ["fedavg"]
+    words = [figure.get_attribute("aria-label") for figure in page.locator("figure svg").all()]
+    visible = [
+        figure.get_attribute("aria-label") for figure in page.locator("figure svg:visible").all()
+    ]
+    assert any("under feddraw" in label for label in words)
+    assert not any("under feddraw" in label for label in visible)
+    assert any("under fedavg" in label for label in visible)
+    page.locator("select#method").select_option("")
+    assert {"feddraw", "fedavg"} <= set(column(page, 0))
+
+
 def test_figures_follow_the_page_into_the_dark(new_page: Any, address: str) -> None:
     colours = []
     for scheme in ("light", "dark"):

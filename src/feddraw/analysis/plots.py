@@ -53,7 +53,7 @@ FIGURE_STYLE: dict[Any, Any] = {
     "ytick.color": MUTED,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
     "legend.borderaxespad": 0,
     "legend.frameon": False,
 }
@@ -210,7 +210,7 @@ def curve_figure(
     the one in focus.
     """
     if len(series) <= MOST_LINES_IN_PANEL:
-        figure, axes = panel_figure(6.4, 3.6)
+        figure, axes = panel_figure(5.4, 3.2)
         draw_lines(axes, series, order=order, spread=spread)
         axes.set_ylabel(label)
         draw_legend(axes)

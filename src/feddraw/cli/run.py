@@ -70,6 +70,12 @@ def run(
     out: Annotated[
         Path | None, Option(help="Folder for the results (default: runs/SCENARIO-METHOD-SEED).")
     ] = None,
+    note: Annotated[
+        str | None, Option(help="A note on this run, recorded with it and shown in reports.")
+    ] = None,
+    tag: Annotated[
+        list[str] | None, Option(help="A word to find the run by in reports (repeatable).")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         Option("--set", help="KEY=VALUE: change any setting, e.g. method.beta_max=2 (repeatable)."),
@@ -96,6 +102,8 @@ def run(
         "engine": engine,
         "workers": workers,
         "devices": devices,
+        "about.note": note,
+        "about.tags": ", ".join(tag) if tag else None,
     }
     if not resume and out is not None and out.is_dir() and any(out.iterdir()):
         raise UserError(

@@ -21,6 +21,7 @@ from feddraw.experiment.method_by_name import (
     combined_method,
     method_section,
 )
+from feddraw.results.about import About
 from feddraw.results.kept_models import Keep
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
@@ -37,7 +38,7 @@ NAMED_SECTIONS = (
 )
 SETTINGS_SECTIONS = {
     kind.__name__.lower(): kind
-    for kind in (Training, Participation, Corruption, Gate, Policy, Keep)
+    for kind in (Training, Participation, Corruption, Gate, Policy, Keep, About)
 }
 MOST_ROUNDS = 100_000
 # As data.seed of synthetic images: the experiment's seed, so that every seed has images of its own.
@@ -69,6 +70,7 @@ class Experiment:
     # Limits on how much a client may count, whatever the method says.
     policy: Policy = field(default_factory=Policy)
     keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
+    about: About = field(default_factory=About)  # in the user's words, for report and model card
     rounds: int = ROUNDS
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed

@@ -16,6 +16,7 @@ from feddraw.analysis.bootstrap import bootstrap_by_copies, interval
 from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
+from feddraw.results.about import images_in_words
 from feddraw.results.predictions import Predictions
 from feddraw.system.markdown import escape_markdown, markdown_table
 from feddraw.system.progress import Progress, no_progress
@@ -56,7 +57,7 @@ def model_card(
     }
     sections = {
         "# Model card": _introduction(trained),
-        "## Intended use": _intended_use(),
+        "## Intended use": _intended_use(trained),
         "## Data": _data(trained, data, sites),
         "## Findings, thresholds and test results": _findings(trained, progress),
         "## Results per site": _results_by_site(trained, data, sites, names, progress),
@@ -79,19 +80,34 @@ def _introduction(trained: TrainedModel) -> Iterator[str]:
     )
     yield "> **Research, not a medical device.** Not for diagnosis or treatment."
     yield (
-        f"A network ({network}) that scores chest radiographs for {len(trained.findings)} findings."
+        f"A network ({network}) that scores {_images(trained)} for {len(trained.findings)}"
+        " findings."
         f" It was trained by {len(trained.run.ledger.clients)} sites together: federated learning"
         f" with {method}, scenario {scenario}, {experiment.rounds} rounds, seed"
         f" {experiment.seed}, feddraw {__version__}. This is {KEPT_MODELS[trained.run.model]}."
     )
 
 
-def _intended_use() -> Iterator[str]:
+def _images(trained: TrainedModel) -> str:
+    """What kind of images the model is for, as far as it is known."""
+    name, _ = trained.experiment.section("data")
+    words = images_in_words(trained.experiment.about, name)
+    return escape_markdown(words) or "images of a kind that is not stated"
+
+
+def _intended_use(trained: TrainedModel) -> Iterator[str]:
+    about = trained.experiment.about
+    if not images_in_words(about, trained.experiment.section("data")[0]):
+        yield "**Not stated:** what kind of images these are. Set `about.images` of the run."
+    use = escape_markdown(about.use.strip())
     yield (
-        "Research on federated learning and on the classification of chest radiographs. The model"
-        " has not been validated for clinical use. Scores are not calibrated for other patients,"
-        " and thresholds depend on how common a finding is. Validate the model on your own images"
-        " before you draw conclusions from it."
+        use
+        or "**Not stated:** what the model is meant for, and for whom. Set `about.use` of the run."
+    )
+    yield (
+        "The model was made for research, and has not been validated for clinical use. Scores are"
+        " not calibrated for other patients, and thresholds depend on how common a finding is."
+        " Validate the model on your own images before you draw conclusions from it."
     )
 
 
@@ -99,7 +115,7 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
     name, _ = trained.experiment.section("data")
     source = "own images" if "/" in name or "." in name else escape_markdown(name)
     synthetic = data is not None and data.dataset.synthetic
-    kind = "synthetic images, no patients" if synthetic else "chest radiographs"
+    kind = "synthetic images, no patients" if synthetic else _images(trained)
     sentences = [f"Data set: {source} ({kind})."]
     sizes = trained.run.partition.get("sizes", {})
     if data is not None:

@@ -29,6 +29,7 @@ from feddraw.export.exported_graph import (
     model_description,
     scorer_of_graph,
 )
+from feddraw.results.about import images_in_words
 from feddraw.system import csv_cells
 from feddraw.system.file_writing import make_subfolder, write_json, write_whole
 
@@ -162,6 +163,8 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
         },
     }
     method, _ = trained.experiment.section("method")
+    about = trained.experiment.about
+    name, _ = trained.experiment.section("data")
     return {
         "schema": SCHEMA_URL,
         "version": "0.1.0",
@@ -173,7 +176,7 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
             "pillow": version("pillow"),
             "scikit-image": version("scikit-image"),
         },
-        "task": "Findings on chest radiographs",
+        "task": f"Findings on {images_in_words(about, name) or 'images'}",
         "description": f"Trained by several sites together ({method}) with feddraw {__version__}",
         "authors": "",
         "copyright": "",

@@ -139,6 +139,7 @@ class Picture:
     name: str
     figure: Figure
     words: str
+    method: str = ""  # that alone it shows, where it does
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,12 @@ class Gallery:
 
 @dataclass(frozen=True)
 class OnlyFor:
-    """Blocks that are shown for one metric or for one scenario only."""
+    """Blocks that are shown for one metric, one scenario or one method only."""
 
     blocks: Sequence[Block]
     metric: str = ""
     scenario: str = ""
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class ReportDocument:
     title: str
     blocks: Sequence[Block]
     scenarios: Sequence[str]
+    methods: Sequence[str] = ()  # by which a reader may filter
 
     @property
     def menu(self) -> list[tuple[Heading, str]]:

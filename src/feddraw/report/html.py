@@ -16,7 +16,6 @@ from feddraw.text import safe_text
 
 WIDEST_TABLE = 190  # characters: more would need type below 7 points on a page
 PAGE_POINTS = 770  # of A4 across, between the margins
-PIXELS_PER_INCH = 110  # of a figure on the page
 
 
 def render_html(document: ReportDocument, drawings: Mapping[str, str]) -> str:
@@ -53,11 +52,21 @@ def _navigation(document: ReportDocument) -> str:
     ]
     if len(scenarios) > 1:
         scenarios.append('<option value="">all</option>')
+    methods = [
+        f'<option value="{place}">{escape_html(name)}</option>'
+        for place, name in enumerate(document.methods)
+    ]
+    method_choice = ""
+    if len(methods) > 1:
+        method_choice = (
+            '<label class="choice">Method <select id="method"><option value="">all</option>'
+            f"{''.join(methods)}</select></label>"
+        )
     links = [_menu_link(heading, scenario, document) for heading, scenario in document.menu]
     return (
         f'<fieldset class="switch"><legend>Metric</legend>{metrics}</fieldset>'
         '<label class="choice">Scenario '
-        f'<select id="scenario">{"".join(scenarios)}</select></label>'
+        f'<select id="scenario">{"".join(scenarios)}</select></label>{method_choice}'
         f"<ul>{''.join(links)}</ul>"
     )
 
@@ -76,6 +85,7 @@ class _Body:
 
     def __init__(self, document: ReportDocument, drawings: Mapping[str, str]) -> None:
         self.scenarios = list(document.scenarios)
+        self.methods = list(document.methods)
         self.drawings = drawings
         self.figures = 0
 
@@ -94,11 +104,11 @@ class _Body:
                 return f"<ul>{''.join(f'<li>{escape_html(item)}</li>' for item in items)}</ul>"
             case blocks.CodeBlock(text):
                 return f'<pre tabindex="0"><code>{escape_html(text)}</code></pre>'
-            case blocks.OnlyFor(inner, metric, scenario):
+            case blocks.OnlyFor(inner, metric, scenario, method):
                 shown = f' data-metric="{metric}"' if metric else ""
                 if scenario:
                     shown += f' data-scenario="{self.scenarios.index(scenario)}"'
-                return f"<section{shown}>{self.html(inner)}</section>"
+                return f"<section{shown}{self._of_method(method)}>{self.html(inner)}</section>"
             case blocks.SideBySide(inner):
                 columns = [f"<div>{self._block(column)}</div>" for column in inner]
                 return f'<div class="columns">{"".join(columns)}</div>'
@@ -106,39 +116,63 @@ class _Body:
                 summary = f"<summary>{escape_html(title)}</summary>"
                 return f"<details>{summary}{self.html(inner)}</details>"
             case blocks.Gallery(pictures, note):
-                figures = "".join(map(self._figure, pictures))
-                return f'<div class="gallery">{figures}</div>{_note(note)}' if figures else ""
+                return self._gallery(pictures, note)
             case blocks.ReportTable():
-                return "".join(map(_table, block.in_blocks(WIDEST_TABLE)))
+                return "".join(map(self._table, block.in_blocks(WIDEST_TABLE)))
+
+    def _of_method(self, method: str) -> str:
+        """An attribute by which the page filters."""
+        return f' data-method="{self.methods.index(method)}"' if method in self.methods else ""
+
+    def _gallery(self, pictures: Sequence[Picture], note: str) -> str:
+        """Figures side by side, over the whole width: by two where by three would leave one alone.
+        The note of a single figure stands beside it.
+        """
+        figures = "".join(map(self._figure, pictures))
+        if not figures:
+            return ""
+        if len(pictures) == 1 and note:
+            return f'<div class="columns half"><div>{figures}</div><div>{_note(note)}</div></div>'
+        by_two = len(pictures) == 2 or len(pictures) % 3 == 1
+        kind = "gallery one" if len(pictures) == 1 else "gallery two" if by_two else "gallery"
+        return f'<div class="{kind}">{figures}</div>{_note(note)}'
 
     def _figure(self, picture: Picture) -> str:
         self.figures += 1
         drawing = _svg_in_page_colours(self.drawings[picture.name], f"f{self.figures}-")
         description = f'<svg role="img" aria-label="{escape_html(picture.words)}"'
         drawing = drawing.replace("<svg", description, 1)
-        inches, _ = picture.figure.get_size_inches()
-        return f'<figure style="max-width: {inches * PIXELS_PER_INCH:.0f}px">{drawing}</figure>'
+        return f"<figure{self._of_method(picture.method)}>{drawing}</figure>"
+
+    def _table(self, table: ReportTable) -> str:
+        caption = escape_html(table.caption)
+        type_size = min(9.0, PAGE_POINTS / (0.56 * table.width))
+        body = f"<tbody>{self._rows(table, table.rows)}</tbody>"
+        if table.references:
+            body += (
+                f'<tbody class="fixed"><tr><th colspan="{len(table.header)}" scope="colgroup">for'
+                " reference</th></tr></tbody>"
+            )
+            body += f"<tbody>{self._rows(table, table.references)}</tbody>"
+        return (
+            f'<div class="wide" tabindex="0" role="region" aria-label="{caption}">'
+            f'<table style="--print: {type_size:.1f}pt"><caption>{caption}</caption>'
+            f"<thead>{_header_rows(table)}</thead>{body}</table></div>{_note(table.note)}"
+        )
+
+    def _rows(self, table: ReportTable, rows: Sequence[Sequence[Cell]]) -> str:
+        """A row that is about one method can be filtered by it."""
+        column = table.header.index("method") if "method" in table.header else None
+        lines = []
+        for row in rows:
+            name, *cells = row
+            method = "" if column is None else self._of_method(row[column].text)
+            lines.append(f"<tr{method}>{_cell(name, 'th')}{''.join(map(_cell, cells))}</tr>")
+        return "".join(lines)
 
 
 def _note(words: str) -> str:
     return f'<p class="note">{escape_html(words)}</p>' if words else ""
-
-
-def _table(table: ReportTable) -> str:
-    caption = escape_html(table.caption)
-    type_size = min(9.0, PAGE_POINTS / (0.56 * table.width))
-    body = f"<tbody>{_rows(table.rows)}</tbody>"
-    if table.references:
-        body += (
-            f'<tbody class="fixed"><tr><th colspan="{len(table.header)}" scope="colgroup">for'
-            " reference</th></tr></tbody>"
-        )
-        body += f"<tbody>{_rows(table.references)}</tbody>"
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{caption}">'
-        f'<table style="--print: {type_size:.1f}pt"><caption>{caption}</caption>'
-        f"<thead>{_header_rows(table)}</thead>{body}</table></div>{_note(table.note)}"
-    )
 
 
 def _header_rows(table: ReportTable) -> str:
@@ -164,13 +198,6 @@ def _header_cell(name: str, column: Sequence[Cell]) -> str:
     # The name stands twice: on continuation pages Chromium prints no button, and the style sheet
     # prints data-name.
     return f'<th scope="col"{number} data-name="{name}"><button type="button">{name}</button></th>'
-
-
-def _rows(rows: Sequence[Sequence[Cell]]) -> str:
-    lines = []
-    for name, *cells in rows:
-        lines.append(f"<tr>{_cell(name, 'th')}{''.join(map(_cell, cells))}</tr>")
-    return "".join(lines)
 
 
 def _cell(cell: Cell, tag: str = "td") -> str:

@@ -1,18 +1,26 @@
 "use strict";
-// Without this script everything is on the page; with it, one metric and one scenario at a time, and tables sort.
+// Without this script everything is on the page; with it, one metric and one scenario at a time, one method or all, and
+// tables sort.
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
   const scenario = document.getElementById("scenario");
+  const method = document.getElementById("method"); // none where there is one method
+  const filtered = "[data-metric], [data-scenario], [data-method]";
   const show = () => {
-    const metric = document.querySelector("input[name=metric]:checked").value;
-    for (const part of all("[data-metric]")) part.hidden = part.dataset.metric !== metric;
-    for (const part of all("[data-scenario]")) {
-      part.hidden = scenario.value !== "" && part.dataset.scenario !== scenario.value;
+    const chosen = {
+      metric: document.querySelector("input[name=metric]:checked").value,
+      scenario: scenario.value,
+      method: method ? method.value : "",
+    };
+    for (const part of all(filtered)) {
+      part.hidden = Object.entries(chosen).some(([what, value]) => value !== "" && (part.dataset[what] ?? value) !== value);
     }
+    for (const gallery of all(".gallery:not(.one)")) gallery.classList.toggle("alone", all("figure:not([hidden])", gallery).length === 1);
   };
   for (const input of all("input[name=metric]")) input.addEventListener("change", show);
   scenario.addEventListener("change", show);
+  if (method) method.addEventListener("change", show);
 
   // Numbers by value with undefined ones last, whichever way; words by the alphabet.
   const key = (row, column) => {
@@ -39,7 +47,7 @@
     }
   };
   for (const button of all("thead button")) button.addEventListener("click", () => sort(button.closest("th")));
-  addEventListener("beforeprint", () => all("[data-metric], [data-scenario], details").forEach((part) => {
+  addEventListener("beforeprint", () => all(`${filtered}, details`).forEach((part) => {
     part.hidden = false;
     if (part.localName === "details") part.open = true;
   }));

@@ -54,6 +54,7 @@ def weight_pictures(
                 name=f"{slug(scenario)}-{slug(method)}-weights",
                 figure=figure,
                 words=f"Weight of each client in every round under {method}",
+                method=method,
             )
         )
     return pictures
@@ -79,6 +80,7 @@ def influence_pictures(
                 name=f"{slug(scenario)}-{slug(method)}-influence",
                 figure=figure,
                 words=f"Influence of each client in every round under {method}",
+                method=method,
             )
         )
     return pictures

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS
+from feddraw.data.scenarios.scenario_by_name import describe_scenario, scenario_names
 from feddraw.results.environment import table_in_environment
 from feddraw.results.metrics import ClientMetrics
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, outcome_device_kind
@@ -168,6 +169,21 @@ def _is_split(split: Any, run: RecordedRun) -> bool:
 
 def data_name(run: RecordedRun) -> str:
     return str(run.settings["data"]["name"])
+
+
+def scenario_in_words(runs: Sequence[RecordedRun]) -> str:
+    """What the scenario of some runs is, in a sentence; empty for a user's own."""
+    names = {str(run.flat.get("scenario.name", "")) for run in runs}
+    if len(names) != 1 or not names <= set(scenario_names()):
+        return ""
+    words = describe_scenario(*names).rstrip(".")
+    scale = runs[0].flat.get("scenario.scale", 1.0)
+    return f"{words}." if scale == 1.0 else f"{words}; here {scale:.1%} of these images."
+
+
+def note_and_tags(run: RecordedRun) -> tuple[str, str]:
+    """What its user wrote down about a run."""
+    return str(run.flat.get("about.note", "")).strip(), str(run.flat.get("about.tags", "")).strip()
 
 
 def number_of_folds(runs: Sequence[RecordedRun]) -> int:

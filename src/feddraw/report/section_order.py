@@ -17,11 +17,12 @@ from feddraw.report.blocks import (
     Block,
     Heading,
     OnlyFor,
+    Paragraph,
     ReportDocument,
     ReportTable,
     blocks_and_inner,
 )
-from feddraw.report.runs import METRICS
+from feddraw.report.runs import METRICS, scenario_in_words
 from feddraw.report.sections import (
     aggregation_weights,
     all_scenarios,
@@ -35,6 +36,7 @@ from feddraw.report.sections import (
     kept_models,
     method_differences,
     metrics_by_finding,
+    notes,
     over_rounds,
     paper_form,
     participants,
@@ -69,6 +71,7 @@ def for_each_metric(*sections: MetricSection) -> ScenarioSection:
 BEFORE_SCENARIOS: tuple[Section, ...] = (
     first_screen.section,
     summary.section,
+    notes.section,
     caveats.section,
     all_scenarios.section,
     ranks.section,
@@ -107,11 +110,13 @@ def compose_report(report: Report, title: str, progress: Progress = no_progress)
         blocks.append(OnlyFor(list(_scenario_blocks(report, scenario)), scenario=scenario))
     for section in AFTER_SCENARIOS:
         blocks += checked_blocks(section(report), section)
-    return ReportDocument(title, blocks, report.scenarios)
+    return ReportDocument(title, blocks, report.scenarios, report.shown)
 
 
 def _scenario_blocks(report: Report, scenario: str) -> Iterator[Block]:
     yield Heading(f"Scenario {scenario}", anchor=f"scenario-{slug(scenario)}")
+    if words := scenario_in_words(report.runs(scenario)):
+        yield Paragraph(words)
     for section in OF_EACH_SCENARIO:
         yield from checked_blocks(section(report, scenario), section)
 

@@ -18,8 +18,12 @@ EXECUTION_SETTINGS = ("engine", "workers", "devices", "track", "training.device"
 # them, and a note says where they differ, unless somebody compares them: the same run with several
 # values.
 PRECISION_SETTINGS = ("training.amp", "training.tf32", "training.compile")
-# What is looked at or kept beside the result, and where the data lie on a machine.
+# What is said, looked at or kept beside the result, and where the data lie on a machine.
 SIDE_SETTINGS = (
+    "about.images",
+    "about.use",
+    "about.note",
+    "about.tags",
     "test_every_round",
     "data.path",
     "data.subgroups",

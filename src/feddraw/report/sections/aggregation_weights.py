@@ -11,7 +11,16 @@ from feddraw.analysis.explain_weights import explain_run_weights
 from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.site_heterogeneity import Heterogeneity, site_distances_in_ledger
 from feddraw.analysis.weights_in_words import weights_in_sentences
-from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Paragraph, Picture
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Fold,
+    Gallery,
+    Heading,
+    OnlyFor,
+    Paragraph,
+    Picture,
+)
 from feddraw.report.pictures import (
     influence_pictures,
     ledger_column,
@@ -53,10 +62,13 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         )
     for method, runs in weighted.items():
         parts = part_pictures(runs, method, slug(scenario))
+        blocks: list[Block] = []
         if parts:
-            yield Gallery(parts, f"What the weights of {method} are made of.")
+            blocks.append(Gallery(parts, f"What the weights of {method} are made of."))
         if parts or method in limited:
-            yield from _in_words(runs, method)
+            blocks += _in_words(runs, method)
+        if blocks:
+            yield OnlyFor(blocks, method=method)
 
 
 def runs_with_weights(report: Report, scenario: str) -> dict[str, list[RecordedRun]]:
@@ -178,7 +190,7 @@ def _distances_picture(measured: Heterogeneity, method: str, name: str) -> Pictu
 def weights_by_finding_picture(runs: Runs, method: str, prefix: str) -> Iterator[Picture]:
     """Weights of each finding's row of the classifier, in the round in which they differ most."""
     by_finding = runs[0].by_class()
-    if not by_finding:
+    if len(by_finding) < 2:  # nothing to compare
         return
     weights = np.stack(list(by_finding.values()), axis=2)  # rounds, clients, findings
     spread = weights.max(axis=2) - weights.min(axis=2)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from feddraw.analysis import plots
-from feddraw.report.blocks import Block, Bullets, Gallery, Picture
+from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Picture, ReportTable
 from feddraw.report.pictures import panel_height
 from feddraw.report.runs import (
     RecordedRun,
@@ -23,11 +23,15 @@ from feddraw.text import join_names, slug
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
     pictures = []
+    table = None
     runs = report.runs(scenario)
     with_partition = next((run for run in runs if recorded_client_sizes(run)), None)
     if with_partition is not None:
         pictures.append(_sizes_picture(recorded_client_sizes(with_partition), scenario))
-        pictures.append(_findings_picture(with_partition, scenario))
+        if len(findings_of_partition(with_partition)) > 1:  # a map of one column shows little
+            pictures.append(_findings_picture(with_partition, scenario))
+        else:
+            table = _finding_table(with_partition)
     else:
         federated = next((run for run in runs if len(run.ledger.clients) > 1), None)
         if federated is not None:
@@ -36,9 +40,10 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         yield Bullets([f"{sentence}." for sentence in one_class])
     if pictures:
         held_back = _held_back_in_words(with_partition) if with_partition is not None else ""
-        yield Gallery(
-            pictures, f"Client sizes and how common each finding is there. {held_back}".rstrip()
-        )
+        what = "Client sizes." if table else "Client sizes and how common each finding is there."
+        yield Gallery(pictures, f"{what} {held_back}".rstrip())
+    if table is not None:
+        yield table
 
 
 def _held_back_in_words(run: RecordedRun) -> str:
@@ -65,6 +70,19 @@ def _sizes_picture(sizes: dict[str, int] | dict[str, float], scenario: str) -> P
     plots.draw_sizes(axes, sizes)
     counts = join_names([f"{client} {size:,.0f}" for client, size in sizes.items()])
     return Picture(f"{slug(scenario)}-sizes", figure, f"Images at each client: {counts}")
+
+
+def _finding_table(run: RecordedRun) -> ReportTable:
+    """How common the only finding is at each client."""
+    findings = findings_of_partition(run)
+    rows = []
+    for client, size in recorded_client_sizes(run).items():
+        cells = [Cell(client), Cell(f"{size:,}", size)]
+        for share in shares_with_finding(run, client):
+            cells.append(Cell(f"{share:.1%}", share) if math.isfinite(share) else Cell("no label"))
+        rows.append(cells)
+    header = ["client", "images", *findings]
+    return ReportTable("Share of images with the finding, of those with a label", header, rows)
 
 
 def _findings_picture(run: RecordedRun, scenario: str) -> Picture:

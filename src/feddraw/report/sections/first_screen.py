@@ -46,6 +46,10 @@ def _tested_images(report: Report) -> Iterator[Block]:
 
 
 def _disclaimers(collection: RunCollection) -> Iterator[str]:
+    yield (
+        "AUC: area under the ROC curve; 0.5 is chance. GM: geometric mean of sensitivity and"
+        " specificity on test images, at the threshold that was chosen on validation images."
+    )
     names = {data_name(run) for run in collection.runs}
     if names and all(map(is_synthetic, names)):
         images = "phantoms" if names == {"phantom"} else "images"

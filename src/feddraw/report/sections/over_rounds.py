@@ -12,6 +12,11 @@ from feddraw.report.runs import METRICS
 from feddraw.report.statistics import Report
 from feddraw.text import slug
 
+ON_SPLIT = {
+    "validation": "On validation images, on which thresholds (and kept models) are chosen.",
+    "test": "On test images, for information only: nothing was chosen on them.",
+}
+
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
     by_split: dict[str, list[Picture]] = {"validation": [], "test": []}
@@ -20,16 +25,16 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             pictures.extend(_curve_picture(report, scenario, split, metric))
     if not any(by_split.values()):
         return
-    note = "Mean over the seeds that all methods have; shaded from the lowest to the highest seed. "
+    note = " Mean over the seeds that all methods have; shaded from the lowest to the highest. "
     if len(report.shown) > plots.MOST_LINES_IN_PANEL:
         note += (
             f"In panels with many methods, the thin line is {report.focus}; low first rounds"
-            " may be cut off. "
+            " may be cut off."
         )
-    if by_split["test"]:
-        note += "Test curves are for information only: nothing was chosen by them."
     yield Heading(f"Over the rounds in {scenario}", 3)
-    yield Gallery([*by_split["validation"], *by_split["test"]], note.rstrip())
+    for split, pictures in by_split.items():
+        if pictures:
+            yield Gallery(pictures, f"{ON_SPLIT[split]}{note.rstrip()}")
 
 
 def _curve_picture(report: Report, scenario: str, split: str, metric: str) -> Iterator[Picture]:

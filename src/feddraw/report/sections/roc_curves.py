@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import plots
 from feddraw.analysis.metrics import ROC_GRID, roc_curve
-from feddraw.report.blocks import Block, Gallery, Heading, Picture
+from feddraw.report.blocks import Block, Fold, Gallery, Heading, Picture
 from feddraw.report.runs import Predictions, RecordedRun, sensitivity_and_specificity
+from feddraw.report.sections.images_by_finding import findings_with_few_images
 from feddraw.report.statistics import Report
 from feddraw.text import grouped, slug
 
@@ -25,9 +26,14 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     by_method = {
         method: [(run, part) for run, part in scored if run.method == method] for method in methods
     }
+    few = findings_with_few_images(report.runs(scenario))
     pictures: list[Picture] = []
+    of_few_images: list[Picture] = []
     for finding in dict.fromkeys(finding for run, _ in scored for finding in run.findings):
-        pictures += _picture(by_method, finding, report, scenario)
+        drawn = of_few_images if finding in few else pictures
+        drawn += _picture(by_method, finding, report, scenario)
+    if not pictures:
+        pictures, of_few_images = of_few_images, pictures
     if pictures:
         note = (
             "Mean over seeds; the marker is where the threshold chosen on validation data lands on"
@@ -35,6 +41,8 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         )
         yield Heading(f"Sensitivity and specificity in {scenario}", 3)
         yield Gallery(pictures, note)
+    if of_few_images:
+        yield Fold("The same for findings with few test images (†)", [Gallery(of_few_images)])
 
 
 def scored_runs(runs: Sequence[RecordedRun]) -> Iterator[ScoredRun]:

@@ -6,7 +6,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragraph, ReportTable
+from feddraw import catalog
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    CodeBlock,
+    Fold,
+    Heading,
+    Paragraph,
+    ReportTable,
+)
 from feddraw.report.cells import number_cell
 from feddraw.report.runs import METRICS, RecordedRun, partition_hash, versions_and_machine
 from feddraw.report.statistics import Report
@@ -26,6 +36,8 @@ def section(report: Report) -> Iterator[Block]:
     )
     yield CodeBlock(report.command)
     yield Fold("How to run it again", list(_how_to_run_again(runs, report.folders)))
+    if methods := _methods_in_words(runs):
+        yield Fold("What the methods do", [Bullets(methods)])
     yield Fold("Settings", [_settings_table(runs)])
     yield Fold("Partitions", [_partition_table(runs)])
     yield Fold("Versions", [_version_table(runs)])
@@ -87,6 +99,13 @@ def _commands_to_run_again(runs: Runs, folders: Sequence[Path]) -> str:
     if len(runs) > MOST_COMMANDS:
         lines.append(f"# … and {len(runs) - MOST_COMMANDS} more")
     return "\n".join(lines)
+
+
+def _methods_in_words(runs: Runs) -> list[str]:
+    """The first sentence of each method of the catalogue."""
+    known = set(catalog.names("methods"))
+    names = dict.fromkeys(run.name for run in runs if run.name in known)
+    return [f"{name}: {catalog.first_doc_line('methods', name)}" for name in names]
 
 
 def _settings_table(runs: Runs) -> ReportTable:
