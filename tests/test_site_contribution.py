@@ -7,12 +7,14 @@ from __future__ import annotations
 import errno
 import json
 import math
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from typer.testing import CliRunner, Result
 
 from feddraw.analysis.contributions import TrainedContributions, combine_trainings
@@ -32,11 +34,17 @@ from feddraw.experiment.retraining import without_each_site
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import collector_of, iterate, opened_engine, run
 from feddraw.experiment.settings import Experiment
-from feddraw.results.contribution_file import RunContributions, read_contributions
+from feddraw.report import ReportSettings, write_report
+from feddraw.results.contribution_file import (
+    RunContributions,
+    read_contributions,
+    write_contributions,
+)
 from feddraw.results.kept_updates import KeptRound, read_kept_round, round_file
 from feddraw.results.recorded_run import finished_run
 from feddraw.study.method_comparison import comparison_runs
 from feddraw.system import file_writing
+from feddraw.system.file_writing import toml_values
 from small import small
 
 KEPT = {"keep.updates": True, "holdout": 0.25, "method": "fedavg"}
@@ -318,8 +326,6 @@ def test_what_does_not_fit_into_the_minutes_is_left_out_and_said(
 def test_updates_that_are_not_there_or_not_the_runs_are_one_line(
     finished: Path, tmp_path: Path, damage: str, reason: str
 ) -> None:
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     updates = folder / "updates"
@@ -339,8 +345,6 @@ def test_updates_that_are_not_there_or_not_the_runs_are_one_line(
 
 
 def test_updates_of_another_run_are_noticed(finished: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "run"
     other = tmp_path / "other"
     shutil.copytree(finished, folder)
@@ -482,3 +486,54 @@ def test_gm_and_a_single_finding_are_utilities_too(finished: Path) -> None:
     ):
         _, shapley = recombined_contributions(finished, how)
         assert np.isfinite(shapley.of_group("test")[:, 0]).all()
+
+
+# ----------------------------------------------------------------------------------- the report
+
+
+def test_the_report_has_what_each_site_gave_beside_what_it_gained(
+    finished: Path, measured: dict[str, RunContributions], tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "fedavg")
+    for each in measured.values():
+        write_contributions(tmp_path / "fedavg", each)
+    run(small(**{**KEPT, "keep.updates": False, "method": "alone"}), tmp_path / "alone")
+    write_report([tmp_path], settings=ReportSettings(replicates=50))
+    page = (tmp_path / "report.md").read_text()
+    part = page.partition("What did each site contribute? AUC of fedavg")[2].partition("\n### ")[0]
+    assert "leave-one-out by round" in part
+    assert "gained over training alone" in part
+    shapley = over_trainings([measured["shapley"]])
+    assert shapley is not None
+    for site in range(3):
+        assert sentence_of_site(shapley, site, "AUC") in part
+    assert len(list((tmp_path / "figures").glob("contribution-*"))) >= 1
+
+
+def test_a_report_without_contributions_has_no_such_part(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("contribution"))
+    write_report([tmp_path], settings=ReportSettings(replicates=50))
+    assert "What did each site contribute" not in (tmp_path / "report.md").read_text()
+
+
+def test_a_comparison_measures_them_for_its_report(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    experiment = complete_settings(small(rounds=1, engine="processes"))
+    file.write_text(tomli_w.dumps(toml_values(experiment.table())))
+    words = [
+        "compare",
+        file,
+        "--seeds",
+        1,
+        "--workers",
+        1,
+        "--contribution",
+        "--out",
+        tmp_path / "c",
+    ]
+    result = CliRunner().invoke(app, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "c" / "report.md").read_text()
+    assert "What did each site contribute? AUC of feddraw" in page
+    assert "What did each site contribute? AUC of uniform" in page
+    assert "What did each site contribute? AUC of alone" not in page

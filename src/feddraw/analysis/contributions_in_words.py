@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from feddraw.analysis.contributions import (
@@ -41,7 +41,8 @@ def over_trainings(
     return combine_trainings(having[0].sites, values)
 
 
-def estimator_in_focus(measured: Measured) -> str:
+def estimator_in_focus(measured: Collection[str]) -> str:
+    """Of the estimators that there are."""
     return next(name for name in IN_FOCUS if name in measured)
 
 

@@ -47,6 +47,10 @@ def compare(
         list[str] | None,
         Option("--set", help="KEY=VALUE: change a setting of every run (repeatable)."),
     ] = None,
+    contribution: Annotated[
+        bool,
+        Option("--contribution", help="Also measure what each site contributed to each method."),
+    ] = False,
     trust: Annotated[
         bool, Option("--trust", help="Allow code that the experiment file names.")
     ] = False,
@@ -63,7 +67,6 @@ def compare(
     _check_file_and_folder(file, folder)
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
-    from feddraw.cli.report import write_and_show_report
     from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import parse_settings
@@ -74,7 +77,8 @@ def compare(
     from feddraw.study.run_study import PlanOptions, run_study
 
     start = starting_experiment(file, None, None, trust)
-    experiment = start.with_settings(parse_settings(set_ or []))
+    asked = {"keep.updates": True} if contribution else {}
+    experiment = start.with_settings(asked | parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
     console().print(f"{file.stem}: {len(runs)} run{'s' * (len(runs) != 1)} in {folder}")
     rest = unfinished_runs(runs, folder)
@@ -113,13 +117,46 @@ def compare(
     _say_what_is_left([planned for planned in not_run if planned.name in late], minutes)
     _say_what_was_given_up([planned for planned in not_run if planned.name not in late])
     if progress.finished + progress.skipped:
-        command = f"feddraw compare {quote(str(file))}"
-        write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
+        _write_report(file, folder, runs if contribution else [], trust)
     if progress.failed:
         raise RunFailed(
             f"{len(progress.failed)} of {len(runs)} runs failed: type the command again to retry"
             " them"
         )
+
+
+def _write_report(file: Path, folder: Path, measured: Sequence[PlannedRun], trust: bool) -> None:
+    """The report of all runs, after the contributions to those that are to be measured."""
+    from feddraw.cli.report import write_and_show_report
+
+    _measure_contributions(measured, folder, trust)
+    command = f"feddraw compare {quote(str(file))}"
+    write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
+
+
+def _measure_contributions(runs: Sequence[PlannedRun], folder: Path, trust: bool) -> None:
+    """Of every finished run that kept its updates; what fails at one is said, and the others go
+    on.
+    """
+    from feddraw.experiment.contribution import Effort, measure_contributions
+    from feddraw.experiment.recombination import ContributionOptions
+    from feddraw.results.run_folder import RunFolder
+
+    paths = [
+        folder / planned.name
+        for planned in runs
+        if planned.experiment.keep.updates and RunFolder(folder / planned.name).metrics.is_file()
+    ]
+    if not paths:
+        return
+    with counting_bar(console(stderr=True), prefix="contributions: ") as show_progress:
+        for number, path in enumerate(paths):
+            show_progress("runs", number, len(paths))
+            try:
+                measure_contributions([path], ContributionOptions(), Effort(), trust=trust)
+            except UserError as error:
+                console().print(safe_line(f"no contributions of {path}: {error}"))
+        show_progress("runs", len(paths), len(paths))
 
 
 def _check_file_and_folder(file: Path, folder: Path) -> None:
