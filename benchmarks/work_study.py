@@ -38,6 +38,7 @@ from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console
 from feddraw.core import Method
 from feddraw.core.schedules import size_prior, weights_and_parts
+from feddraw.data.corruption import Alteration
 from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.data.scenarios.paper_scenarios import paper_scenario
@@ -46,7 +47,12 @@ from feddraw.data.splits import stratified_split
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.run_preparation import initial_model, prepare, trained_builder
+from feddraw.experiment.run_preparation import (
+    initial_model,
+    open_experiment_data,
+    prepare,
+    trained_builder,
+)
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import Federation, federate
 from feddraw.server.ledger import LedgerEntry
@@ -249,8 +255,12 @@ def linear_head(width: int, classes: int) -> tuple[nn.Module, str]:
     return nn.Sequential(nn.Flatten(), nn.Linear(width, classes)), "1"
 
 
-def open_features(design: Design, labels: Path, progress: Any = None) -> FeatureTable:
-    """The features of the sample's images, computed where the cache does not have them."""
+def open_features(
+    design: Design, labels: Path, progress: Any = None, *, blur: float = 0.0
+) -> FeatureTable:
+    """The features of the sample's images, computed where the cache does not have them; of images
+    that are blurred first, by a Gaussian of so many pixels, where that is asked for.
+    """
     from benchmarks.pretrained import weights_file
 
     experiment = Experiment(
@@ -269,7 +279,12 @@ def open_features(design: Design, labels: Path, progress: Any = None) -> Feature
         method="fedavg",
         engine="serial",
     )
-    prepared = prepare(experiment, progress=progress)
+    dataset = None
+    if blur:
+        sharp = open_experiment_data(experiment, progress)
+        images = Alteration(blur=blur).altered_images(sharp.images, np.random.default_rng(0))
+        dataset = replace(sharp, images=images)
+    prepared = prepare(experiment, dataset=dataset, progress=progress)
     labels_of_all = prepared.dataset.labels
     features = np.array(prepared.dataset.images, np.float32)
     if design.frozen == BODY:
