@@ -36,6 +36,7 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
+from feddraw.results.score_counts import read_score_counts
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl
 from feddraw.watch.followed_folder import FollowedFolder
@@ -244,8 +245,15 @@ def hospital(folder: Path, images: int, seed: int) -> str:
         pixels[:, :8] += 40 * enlarged
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
         split = ("train", "train", "train", "val", "test")[number % 5]
+        sex = "FM"[number // 5 % 2]
         rows.append(
-            {"path": f"{number}.png", "split": split, "Opacity": opaque, "Enlarged": enlarged}
+            {
+                "path": f"{number}.png",
+                "split": split,
+                "Opacity": opaque,
+                "Enlarged": enlarged,
+                "sex": sex,
+            }
         )
     with (folder / "images.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -295,6 +303,35 @@ def test_sites_with_folders_of_their_own_train_and_are_judged_by_pooled_counts(
         "East",
         "South",
     }
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])
+def test_the_last_rounds_counts_by_subgroup_are_in_the_folder(
+    secure: bool, hospitals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_histograms, "LEAST_PATIENTS", 2)
+    names = ("North", "East", "South")
+    nodes = keyed(hospitals, names, tmp_path / "keys") if secure else hospitals
+    few = {"rounds": 2, "secure": secure, "data.subgroups": "sex: F, M", "training.epochs": 1}
+    carry_out(folders(tmp_path, **few), nodes)
+    counts = read_score_counts(tmp_path / "run")
+    assert counts is not None
+    assert counts.secure == secure
+    assert set(counts.by_site) == (set() if secure else set(names))
+    assert counts.by_split["test"].sum() == 2 * (12 + 8 + 8)
+    by_sex = {value: of_sex.sum() for _, value, of_sex in counts.subgroups("test")}
+    assert by_sex == {"F": 2 * (6 + 4 + 4), "M": 2 * (6 + 4 + 4), "other": 0}
+    if not secure:
+        of_sites = [of_site["test"] for of_site in counts.by_site.values()]
+        assert np.array_equal(sum(of_sites), counts.by_split["test"])
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    area = score_histograms.histogram_auc(*counts.by_split["test"][:, 0])
+    assert metrics["test"]["auc"]["per_class"]["Opacity"] == area
+
+
+def test_subgroups_of_a_federation_are_named_beforehand(hospitals: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must mean the same by sex: name its values"):
+        carry_out(folders(tmp_path, **{"data.subgroups": "sex"}), hospitals)
 
 
 def lost_evaluations(*groups: str) -> Any:

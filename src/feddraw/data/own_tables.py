@@ -207,7 +207,8 @@ def read_own_tables(
     names = _findings_of_all(tables, settings)
     blank = cell_meanings("blank", settings.blank, names, {})
     uncertain = cell_meanings("uncertain", settings.uncertain, names, {})
-    subgroup_places(settings.subgroups, {str(t.sheet.path): t.sheet.header for t in tables})
+    if not settings.may_lack:
+        subgroup_places(settings.subgroups, {str(t.sheet.path): t.sheet.header for t in tables})
     intake = TableIntake(names, settings.subgroups)
     for table in tables:
         _take_rows(table, table.label_columns(names), intake)

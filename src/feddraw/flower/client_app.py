@@ -28,9 +28,11 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from feddraw.analysis.metrics import not_finite
 from feddraw.core import GRADIENT_MEANS, Job, Model, Update, Vector
+from feddraw.data.dataset import Labels
 from feddraw.data.dataset_by_name import open_dataset
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
@@ -61,7 +63,12 @@ from feddraw.flower.client_memory import (
 )
 from feddraw.flower.flat_exchange import flat_mod
 from feddraw.flower.reply_intake import EVALUATION_SECONDS, SECONDS
-from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
+from feddraw.flower.score_histograms import (
+    count_by_score,
+    histograms_to_metrics,
+    subgroup_counts,
+    subgroups_to_metrics,
+)
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.site_errors import failure_in_one_line
 from feddraw.server.policy import Policy, read_policy
@@ -85,6 +92,7 @@ class Site:
     holdout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
     # the policy that was agreed on: under another the site does not train; None: under any
     policy: Policy | None = None
+    labels: Labels | None = None  # of all its images, where it also counts subgroups
 
     @property
     def seed_number(self) -> int:
@@ -285,8 +293,20 @@ def evaluate_at_site(site: Site, content: RecordDict, own: OwnLayers | None = No
             scores = engine.predict(model, rows)
             counts = count_by_score(scores, targets[rows])
             metrics |= histograms_to_metrics(split, counts, not_finite(scores))
+            if final and site.labels is not None:
+                labels = site.labels.take(rows)
+                groups = subgroup_counts(
+                    scores, targets[rows], labels.subgroups, patients_of(labels)
+                )
+                metrics |= subgroups_to_metrics(split, groups)
     metrics[EVALUATION_SECONDS] = time.perf_counter() - began
     return RecordDict({"metrics": MetricRecord(metrics), "client": client_record(site)})
+
+
+def patients_of(labels: Labels) -> NDArray[np.int64]:
+    """Each image's patient as a number; where patients are not known, an image counts as one."""
+    numbers = labels.patient_numbers()
+    return np.arange(len(labels)) if numbers is None else numbers
 
 
 # ------------------------------------------------------------------------------------ the ready app
@@ -350,6 +370,7 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
     node = json.loads(settings_of_node)
     experiment = _experiment_at_site(run, str(node.get("backbone", "")), node.get("trust") is True)
     findings = settings.findings_of_own_folders(experiment)
+    subgroups = settings.subgroups_of_own_folders(experiment)
     options = experiment.dataset_section()[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
     if list(dataset.findings) != findings:
@@ -367,6 +388,7 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
         memory=memory_folder(node),
         holdout={"validation": dataset.rows["validation"], "test": dataset.rows["test"]},
         policy=_policy_of_node(node),
+        labels=dataset.labels if subgroups else None,
     )
 
 

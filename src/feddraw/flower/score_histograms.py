@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.metrics import split_metrics
 from feddraw.core import MOST_IMAGES
+from feddraw.data.subgroups import NOT_STATED, Subgrouping
 from feddraw.results.metrics import RunMetrics, SplitMetrics
+from feddraw.results.score_counts import BIN_EDGES, BINS, Histograms, SubgroupHistograms
 
-# bins of the logit, which spreads rare findings' small probabilities out
-BINS = 2048
-REACH = 16.0
-BIN_EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 SMALLEST_PROBABILITY = 1e-12
 
 EVALUATED_SPLITS = ("validation", "test")
-Histograms = NDArray[np.int64]  # (2, findings, bins): negative and positive images
+# Patients of a finding and subgroup below which a site sends no counts of it.
+LEAST_PATIENTS = 10
 
 
 def count_by_score(
@@ -64,45 +63,129 @@ def histograms_to_metrics(
     return metrics
 
 
-def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
+def subgroup_counts(
+    scores: NDArray[np.floating[Any]],
+    truth: NDArray[np.floating[Any] | np.integer[Any]],
+    groupings: Sequence[Subgrouping],
+    patients: NDArray[np.int64],
+) -> SubgroupHistograms:
+    """The same for each value of each grouping, one grouping after another.
+
+    A finding of a subgroup with fewer than `LEAST_PATIENTS` patients is left out whole. What is
+    left out, with the images whose subgroup is not stated, is what all images less the subgroups
+    that are sent give away: so more subgroups are left out until it has enough patients as well.
+    """
+    findings = scores.shape[1]
+    counted = []
+    for grouping in groupings:
+        members = [grouping.of_image == place for place in range(len(grouping.values))]
+        histograms = [count_by_score(scores[member], truth[member]) for member in members]
+        for finding in range(findings):
+            known = ~np.isnan(truth[:, finding])
+            in_each = [member & known for member in members]
+            for place in _left_out(in_each, known & (grouping.of_image == NOT_STATED), patients):
+                histograms[place][:, finding] = 0
+        counted += histograms
+    if not counted:
+        return np.zeros((0, 2, findings, BINS), np.int64)
+    return np.stack(counted)
+
+
+def _left_out(
+    in_each: Sequence[NDArray[np.bool_]],
+    not_stated: NDArray[np.bool_],
+    patients: NDArray[np.int64],
+) -> set[int]:
+    """The subgroups that are not sent."""
+
+    def count(images: NDArray[np.bool_]) -> int:
+        return len(np.unique(patients[images]))
+
+    sizes = [count(images) for images in in_each]
+    left_out = {place for place, size in enumerate(sizes) if 0 < size < LEAST_PATIENTS}
+    hidden = not_stated.copy()
+    for place in left_out:
+        hidden |= in_each[place]
+    for place in sorted(range(len(sizes)), key=lambda place: sizes[place]):
+        if not 0 < count(hidden) < LEAST_PATIENTS:
+            break
+        if sizes[place] and place not in left_out:
+            left_out.add(place)
+            hidden |= in_each[place]
+    return left_out
+
+
+def subgroups_to_metrics(split: str, counts: SubgroupHistograms) -> dict[str, list[int]]:
+    """As metrics that Flower carries, beside those of all images."""
+    flat = counts.ravel()
+    filled = np.flatnonzero(flat)
+    places = f"{split}-subgroup-places"
+    return {places: filled.tolist(), f"{split}-subgroup-counts": flat[filled].tolist()}
+
+
+def histograms_to_words(
+    content: RecordDict, findings: int, subgroups: int = 0
+) -> NDArray[np.uint64]:
     """A site's counts of both splits as one row of whole numbers, which can be added up under
-    masks.
+    masks; with those of so many subgroups.
     """
     rows = []
     for split in EVALUATED_SPLITS:
         flags = np.zeros(findings, np.int64)
         flags[findings_with_broken_scores([content], split, findings)] = 1
         rows += [add_up_histograms([content], split, findings).ravel(), flags]
+        rows.append(add_up_subgroups([content], split, findings, subgroups).ravel())
     return np.concatenate(rows).astype(np.uint64)
 
 
-def words_of(findings: int) -> int:
+def words_of(findings: int, subgroups: int = 0) -> int:
     """How many whole numbers such a row has."""
-    return len(EVALUATED_SPLITS) * (2 * findings * BINS + findings)
+    return len(EVALUATED_SPLITS) * (2 * findings * BINS * (1 + subgroups) + findings)
 
 
-def histograms_from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
+def histograms_from_words(
+    words: NDArray[np.uint64], findings: int, subgroups: int = 0
+) -> MetricRecord:
     """The sum of such rows, as one site with all images would have sent it."""
     rows = words.reshape(len(EVALUATED_SPLITS), -1).astype(np.int64)
     metrics: dict[str, list[int]] = {}
+    of_all = 2 * findings * BINS
     for split, row in zip(EVALUATED_SPLITS, rows, strict=True):
-        counts, flags = np.split(row, [2 * findings * BINS])
+        counts, flags, of_subgroups = np.split(row, [of_all, of_all + findings])
         broken = np.flatnonzero(flags).tolist()
         metrics |= histograms_to_metrics(split, counts.reshape(2, findings, BINS), broken)
+        shaped = of_subgroups.reshape(subgroups, 2, findings, BINS)
+        metrics |= subgroups_to_metrics(split, shaped)
     return MetricRecord({name: numbers for name, numbers in metrics.items() if numbers})
 
 
 def add_up_histograms(contents: Sequence[RecordDict], split: str, findings: int) -> Histograms:
     """The sites' counts added up; those of another form are left out."""
     total = np.zeros(2 * findings * BINS, np.int64)
+    _add_cells(total, contents, split, findings * MOST_IMAGES)
+    return total.reshape(2, findings, BINS)
+
+
+def add_up_subgroups(
+    contents: Sequence[RecordDict], split: str, findings: int, subgroups: int
+) -> SubgroupHistograms:
+    """The same for subgroups."""
+    total = np.zeros(subgroups * 2 * findings * BINS, np.int64)
+    _add_cells(total, contents, f"{split}-subgroup", subgroups * findings * MOST_IMAGES)
+    return total.reshape(subgroups, 2, findings, BINS)
+
+
+def _add_cells(
+    total: NDArray[np.int64], contents: Sequence[RecordDict], name: str, most: int
+) -> None:
+    """Add the filled cells that replies have under a name, where they are such."""
     for content in contents:
         for record in content.metric_records.values():
-            cells = _whole_numbers(record.get(f"{split}-places", []))
-            counts = _whole_numbers(record.get(f"{split}-counts", []))
+            cells = _whole_numbers(record.get(f"{name}-places", []))
+            counts = _whole_numbers(record.get(f"{name}-counts", []))
             cells_exist = cells.shape == counts.shape and (cells < len(total)).all()
-            if cells_exist and counts.sum() <= findings * MOST_IMAGES:
+            if cells_exist and counts.sum() <= most:
                 np.add.at(total, cells, counts)
-    return total.reshape(2, findings, BINS)
 
 
 def findings_with_broken_scores(

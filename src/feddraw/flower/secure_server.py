@@ -256,9 +256,14 @@ class SecureRounds:
             replace(terms, reading={"size": self.size_key, "classifier": classifier})
         )
 
-    def offer_to_count(self, round: int, rounds: int, findings: int) -> dict[str, Any]:
+    def offer_to_count(
+        self, round: int, rounds: int, findings: int, subgroups: int
+    ) -> dict[str, Any]:
         """What goes with an evaluation whose counts are to be added up under masks."""
-        return self._offer(Terms(EVALUATE, (COUNTS_SUM,), round, rounds, findings=findings))
+        terms = Terms(
+            EVALUATE, (COUNTS_SUM,), round, rounds, findings=findings, subgroups=subgroups
+        )
+        return self._offer(terms)
 
     def _offer(self, terms: Terms) -> dict[str, Any]:
         """Attempts are counted by the clock, so that a server that was killed and goes on can try
@@ -320,20 +325,21 @@ class SecureRounds:
         directory = self.options.site_keys
         answers = SecureAnswers.of(replies, offered, self.roster, offer, directory)
         findings = offer.terms.findings
-        transport = answers.transport(EVALUATE, group, score_histograms.words_of(findings))
+        most_words = score_histograms.words_of(findings, offer.terms.subgroups)
+        transport = answers.transport(EVALUATE, group, most_words)
         secure_round = SecureRound(offer.terms, transport, CountingRules(findings), directory)
         keys = answers.keys(secure_round)
         outcome = outcome_of(secure_round, answers.members, keys, offer.attempt)
         names = answers.ledger_names
         counts: RecordDict | None = None
         try:
-            counts = self._opened_counts(outcome, findings)
+            counts = self._opened_counts(outcome, offer.terms)
         except UserError as error:
             log.error("no evaluation: %s", error)
         summed = [name for site, name in names.items() if site in _summed(outcome)]
         return evaluations_in_sum(counts, summed, _refused(outcome, names), _unused(outcome, names))
 
-    def _opened_counts(self, outcome: SecureOutcome, findings: int) -> RecordDict:
+    def _opened_counts(self, outcome: SecureOutcome, terms: Terms) -> RecordDict:
         """The sum as one site with all images would have sent it; UserError where there is none, or
         none that honest sites make.
         """
@@ -343,7 +349,9 @@ class SecureRounds:
         if (words > len(outcome.opened.survivors) * MOST_IMAGES).any():
             raise UserError("a site counted more images than there can be, or fewer than 0")
         try:
-            metrics = score_histograms.histograms_from_words(words[:-1], findings)
+            metrics = score_histograms.histograms_from_words(
+                words[:-1], terms.findings, terms.subgroups
+            )
         except ValueError:
             raise UserError(f"a sum of {len(words)} words") from None
         metrics[self.size_key] = int(words[-1])

@@ -25,6 +25,7 @@ from feddraw.data.dataset import Dataset, Split
 from feddraw.data.dataset_by_name import open_dataset
 from feddraw.data.image_summary import ImageSummary, summary_of
 from feddraw.data.scenarios.partition import Partition
+from feddraw.data.subgroups import SubgroupColumn
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment import run_preparation
@@ -40,6 +41,7 @@ from feddraw.experiment.running import Evaluated, evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.reply_intake import client_in_reply
 from feddraw.flower.roster import read_roster
 from feddraw.flower.run_ending import end_in_one_line
 from feddraw.flower.settings import FlowerSettings, hides_weights
@@ -49,8 +51,10 @@ from feddraw.results.metrics import RunMetrics
 from feddraw.results.round_log import RoundLine, divergence_in_scores
 from feddraw.results.run_facts import RunFacts
 from feddraw.results.run_folder import FinalScores, RunFolder
+from feddraw.results.score_counts import ScoreCounts
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.round import RoundRecord
+from feddraw.text import one_line
 
 log = logging.getLogger("flwr")
 
@@ -68,6 +72,9 @@ class ServerEvaluation:
         self.partition = Partition("sites", (), "")
         # metrics from the sites' counts, in the round under way
         self.metrics_from_sites = RunMetrics()
+        self.subgroups: tuple[SubgroupColumn, ...] = ()  # that the sites count
+        self._counts_from_sites: ScoreCounts | None = None
+        self.evaluated_counts: ScoreCounts | None = None  # of the model evaluated last
         if settings.own_folders(experiment):
             self._prepare_for_own_folders(validation)
         else:
@@ -77,6 +84,7 @@ class ServerEvaluation:
     def _prepare_for_own_folders(self, validation: str) -> None:
         """Sites have folders of their own; the server evaluates where it has one too."""
         self.findings = tuple(settings.findings_of_own_folders(self.experiment))
+        self.subgroups = settings.subgroups_of_own_folders(self.experiment)
         build = partial(trained_builder(self.experiment, len(self.findings)), pretrained=True)
         self.initial = initial_model(build, self.experiment.seed)
         if validation:
@@ -114,7 +122,40 @@ class ServerEvaluation:
         """The sites' counts as metrics, which the next `evaluate` returns."""
         metrics = score_histograms.merged_histogram_metrics(contents, self.findings)
         self.metrics_from_sites = metrics
+        self._counts_from_sites = self._score_counts(contents)
         return score_histograms.histogram_metrics_for_log(metrics)
+
+    def _score_counts(self, contents: list[RecordDict]) -> ScoreCounts:
+        """What the sites counted: together, and each site's where it is sent in clear."""
+        findings = len(self.findings)
+        groupings = {column.name: column.labels for column in self.subgroups}
+        values = sum(map(len, groupings.values()))
+        splits = score_histograms.EVALUATED_SPLITS
+        by_site = {}
+        if not self.experiment.secure:
+            for content in contents:
+                name = one_line(client_in_reply(content).get("name", ""))
+                if name:
+                    by_site[name] = {
+                        split: score_histograms.add_up_histograms([content], split, findings)
+                        for split in splits
+                    }
+        return ScoreCounts(
+            findings=self.findings,
+            by_split={
+                split: score_histograms.add_up_histograms(contents, split, findings)
+                for split in splits
+            },
+            groupings=groupings,
+            subgroups_by_split={
+                split: score_histograms.add_up_subgroups(contents, split, findings, values)
+                for split in splits
+                if values
+            },
+            by_site=by_site,
+            least_patients=score_histograms.LEAST_PATIENTS,
+            secure=self.experiment.secure,
+        )
 
     def evaluate(self, model: Model, *, final: bool) -> Evaluated:
         """The model's metrics and, after the last round, its scores."""
@@ -131,6 +172,8 @@ class ServerEvaluation:
         """Those of one round only; nothing is evaluated where no site sent counts."""
         metrics = self.metrics_from_sites
         self.metrics_from_sites = RunMetrics()
+        self.evaluated_counts = self._counts_from_sites
+        self._counts_from_sites = None
         return metrics
 
     def evaluate_kept(self, model: Model) -> Evaluated:
@@ -232,7 +275,9 @@ class ServerRun:
                 self._write_line(self.folder, round, metrics, seconds)
             if final:
                 models = {name: model.model for name, model in kept.items()}
-                scores = FinalScores(metrics, models, predictions)
+                counts = self.evaluation.evaluated_counts
+                content = b"" if counts is None else counts.content()
+                scores = FinalScores(metrics, models, predictions, content)
                 self.folder.finish(shown, scores, self.evaluation.dataset)
         splits = {"validation": metrics.validation, "test": metrics.test}
         return MetricRecord(
@@ -312,6 +357,7 @@ def make_strategy(
         clear_weights=experiment.clear_weights,
         site_keys=federation.site_keys or None,
         masked_counts=sites_evaluate,
+        subgroups=sum(len(column.labels) for column in evaluation.subgroups),
     )
 
 

@@ -18,6 +18,7 @@ from feddraw.core.participation import Participation
 from feddraw.data.class_column import chosen_classes
 from feddraw.data.corruption import Corruption
 from feddraw.data.finding_names import PAPER_FINDINGS
+from feddraw.data.subgroups import SubgroupColumn, read_subgroup_columns
 from feddraw.errors import UserError
 from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.settings import NAMED_SECTIONS, Experiment, make_method, parse_settings
@@ -145,6 +146,18 @@ def own_folders(experiment: Experiment) -> bool:
     scenario.
     """
     return experiment.section("data")[0] == "folder"
+
+
+def subgroups_of_own_folders(experiment: Experiment) -> tuple[SubgroupColumn, ...]:
+    """The subgroups that sites with their own folders count, which all must mean the same by."""
+    columns = read_subgroup_columns(experiment.section("data")[1].get("subgroups", ""))
+    for column in columns:
+        if not column.agreed:
+            raise UserError(
+                f"sites with folders of their own must mean the same by {column.name}: name its"
+                f' values, such as data.subgroups = "sex: F, M", or where bands of numbers begin'
+            )
+    return columns
 
 
 def findings_of_own_folders(experiment: Experiment) -> list[str]:

@@ -132,11 +132,13 @@ class MethodStrategy(FedAvg):
         clear_weights: bool = False,
         site_keys: SiteDirectory | Path | str | None = None,
         masked_counts: bool = False,
+        subgroups: int = 0,
     ) -> None:
         options = StrategyOptions(
             method=method,
             classifier=classifier,
             findings=tuple(findings),
+            subgroups=subgroups,
             frozen=frozen or {},
             proxy=proxy,
             round_offset=round_offset,
@@ -494,10 +496,12 @@ class MethodStrategy(FedAvg):
 
     def _evaluation_orders(self, round: int) -> dict[str, Any]:
         """The same with a model to evaluate."""
-        orders: dict[str, Any] = {"final": round == self.rounds - 1} | self._frozen.order
+        final = round == self.rounds - 1
+        orders: dict[str, Any] = {"final": final} | self._frozen.order
         if self._secure is not None and self.options.masked_counts:
             findings = len(self.options.findings)
-            orders |= self._secure.offer_to_count(round, self.rounds, findings)
+            subgroups = self.options.subgroups if final else 0
+            orders |= self._secure.offer_to_count(round, self.rounds, findings, subgroups)
         return orders
 
     # -------------------------------------------------------------------------- what clients answer

@@ -4,18 +4,22 @@ subgroup.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.diagnostic_measures import DiagnosticTest, ModelScores
+from feddraw.data.dataset import SITE
 from feddraw.data.subgroups import NOT_STATED
 from feddraw.report.patients import pooled_images
 from feddraw.report.runs import Predictions, RecordedRun, thresholds
+from feddraw.results.score_counts import Histograms, ScoreCounts, bin_scores, read_score_counts
 
-ScoredRun = tuple[RecordedRun, Predictions]  # the scores are those of one common model
+ScoredRun: TypeAlias = tuple[RecordedRun, Predictions]  # the scores are of one common model
+CountedRun: TypeAlias = tuple[RecordedRun, ScoreCounts]
 
 
 @dataclass(frozen=True)
@@ -93,3 +97,60 @@ def diagnostic_tests(
             )
         tests[finding] = DiagnosticTest(models)
     return tests
+
+
+# ------------------------------------------------------------------------------------- from counts
+
+
+def counted_runs(runs: Sequence[RecordedRun]) -> Iterator[CountedRun]:
+    """Of each method the first run whose sites counted their test images by score: counts of
+    several seeds do not say which images are the same.
+    """
+    methods = set()
+    for run in runs:
+        counts = read_score_counts(run.path)
+        if counts is None or counts.findings != run.findings or run.method in methods:
+            continue
+        if "test" in counts.by_split:
+            methods.add(run.method)
+            yield run, counts
+
+
+def tests_of_counts(counted: CountedRun) -> dict[str, DiagnosticTest]:
+    """By finding, of all images."""
+    run, counts = counted
+    return _by_finding(run, counts.by_split["test"])
+
+
+def groupings_of_counts(
+    counted: CountedRun,
+) -> dict[str, dict[Subgroup, dict[str, DiagnosticTest]]]:
+    """The same by site, where sites sent their counts in clear, and by subgroup; without subgroups
+    of which no site has sent an image.
+    """
+    run, counts = counted
+    every = [(SITE, site, of_site["test"]) for site, of_site in counts.by_site.items()]
+    every += counts.subgroups("test")
+    groupings: dict[str, dict[Subgroup, dict[str, DiagnosticTest]]] = {}
+    for grouping, value, histograms in every:
+        if histograms.any():
+            of_grouping = groupings.setdefault(grouping, {})
+            of_grouping[Subgroup(grouping, value)] = _by_finding(run, histograms)
+    return groupings
+
+
+def _by_finding(run: RecordedRun, histograms: Histograms) -> dict[str, DiagnosticTest]:
+    limits: Mapping[str, float] = dict(zip(run.findings, thresholds(run), strict=True))
+    return {
+        finding: test_of_histogram(histograms[:, place], limits[finding])
+        for place, finding in enumerate(run.findings)
+    }
+
+
+def test_of_histogram(histogram: NDArray[np.int64], threshold: float) -> DiagnosticTest:
+    """As many images of each label as were counted in each bin (labels × bins), with the score in
+    the middle of the bin; each image is one patient.
+    """
+    scores = np.concatenate([np.repeat(bin_scores(), of_label) for of_label in histogram])
+    labels = np.repeat(np.arange(2), histogram.sum(axis=1))
+    return DiagnosticTest([ModelScores(scores, labels, np.arange(len(labels)), threshold)])

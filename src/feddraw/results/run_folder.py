@@ -68,6 +68,7 @@ class FinalScores:
     metrics: RunMetrics
     kept: Mapping[str, Model] = field(default_factory=dict)  # other models, by name
     predictions: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    counts: bytes = b""  # a file of score counts, where sites evaluate
 
 
 class RunFolder:
@@ -87,6 +88,8 @@ class RunFolder:
         self.best = path / "model-best.safetensors"
         self.tail = path / "model-tail.safetensors"
         self.predictions = path / "predictions.safetensors"
+        # only where the sites of a federation evaluate
+        self.counts = path / "counts.safetensors"
         # only after a run that ended before its last round, until it goes on
         self.stopped = path / "stopped.json"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
@@ -309,6 +312,8 @@ class RunFolder:
             write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
             self._write_predictions(scores.predictions, dataset)
+        if scores.counts:
+            write_whole(self.counts, scores.counts, private=True)
         diverged = first_divergence(read_round_log(self.rounds))
         metrics = replace(scores.metrics, diverged=diverged)
         write_json(self.metrics, json_values(metrics.document()))

@@ -4,7 +4,7 @@ discrimination, calibration and net benefit, each with an interval over patients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,15 +26,19 @@ from feddraw.report.diagnostic_tables import (
     has_few,
     performance_tables,
 )
-from feddraw.report.diagnostic_tests import diagnostic_tests
+from feddraw.report.diagnostic_tests import counted_runs, diagnostic_tests, tests_of_counts
 from feddraw.report.sections.roc_curves import MOST_CURVES, scored_runs, shown_methods
 from feddraw.report.statistics import Report
+from feddraw.results.score_counts import ScoreCounts
 from feddraw.text import slug
 
 # By method and finding.
 Tests = Mapping[str, Mapping[str, DiagnosticTest]]
 
 NET_BENEFIT_POINTS = 40  # of a decision curve
+OF_SCORES = (
+    " In brackets: 95 % confidence intervals over patients (images, where patients are not known)."
+)
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
@@ -44,11 +48,17 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         method: diagnostic_tests([pair for pair in scored if pair[0].method == method])
         for method in methods
     }
+    source = OF_SCORES
+    if not tests:
+        counted = {pair[0].method: pair for pair in counted_runs(report.paired_runs(scenario))}
+        methods = shown_methods([run for run, _ in counted.values()], report.focus)[:MOST_CURVES]
+        tests = {method: tests_of_counts(counted[method]) for method in methods}
+        source = of_counts_in_words([counts for _, counts in counted.values()])
     tests = {method: of_method for method, of_method in tests.items() if of_method}
     if not tests:
         return
     yield Heading(f"As a diagnostic test: accuracy, calibration and net benefit in {scenario}", 3)
-    yield Paragraph(_note(tests))
+    yield Paragraph(_note(tests, source))
     first, *others = tests
     yield from _tables(tests[first], first, scenario)
     if others:
@@ -57,12 +67,25 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     yield from _galleries(tests, report, scenario)
 
 
-def _note(tests: Tests) -> str:
+def of_counts_in_words(counted: Sequence[ScoreCounts]) -> str:
+    """What numbers rest on where no score left a site."""
+    sums = " From counts that the sites added up: scores are known to a bin of their logit."
+    if any(counts.secure for counts in counted):
+        sums += (
+            " Under secure sums the server saw the sum over all sites and no site's counts, so"
+            " there are pooled numbers only."
+        )
+    return (
+        f"{sums} In brackets: 95 % confidence intervals over images, because counts do not say"
+        " which images are of one patient; they are too narrow where patients have several."
+    )
+
+
+def _note(tests: Tests, source: str) -> str:
     every_test = [test for of_method in tests.values() for test in of_method.values()]
     return (
         "On test images, whose labels were not used to choose anything: thresholds were chosen on"
-        " validation images. Scores are taken as probabilities. In brackets: 95 % confidence"
-        " intervals over patients (images, where patients are not known); variation between"
+        f" validation images. Scores are taken as probabilities.{source} Variation between"
         " trainings is not in them." + few_in_a_sentence(every_test)
     )
 

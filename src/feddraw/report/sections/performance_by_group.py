@@ -31,10 +31,14 @@ from feddraw.report.diagnostic_tables import (
     performance_tables,
 )
 from feddraw.report.diagnostic_tests import (
+    CountedRun,
     ScoredRun,
     Subgroup,
+    counted_runs,
     diagnostic_tests,
+    groupings_of_counts,
     subgroups_of,
+    tests_of_counts,
 )
 from feddraw.report.runs import (
     HoldoutPredictions,
@@ -43,6 +47,7 @@ from feddraw.report.runs import (
 )
 from feddraw.report.sections.roc_curves import MOST_CURVES, scored_runs, shown_methods
 from feddraw.report.statistics import Report
+from feddraw.results.score_counts import ScoreCounts
 from feddraw.text import join_names, slug
 
 ALL = "all"
@@ -84,6 +89,12 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         method: list(_groupings([pair for pair in scored if pair[0].method == method]))
         for method in methods
     }
+    source = " Intervals are 95 % confidence intervals over patients"
+    if not scored:
+        counted = {pair[0].method: pair for pair in counted_runs(report.paired_runs(scenario))}
+        methods = shown_methods([run for run, _ in counted.values()], report.focus)[:MOST_CURVES]
+        groupings = {method: list(_counted_groupings(counted[method])) for method in methods}
+        source = _counted_in_words([counts for _, counts in counted.values()])
     groupings = {method: of_method for method, of_method in groupings.items() if of_method}
     if not groupings:
         return
@@ -98,9 +109,9 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     ]
     yield Heading(f"By {join_names(names)} in {scenario}", 3)
     yield Paragraph(
-        "The same measures for parts of the test images, with the thresholds of all. Intervals are"
-        " 95 % confidence intervals over patients, and are not corrected for the number of parts:"
-        " of twenty, one misses by chance." + few_in_a_sentence(every_test)
+        f"The same measures for parts of the test images, with the thresholds of all.{source}, and"
+        " are not corrected for the number of parts: of twenty, one misses by chance."
+        + few_in_a_sentence(every_test)
     )
     remarks = [remark for grouping in groupings[first] for remark in _remarks(grouping)]
     if remarks:
@@ -143,6 +154,29 @@ def _groupings(scored: Sequence[ScoredRun]) -> Iterator[Grouping]:
                 OWN_IMAGES,
                 {client: diagnostic_tests(kept_back, client) for client in of_clients[OWN_IMAGES]},
             )
+
+
+def _counted_groupings(counted: CountedRun) -> Iterator[Grouping]:
+    """The same from the sites' counts."""
+    for name, of_subgroups in groupings_of_counts(counted).items():
+        tests: dict[Subgroup | None, Mapping[str, DiagnosticTest]] = {
+            None: tests_of_counts(counted)
+        }
+        for subgroup, of_subgroup in of_subgroups.items():
+            tests[subgroup] = of_subgroup
+        yield Grouping(name, tests)
+
+
+def _counted_in_words(counted: Sequence[ScoreCounts]) -> str:
+    least = max((counts.least_patients for counts in counted), default=0)
+    words = (
+        f" From counts: a site leaves out a finding of a subgroup with fewer than {least} patients,"
+        " and more subgroups where the rest would give it away, so these rows have fewer images"
+        " than all."
+    )
+    if any(counts.secure for counts in counted):
+        words += " Under secure sums there are no numbers of a single site."
+    return f"{words} Intervals are 95 % confidence intervals over images"
 
 
 def _on_own_images(scored: Sequence[ScoredRun]) -> Iterator[ScoredRun]:
