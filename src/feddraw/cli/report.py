@@ -39,19 +39,28 @@ def report(
     decision_range: Annotated[
         str, Option(help="Threshold probabilities of the decision curves.", metavar="LOW-HIGH")
     ] = "0.01-0.5",
+    checklist: Annotated[
+        str,
+        Option(
+            help="Show where the report answers a reporting guideline: tripod-ai.", metavar="NAME"
+        ),
+    ] = "",
     pdf: Annotated[
         bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")
     ] = False,
 ) -> None:
     """Write a report of all runs below the folders: HTML, Markdown, LaTeX tables, figures."""
     from feddraw.report import ReportSettings
+    from feddraw.report.checklists import check_checklist
     from feddraw.report.settings import decision_range_of
 
+    check_checklist(checklist)
     settings = ReportSettings(
         alpha=report_significance_level(preset) if alpha is None else alpha,
         replicates=replicates,
         margin=margin,
         decision_range=decision_range_of(decision_range),
+        checklist=checklist,
     )
     write_and_show_report(folders, out, settings=settings, title=title, pdf=pdf)
 

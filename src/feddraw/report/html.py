@@ -10,7 +10,14 @@ from feddraw import __version__
 from feddraw.analysis import palette
 from feddraw.analysis.web_page import offline_policy, read_page_file
 from feddraw.report import blocks
-from feddraw.report.blocks import Block, Cell, Picture, ReportDocument, ReportTable
+from feddraw.report.blocks import (
+    LONG_WORDS,
+    Block,
+    Cell,
+    Picture,
+    ReportDocument,
+    ReportTable,
+)
 from feddraw.report.runs import METRICS
 from feddraw.text import safe_text
 
@@ -156,7 +163,7 @@ class _Body:
             body += f"<tbody>{self._rows(table, table.references)}</tbody>"
         return (
             f'<div class="wide" tabindex="0" role="region" aria-label="{caption}">'
-            f'<table style="--print: {type_size:.1f}pt"><caption>{caption}</caption>'
+            f'<table{_kind(table)} style="--print: {type_size:.1f}pt"><caption>{caption}</caption>'
             f"<thead>{_header_rows(table)}</thead>{body}</table></div>{_note(table.note)}"
         )
 
@@ -173,6 +180,13 @@ class _Body:
 
 def _note(words: str) -> str:
     return f'<p class="note">{escape_html(words)}</p>' if words else ""
+
+
+def _kind(table: ReportTable) -> str:
+    """Long words are broken into lines where no number stands beside them."""
+    cells = [cell for row in (*table.rows, *table.references) for cell in row]
+    wordy = all(cell.value is None for cell in cells)
+    return ' class="words"' if wordy and any(len(cell.text) > LONG_WORDS for cell in cells) else ""
 
 
 def _header_rows(table: ReportTable) -> str:

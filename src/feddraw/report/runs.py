@@ -181,6 +181,16 @@ def scenario_in_words(runs: Sequence[RecordedRun]) -> str:
     return f"{words}." if scale == 1.0 else f"{words}; here {scale:.1%} of these images."
 
 
+def words_about(runs: Sequence[RecordedRun]) -> dict[str, str]:
+    """What the users of runs say of their images and of the model's use, where they do."""
+    words = {}
+    for what, key in (("Kind of images", "about.images"), ("Intended use", "about.use")):
+        said = dict.fromkeys(str(run.flat.get(key, "")).strip() for run in runs)
+        if known := [text for text in said if text]:
+            words[what] = "; ".join(known)
+    return words
+
+
 def note_and_tags(run: RecordedRun) -> tuple[str, str]:
     """What its user wrote down about a run."""
     return str(run.flat.get("about.note", "")).strip(), str(run.flat.get("about.tags", "")).strip()

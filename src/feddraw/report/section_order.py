@@ -22,6 +22,7 @@ from feddraw.report.blocks import (
     ReportTable,
     blocks_and_inner,
 )
+from feddraw.report.checklists import checklist_blocks
 from feddraw.report.runs import METRICS, scenario_in_words
 from feddraw.report.sections import (
     aggregation_weights,
@@ -112,6 +113,10 @@ def compose_report(report: Report, title: str, progress: Progress = no_progress)
         blocks.append(OnlyFor(list(_scenario_blocks(report, scenario)), scenario=scenario))
     for section in AFTER_SCENARIOS:
         blocks += checked_blocks(section(report), section)
+    if name := report.settings.checklist:
+        inner = blocks_and_inner(blocks)
+        headings = [block.text for block in inner if isinstance(block, Heading)]
+        blocks += checklist_blocks(name, report, headings)
     return ReportDocument(title, blocks, report.scenarios, report.shown)
 
 

@@ -16,6 +16,8 @@ class ReportSettings:
     margin: float = 0.0  # how far below another method still counts as no worse; 0: no such test
     decision_range: tuple[float, float] = (0.01, 0.5)  # threshold probabilities of decision curves
 
+    checklist: str = ""  # a reporting guideline to show with the report: tripod-ai
+
     def __post_init__(self) -> None:
         """Refuse what no report can be computed with."""
         not_negative("replicates", self.replicates)
@@ -42,6 +44,8 @@ class ReportSettings:
         if self.decision_range != usual.decision_range:
             low, high = self.decision_range
             words += ["--decision-range", f"{low:g}-{high:g}"]
+        if self.checklist:
+            words += ["--checklist", self.checklist]
         return words
 
 
