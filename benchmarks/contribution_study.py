@@ -36,6 +36,7 @@ from benchmarks.work_study import (
     open_features,
     split_rows,
 )
+from feddraw.analysis.bootstrap import weighted_auc
 from feddraw.analysis.coalitions import Game, leave_one_out, remembered, shapley_values
 from feddraw.analysis.utility import POOLED, PatientGroup, Utility
 from feddraw.cli.progress_bars import counting_bar
@@ -234,8 +235,8 @@ class Task:
         group = PatientGroup(POOLED, labels.truth(self.test), patients[self.test])
         rare = self.images.findings.index(RARE)
         return (
-            Utility("auc", (group,), None, replicates),
-            Utility("auc", (group,), rare, replicates),
+            Utility(weighted_auc, (group,), replicates=replicates),
+            Utility(weighted_auc, (group,), finding=rare, replicates=replicates),
         )
 
     def values(self, models: Sequence[Model], replicates: int) -> Floats:

@@ -15,7 +15,6 @@ from feddraw.analysis.contributions import (
 )
 from feddraw.analysis.utility import POOLED
 from feddraw.results.contribution_file import ESTIMATORS, RunContributions
-from feddraw.results.recorded_run import METRICS
 from feddraw.system.file_writing import finite_or_none
 
 Measured = Mapping[str, Sequence[RunContributions]]  # by estimator, one per training
@@ -48,8 +47,7 @@ def estimator_in_focus(measured: Collection[str]) -> str:
 
 def utility_name(one: RunContributions) -> str:
     """AUC, or AUC of Edema."""
-    label = METRICS[one.metric]
-    return f"{label} of {one.finding}" if one.finding else label
+    return f"{one.label} of {one.finding}" if one.finding else one.label
 
 
 def interval_text(estimate: Estimate) -> str:

@@ -4,16 +4,17 @@ everybody and for each draw of patients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.bootstrap import MEASURES, Truth, bootstrap
+from feddraw.analysis.bootstrap import Measure, Truth, bootstrap
 
 Floats = NDArray[np.float64]
-Scores = NDArray[np.floating]  # (images, findings), probabilities
+Scores = NDArray[np.floating[Any]]  # (images, findings), probabilities
 
 POOLED = "test"  # the group of all test patients; other groups are called by their site
 
@@ -31,8 +32,10 @@ class PatientGroup:
 class Utility:
     """A metric, its mean over the findings or that of one, on some groups of patients."""
 
-    metric: str
+    measure: Measure
     groups: tuple[PatientGroup, ...]
+    # What makes calls of scores at thresholds, where calls are measured and not scores.
+    call: Callable[[Scores, Floats], Floats] | None = None
     finding: int | None = None  # None: the mean over all that have a value
     replicates: int = 200
 
@@ -52,25 +55,17 @@ class Utility:
                 outputs,
                 self._columns(group.truth),
                 np.random.default_rng(0),
-                measure=MEASURES[self.metric],
+                measure=self.measure,
                 patients=group.patients,
                 replicates=self.replicates,
             )
             by_group.append(values)
         return np.stack(by_group, axis=1)
 
-    @property
-    def calls(self) -> bool:
-        """Whether it is measured on calls, for which thresholds are needed, and not on scores."""
-        return self.metric == "gm"
-
     def _outputs(self, scores: Scores, thresholds: Floats) -> Floats:
         values = scores.astype(np.float64)
-        if self.calls:
-            called = (values >= thresholds).astype(np.float64)
-            values = np.where(np.isnan(thresholds) | np.isnan(values), np.nan, called)
-        return self._columns(values)
+        return self._columns(values if self.call is None else self.call(values, thresholds))
 
-    def _columns(self, array: NDArray) -> NDArray:  # type: ignore[type-arg]
+    def _columns(self, array: NDArray[Any]) -> NDArray[Any]:
         """Of the finding, or of all."""
         return array if self.finding is None else array[:, [self.finding]]

@@ -33,7 +33,7 @@ def contribution(
     minutes: Annotated[
         float, Option(help="Time within which trainings begin, seed by seed; 0: no limit.")
     ] = 0.0,
-    metric: Annotated[str, Option(help="Metric of the report: auc or gm.")] = "auc",
+    metric: Annotated[str, Option(help="Metric of the report, such as auc or gm.")] = "auc",
     finding: Annotated[str, Option(help="Of one finding; without it, the mean over all.")] = "",
     replicates: Annotated[int, Option(help="Draws of patients for the intervals.")] = 200,
     trust: Annotated[

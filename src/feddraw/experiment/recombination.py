@@ -31,7 +31,6 @@ from feddraw.analysis.coalitions import (
     sampled_shapley_values,
     shapley_values,
 )
-from feddraw.analysis.metrics import choose_thresholds
 from feddraw.analysis.utility import POOLED, PatientGroup, Scores, Utility
 from feddraw.core import Model
 from feddraw.engines import Engine
@@ -43,10 +42,11 @@ from feddraw.experiment.settings import Experiment
 from feddraw.results.checkpoint import model_digest
 from feddraw.results.contribution_file import RunContributions
 from feddraw.results.kept_updates import KeptRound, read_kept_round, round_file
-from feddraw.results.recorded_run import METRICS, RecordedRun, finished_run
+from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.round import Collector
 from feddraw.system.progress import Progress, no_progress
+from feddraw.tasks import Task
 
 Floats = NDArray[np.float64]
 
@@ -65,8 +65,6 @@ class ContributionOptions:
     most_exact: int = MOST_EXACT  # sites of whom all coalitions are evaluated
 
     def check(self) -> None:
-        if self.metric not in METRICS:
-            raise UserError(f"--metric must be one of {', '.join(METRICS)}, not '{self.metric}'")
         if self.replicates < 20:
             raise UserError(f"--replicates must be at least 20, not {self.replicates}")
 
@@ -83,7 +81,7 @@ class ScoredModels:
     def _rows(self) -> dict[str, NDArray[np.intp]]:
         """Of each group, and of the images that thresholds are chosen on where some are needed."""
         rows = {group.name: self._rows_of(group.name) for group in self.utility.groups}
-        if self.utility.calls:
+        if self.utility.call is not None:
             rows[""] = self.setup.dataset.rows["validation"]
         return rows
 
@@ -106,10 +104,10 @@ class ScoredModels:
         return self.utility.of(scores, thresholds)
 
     def _thresholds(self, by_group: dict[str, Scores]) -> Floats:
-        if not self.utility.calls:
+        if self.utility.call is None:
             return np.zeros(0)
         truth = self.setup.dataset.labels.truth(self._rows[""])
-        return np.array(choose_thresholds(by_group[""], truth))
+        return np.array(self.setup.experiment.task.choose_thresholds(by_group[""], truth))
 
 
 def patient_groups(setup: PreparedRun) -> tuple[PatientGroup, ...]:
@@ -136,15 +134,27 @@ def prepare_recorded(run: RecordedRun, *, trust: bool, progress: Progress) -> Pr
     return setup
 
 
-def utility_of(setup: PreparedRun, how: ContributionOptions) -> Utility:
-    """The metric on all groups of patients."""
-    finding = None
-    if how.finding:
-        if how.finding not in setup.dataset.findings:
-            known = ", ".join(setup.dataset.findings)
-            raise UserError(f"no finding '{how.finding}' in this run: it has {known}")
-        finding = setup.dataset.findings.index(how.finding)
-    return Utility(how.metric, patient_groups(setup), finding, how.replicates)
+def utility_of(
+    task: Task,
+    findings: Sequence[str],
+    groups: tuple[PatientGroup, ...],
+    how: ContributionOptions,
+) -> Utility:
+    """A metric of the task, of all findings or of one."""
+    if how.metric not in task.metrics:
+        known = ", ".join(task.metrics)
+        raise UserError(f"--metric must be one of {known} for this run, not '{how.metric}'")
+    if how.finding and how.finding not in findings:
+        known = ", ".join(findings)
+        raise UserError(f"no finding '{how.finding}' in this run: it has {known}")
+    metric = task.metrics[how.metric]
+    return Utility(
+        measure=metric.measure,
+        groups=groups,
+        call=task.call if metric.of_calls else None,
+        finding=list(findings).index(how.finding) if how.finding else None,
+        replicates=how.replicates,
+    )
 
 
 def why_updates_are_missing(run: RecordedRun, experiment: Experiment, setup: PreparedRun) -> str:
@@ -184,13 +194,15 @@ def recombined_contributions(
         raise UserError(f"{path} has one site: there is nobody to compare it with")
     if why := why_updates_are_missing(run, setup.experiment, setup):
         raise UserError(why)
+    task = setup.experiment.task
+    utility = utility_of(task, setup.dataset.findings, patient_groups(setup), how)
     predictions = run.predictions()
     tested = "" if predictions is None else predictions.tested
     with opened_engine(setup) as engine:
         rounds = RecombinedRounds(
             path=path,
             setup=setup,
-            scored=ScoredModels(setup, engine, utility_of(setup, how)),
+            scored=ScoredModels(setup, engine, utility),
             progress=report,
         )
         return rounds.contributions(how, tested)
@@ -230,6 +242,7 @@ class RecombinedRounds:
             estimator="rounds",
             metric=how.metric,
             finding=how.finding,
+            label=self.setup.experiment.task.labels[how.metric],
             sites=sites,
             groups=tuple(group.name for group in self.scored.utility.groups),
             values=left_out,

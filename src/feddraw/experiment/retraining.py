@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.utility import POOLED, PatientGroup, Scores, Utility
+from feddraw.analysis.utility import POOLED, PatientGroup, Scores
 from feddraw.errors import UserError
-from feddraw.experiment.recombination import ContributionOptions
+from feddraw.experiment.recombination import ContributionOptions, utility_of
 from feddraw.experiment.running import run as carry_out
 from feddraw.experiment.settings import Experiment
 from feddraw.results.contribution_file import RunContributions
@@ -25,6 +25,7 @@ from feddraw.results.predictions import read_holdout_predictions
 from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.progress import Progress
+from feddraw.tasks import task_of_run
 from feddraw.text import folder_name, parse_pairs
 
 Floats = NDArray[np.float64]
@@ -154,14 +155,8 @@ def retrained_contributions(
                 f"{training.folder} was tested on other images than {run.path}: delete its folder"
                 " and type the command again"
             )
-    finding = None
-    if how.finding:
-        if how.finding not in whole.findings:
-            raise UserError(
-                f"no finding '{how.finding}' in this run: it has {', '.join(whole.findings)}"
-            )
-        finding = whole.findings.index(how.finding)
-    utility = Utility(how.metric, whole.groups, finding, how.replicates)
+    task = task_of_run(run)
+    utility = utility_of(task, whole.findings, whole.groups, how)
     models = [whole, *others]
     values = utility.of([each.scores for each in models], [each.thresholds for each in models])
     seconds = sum(seconds_of(finished_run(training.folder)) for training in trainings)
@@ -169,6 +164,7 @@ def retrained_contributions(
         estimator="retrained",
         metric=how.metric,
         finding=how.finding,
+        label=task.labels[how.metric],
         sites=sites_of(run),
         groups=tuple(group.name for group in whole.groups),
         values=values[0] - values[1:],

@@ -32,6 +32,7 @@ class RunContributions:
     estimator: str
     metric: str
     finding: str  # empty: the mean over the findings
+    label: str  # what the metric is called
     sites: tuple[str, ...]
     groups: tuple[str, ...]  # `test`, then the sites with a holdout on which the metric has a value
     # (sites, groups, 1 + replicates): the estimate, then that of each draw of patients.
@@ -60,6 +61,7 @@ def write_contributions(run: Path, contributions: RunContributions) -> None:
         "estimator": contributions.estimator,
         "metric": contributions.metric,
         "finding": contributions.finding,
+        "label": contributions.label,
         "sites": dict(enumerate(contributions.sites)),
         "groups": dict(enumerate(contributions.groups)),
         "values": np.nan_to_num(contributions.values),
@@ -97,6 +99,7 @@ def read_contributions(
             estimator=str(tree["estimator"]),
             metric=str(tree["metric"]),
             finding=str(tree["finding"]),
+            label=str(tree["label"]),
             sites=sites,
             groups=groups,
             values=values,

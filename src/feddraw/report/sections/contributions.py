@@ -15,6 +15,7 @@ from feddraw.analysis.contributions_in_words import (
     ranks_text,
     sentence_of_site,
     sentences_on_certainty,
+    utility_name,
 )
 from feddraw.report.blocks import (
     Block,
@@ -26,7 +27,7 @@ from feddraw.report.blocks import (
     Picture,
     ReportTable,
 )
-from feddraw.report.runs import METRICS, RecordedRun
+from feddraw.report.runs import RecordedRun
 from feddraw.report.sections.client_gains import ClientGain, gains_over_alone
 from feddraw.report.statistics import Report
 from feddraw.results.contribution_file import (
@@ -70,7 +71,7 @@ def _of_method(
     measured: Mapping[str, Sequence[RunContributions]],
     gains: Mapping[str, ClientGain],
 ) -> Iterator[Block]:
-    label = METRICS[metric]
+    label = utility_name(next(iter(measured.values()))[0])
     combined = {
         name: contributions
         for name, trainings in measured.items()
