@@ -1,5 +1,9 @@
 """A name is a file: `find("methods", "fedprox")` is the function `fedprox` in `methods/fedprox.py`.
 
+A family of names that differ in a table only is one file with that table beside it: each heading of
+`datasets/medmnist.toml` is a name, and the function `medmnist` makes its function of the name and
+of what stands below the heading.
+
 `package.module:function` is anyone's own.
 """
 
@@ -9,6 +13,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -30,12 +35,25 @@ IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """Every file of a kind."""
+    """Every file of a kind, and every name of a family."""
     package = importlib.import_module(_package_of(kind))
     files = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    public = [name for name in files if not name.startswith("_")]
+    families = {file for file, _ in members(kind).values()}
+    public = [name for name in files if not name.startswith("_") and name not in families]
     elsewhere = [name for other_kind, name in IN_OTHER_ROOMS if other_kind == kind]
-    return tuple(sorted(public + elsewhere))
+    return tuple(sorted([*public, *members(kind), *elsewhere]))
+
+
+@cache
+def members(kind: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The names of families: each with its family's file, and what its table says of it."""
+    package = importlib.import_module(_package_of(kind))
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for folder in package.__path__:
+        for table in sorted(Path(folder).glob("*.toml")):
+            entries = tomllib.loads(table.read_text(encoding="utf-8"))
+            found |= {name: (table.stem, settings) for name, settings in entries.items()}
+    return found
 
 
 def _package_of(kind: str) -> str:
@@ -43,7 +61,8 @@ def _package_of(kind: str) -> str:
 
 
 def _module_of(kind: str, name: str) -> str:
-    return IN_OTHER_ROOMS.get((kind, name), f"{_package_of(kind)}.{name}")
+    file, _ = members(kind).get(name, (name, {}))
+    return IN_OTHER_ROOMS.get((kind, name), f"{_package_of(kind)}.{file}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -52,23 +71,28 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         return own_function(name)
     if name not in names(kind):
         raise unknown(kind, name, names(kind))
+    file, settings = members(kind).get(name, (name, {}))
     module = importlib.import_module(_module_of(kind, name))
-    function = getattr(module, name, None)
+    function = getattr(module, file, None)
     if not callable(function):
         raise UserError(
-            f"{module.__name__} has no function '{name}': each file of {kind} has one that is named"
+            f"{module.__name__} has no function '{file}': each file of {kind} has one that is named"
             " as the file"
         )
+    if settings:
+        function = function(name, **settings)
     return cast("Callable[..., Any]", function)
 
 
 def functions_of_kind(kind: str) -> dict[str, Callable[..., Any]]:
-    """Each file of a kind that has a function of its own name, with that function."""
+    """Each file of a kind that has a function of its own name, with that function, and each name of
+    a family.
+    """
     modules = {name: importlib.import_module(_module_of(kind, name)) for name in names(kind)}
     return {
-        name: getattr(module, name)
+        name: find(kind, name)
         for name, module in modules.items()
-        if callable(getattr(module, name, None))
+        if name in members(kind) or callable(getattr(module, name, None))
     }
 
 

@@ -71,7 +71,9 @@ def open_dataset(
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
     if _prepares_images(function):
         common = {field.name for field in fields(ImagePreparation)}
-        chosen = {key: arguments.pop(key) for key in common & arguments.keys()}
+        of_its_own = common & inspect.signature(function).parameters.keys()
+        chosen = {key: defaults[key] for key in of_its_own}
+        chosen |= {key: arguments.pop(key) for key in common & arguments.keys()}
         how = ImagePreparation(size=size, progress=progress, estimate=estimate, **chosen)
         dataset = function(how, **arguments)
     else:
@@ -116,13 +118,16 @@ def dataset_defaults(name: str) -> dict[str, Any]:
 
 
 def _settings_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The settings of a data set's function with their defaults, also those of preparing images."""
+    """The settings of a data set's function with their defaults, also those of preparing images,
+    for which it may have defaults of its own.
+    """
     parameters = inspect.signature(function).parameters.values()
     settings = {
         parameter.name: parameter.default for parameter in parameters if parameter.name != "how"
     }
     if _prepares_images(function):
-        settings |= {field.name: field.default for field in fields(ImagePreparation)}
+        common = {field.name: field.default for field in fields(ImagePreparation)}
+        settings = {**common, **settings}
     return settings
 
 

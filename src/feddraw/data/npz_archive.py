@@ -9,7 +9,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from tokenize import TokenError
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data import image_cache
-from feddraw.data.dataset import Labels
+from feddraw.data.class_column import MOST_CLASSES
+from feddraw.data.dataset import CLASSES_TASK, Labels
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, FindingChoice, choose_findings
 from feddraw.data.image_cache import PreparedImages
 from feddraw.data.imaging import BadImage, Pixels
@@ -109,6 +110,37 @@ class NpzArchive:
 
     def table(self, findings: FindingChoice) -> LabelTable:
         """Labels of all images; rows that cannot be used are in no split."""
+        marks = self._marks()
+        width = marks[0].shape[1]
+        if width == 1 and self._holds_class_numbers(marks):
+            highest = int(max(of_split.max(initial=0) for of_split in marks))
+            return self.class_table(self._names() or tuple(map(str, range(highest + 1))))
+        columns = self.columns(findings, width)
+        values = np.concatenate(marks)[:, list(columns.values())]
+        is_label = np.asarray(np.isin(values, (0, 1)).all(axis=1))
+        present = (values == 1).astype(np.uint8)
+        return self._table(marks, present, tuple(columns), is_label, "with a label outside 0 and 1")
+
+    def class_table(self, classes: Sequence[str]) -> LabelTable:
+        """The same of one column of class numbers, of which these are the names."""
+        marks = self._marks()
+        if marks[0].shape[1] != 1:
+            raise UserError(
+                f"{self.path}: labels must be one column of class numbers, not"
+                f" {marks[0].shape[1]} columns"
+            )
+        values = (np.concatenate(marks) == np.arange(len(classes))).astype(np.uint8)
+        wrong = f"with a class that is no whole number from 0 to {len(classes) - 1}"
+        table = self._table(marks, values, tuple(classes), values.sum(axis=1) == 1, wrong)
+        return replace(table, labels=replace(table.labels, task=CLASSES_TASK))
+
+    def _holds_class_numbers(self, marks: Sequence[NDArray[np.generic]]) -> bool:
+        """Whether there are whole numbers up to a few dozen, and not only 0 and 1."""
+        numbers = np.concatenate(marks)
+        return bool(np.isin(numbers, np.arange(MOST_CLASSES)).all() and (numbers > 1).any())
+
+    def _marks(self) -> list[NDArray[np.generic]]:
+        """The labels of each split as they are written."""
         marks = [self.read(f"{split}_labels") for split in SPLIT_PREFIXES]
         if any(
             of_split.ndim != 2
@@ -119,6 +151,17 @@ class NpzArchive:
             raise UserError(
                 f"{self.path}: labels must be tables of numbers with as many columns in every split"
             )
+        return marks
+
+    def _table(
+        self,
+        marks: Sequence[NDArray[np.generic]],
+        values: NDArray[np.uint8],
+        columns: tuple[str, ...],
+        usable: NDArray[np.bool_],
+        wrong: str,
+    ) -> LabelTable:
+        """Of labels that were read; `wrong` says what those that are not usable are."""
         sizes = [len(of_split) for of_split in marks]
         names = self.column("names", sizes)
         if names is None:
@@ -129,31 +172,32 @@ class NpzArchive:
         patients = self.column("patients", sizes)
         if patients is None and all(_NIH_NAME.match(name) for name in names):
             patients = np.array([name[:8] for name in names])
-        columns = self.columns(findings, marks[0].shape[1])
-        values = np.concatenate(marks)[:, list(columns.values())]
-        problems = self.problems(values, names)
+        problems = self.problems(usable, wrong, names)
         split = np.repeat(np.arange(3, dtype=np.int8), sizes)
         split[list(problems)] = -1
         sites = self.column("sites", sizes)
         groups = self.column("groups", sizes)
-        labels = Labels(
-            (values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups
-        )
+        labels = Labels(values, columns, names, patients, sites, groups=groups)
         return LabelTable(labels, (), split, tuple(problems.values()))
+
+    def _names(self) -> tuple[str, ...]:
+        """What the archive calls its columns, or classes; empty where it does not."""
+        if "classes" not in self.members:
+            return ()
+        classes = self.read("classes")
+        if classes.ndim != 1 or classes.dtype.kind not in "US":
+            raise UserError(f"{self.path}: classes must be a list of names")
+        return tuple(
+            name.decode(errors="replace") if isinstance(name, bytes) else name
+            for name in classes.tolist()
+        )
 
     def columns(self, findings: FindingChoice, width: int) -> dict[str, int]:
         """Which columns of the labels are wanted, by name."""
-        if "classes" in self.members:
-            classes = self.read("classes")
-            if classes.ndim != 1 or classes.dtype.kind not in "US":
-                raise UserError(f"{self.path}: classes must be a list of names")
-            available = [
-                name.decode(errors="replace") if isinstance(name, bytes) else name
-                for name in classes.tolist()
-            ]
-        elif width == len(CHESTXRAY14_FINDINGS):
+        available = list(self._names())
+        if not available and width == len(CHESTXRAY14_FINDINGS):
             available = list(CHESTXRAY14_FINDINGS)
-        else:
+        elif not available:
             available = [f"label {place}" for place in range(width)]
             findings = "all" if findings == "paper" else findings
         if len(available) != width:
@@ -163,12 +207,12 @@ class NpzArchive:
         return choose_findings(findings, available, str(self.path))
 
     def problems(
-        self, values: NDArray[np.generic], names: NDArray[np.str_]
+        self, usable: NDArray[np.bool_], wrong: str, names: NDArray[np.str_]
     ) -> dict[int, RowProblem]:
-        """Rows with other labels than 0 and 1, and names that were there before."""
+        """Rows with labels that are none, and names that were there before."""
         problems: dict[int, RowProblem] = {}
-        for row in np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1)).tolist():
-            problems[row] = RowProblem("with a label outside 0 and 1", str(names[row]))
+        for row in np.flatnonzero(~usable).tolist():
+            problems[row] = RowProblem(wrong, str(names[row]))
         _, first = np.unique(names, return_index=True)
         for row in np.setdiff1d(np.arange(len(names)), first).tolist():
             problems[row] = RowProblem("with a duplicate name", str(names[row]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from feddraw import catalog
 from feddraw.system.file_writing import toml_values
 
 # How a run is carried out. A run may be resumed with other values, and runs that differ in these
@@ -34,7 +35,7 @@ SIDE_SETTINGS = (
 )
 # Data sets with one content, wherever a machine keeps their archive; what a run was dealt of them
 # has its own hash.
-ARCHIVES = ("chexpert", "chestmnist", "nih")
+ARCHIVES = ("chexpert", "chestmnist", "nih", *catalog.members("datasets"))
 # Runs that differ in these alone are repeats.
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")
 # Settings that describe a scenario; all others describe a method.

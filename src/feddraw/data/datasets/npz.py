@@ -2,8 +2,9 @@
 and test. Images are grey, or red, green and blue in a last dimension of three.
 
 `*_names`, `*_patients`, `*_sites`, `*_groups` and `classes` are read where they are there; NIH file
-names give the patient, and fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before
-its size is known to be what the header says.
+names give the patient, fourteen unnamed columns are ChestX-ray14's, and a single column with
+numbers above 1 is one of class numbers. Nothing is unpacked before its size is known to be what the
+header says.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from feddraw.data.dataset_from_table import (
 from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import CachedImages, open_finished_entry
 from feddraw.data.image_settings import ImagePreparation
+from feddraw.data.label_table import LabelTable
 from feddraw.data.npz_archive import NpzArchive, PackedImages
 from feddraw.data.splits import rows_by_split
 from feddraw.errors import UserError
@@ -39,10 +41,16 @@ def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") 
 def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparation) -> Dataset:
     """The same, under a name."""
     archive = NpzArchive.open(path)
-    table = archive.table(findings)
-    packed = archive.images()
-    if packed.channels > how.channels:
+    if archive.images().channels > how.channels:
         raise UserError(f"{path} has images in colour: set data.channels = 3")
+    return npz_dataset(archive, name, archive.table(findings), how)
+
+
+def npz_dataset(
+    archive: NpzArchive, name: str, table: LabelTable, how: ImagePreparation
+) -> Dataset:
+    """The images of an archive with its labels as they were read."""
+    packed = archive.images()
     refuse_bad_rows(name, table.problems, len(table.labels), how)
     rows_by_split(name, table.split)
     if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
