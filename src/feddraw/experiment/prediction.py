@@ -25,6 +25,7 @@ from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.progress import Progress, no_progress
 from feddraw.system.workers import in_workers_if_they_pay, limited_workers
+from feddraw.tasks import Task
 from feddraw.text import join_names, safe_line
 
 SCORED_CHUNK = 64  # images that a worker takes at a time
@@ -47,6 +48,7 @@ class Prediction:
     """Scores of images, and why some have none."""
 
     images: tuple[ImageToPredict, ...]
+    task: Task
     findings: tuple[str, ...]
     scores: NDArray[np.float32]  # (images, findings), not a number where an image cannot be read
     calls: NDArray[np.float64]  # 1, 0, or not a number
@@ -54,19 +56,14 @@ class Prediction:
     doubts: dict[int, str] = field(default_factory=dict)  # of images that are scored all the same
 
     def csv(self) -> str:
-        """One row per image: each finding's score and call, and in the last column why there is
-        none, or why it may mean nothing.
+        """One row per image: the task's columns, such as each finding's score and call, and in the
+        last column why there are none, or why they may mean nothing.
         """
-        header = ["image"]
-        for name in self.findings:
-            header += [name, f"{name} call"]
-        header.append("problem")
+        header = ["image", *self.task.prediction_header(self.findings), "problem"]
         return csv_text([header, *map(self._row, range(len(self.images)))])
 
     def _row(self, place: int) -> list[object]:
-        cells: list[object] = []
-        for score, call in zip(self.scores[place], self.calls[place], strict=True):
-            cells += ["" if np.isnan(score) else str(score), "" if np.isnan(call) else int(call)]
+        cells = self.task.prediction_cells(self.findings, self.scores[place], self.calls[place])
         return [
             self.images[place].name,
             *cells,
@@ -147,6 +144,7 @@ def predict_images(
         say("scoring images", done, len(images))
     return Prediction(
         images=tuple(images),
+        task=trained.task,
         findings=trained.findings,
         scores=scores,
         calls=trained.calls(scores),

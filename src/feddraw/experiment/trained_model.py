@@ -29,6 +29,7 @@ from feddraw.results.metrics import KEPT_MODELS, ModelMetrics
 from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.run_reader import damage_told
+from feddraw.tasks import Task, task_of_run
 from feddraw.training.loop import Examples, predict
 from feddraw.training.network import Network
 from feddraw.training.reproducibility import one_thread
@@ -43,6 +44,7 @@ class TrainedModel:
 
     run: RecordedRun  # with this model's metrics
     experiment: Experiment
+    task: Task
     module: nn.Module
     classifier: Heads
     findings: tuple[str, ...]
@@ -60,6 +62,7 @@ class TrainedModel:
                 self._network,
                 Examples(images, nothing, self.mean, self.std),
                 np.arange(len(images)),
+                self.task.objective,
             )
 
     @cached_property
@@ -67,12 +70,10 @@ class TrainedModel:
         return Network(copy.deepcopy(self.module), self.classifier)
 
     def calls(self, scores: NDArray[np.float32]) -> NDArray[np.float64]:
-        """1 where a score reaches the threshold, 0 below it, not a number where there is no
-        threshold.
+        """1 for what is called, 0 for what is not, not a number where that cannot be said, as
+        without a threshold.
         """
-        limits = np.array(self.thresholds)
-        called = (scores.astype(np.float64) >= limits).astype(np.float64)
-        return np.where(np.isnan(limits) | np.isnan(scores), math.nan, called)
+        return self.task.call(scores, np.array(self.thresholds))
 
 
 def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> TrainedModel:
@@ -96,6 +97,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     return TrainedModel(
         run=run,
         experiment=experiment,
+        task=experiment.task if experiment.task_section()[0] else task_of_run(run),
         module=module.eval(),
         classifier=classifier,
         findings=findings,

@@ -11,27 +11,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.system.file_writing import json_values
+from feddraw.training.objective import Objective
 
 Scorer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # prepared images to probabilities
 
 
 class FromPixels(nn.Module):
-    """Normalisation, the network and the sigmoid as one module."""
+    """Normalisation, the network and what makes probabilities of its outputs as one module."""
 
-    def __init__(self, network: nn.Module, mean: float, std: float) -> None:
+    def __init__(self, network: nn.Module, mean: float, std: float, objective: Objective) -> None:
         super().__init__()
         self.network = network
         self.mean = mean
         self.std = std
+        self.objective = objective
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return torch.sigmoid(self.network((pixels - self.mean) / self.std))
+        return self.objective.probabilities(self.network((pixels - self.mean) / self.std))
 
 
 def from_pixels(network: nn.Module, trained: TrainedModel) -> nn.Module:
     """A network, such as the trained one's own, with what comes before and after it."""
-    return FromPixels(network, 255 * trained.mean, 255 * trained.std).eval()
+    mean, std = 255 * trained.mean, 255 * trained.std
+    return FromPixels(network, mean, std, trained.task.objective).eval()
 
 
 def scorer_of_graph(graph: Callable[[Tensor], Tensor]) -> Scorer:
@@ -59,17 +61,11 @@ def graph_input(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 def model_description(trained: TrainedModel) -> dict[str, Any]:
     """What a user of the file must know, as JSON."""
     recipe = trained.recipe
-    thresholds = dict(zip(trained.findings, trained.thresholds, strict=True))
     return {
-        "findings": list(trained.findings),
-        "thresholds": json_values(thresholds),
+        **trained.task.description(trained.findings, trained.thresholds),
         "input": (
             f"(n, {recipe.channels}, {recipe.size}, {recipe.size}) float32,"
             f" {'grey levels' if recipe.channels == 1 else 'red, green and blue'} 0 to 255"
-        ),
-        "output": (
-            "(n, findings) probabilities; a finding is called if its probability is at least the"
-            " threshold"
         ),
         "size": recipe.size,
         "channels": recipe.channels,

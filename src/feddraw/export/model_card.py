@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from feddraw.results.about import images_in_words
 from feddraw.results.predictions import Predictions
 from feddraw.system.markdown import escape_markdown, markdown_table
 from feddraw.system.progress import Progress, no_progress
+from feddraw.tasks import TaskWords
 
 REPLICATES = 500  # of the bootstrap
 IMAGES_AT_A_TIME = 256
@@ -59,7 +61,7 @@ def model_card(
         "# Model card": _introduction(trained),
         "## Intended use": _intended_use(trained),
         "## Data": _data(trained, data, sites),
-        "## Findings, thresholds and test results": _findings(trained, progress),
+        f"## {trained.task.words.results}": _findings(trained, progress),
         "## Results per site": _results_by_site(trained, data, sites, names, progress),
         "## Aggregation weights": _weights(trained, sites),
         "## Input": _input(trained),
@@ -78,10 +80,11 @@ def _introduction(trained: TrainedModel) -> Iterator[str]:
     method, scenario, network = (
         escape_markdown(experiment.section(name)[0]) for name in ("method", "scenario", "model")
     )
+    outputs = len(trained.findings)
     yield "> **Research, not a medical device.** Not for diagnosis or treatment."
     yield (
-        f"A network ({network}) that scores {_images(trained)} for {len(trained.findings)}"
-        " findings."
+        f"A network ({network}) that"
+        f" {trained.task.words.network.format(images=_images(trained), count=outputs)}."
         f" It was trained by {len(trained.run.ledger.clients)} sites together: federated learning"
         f" with {method}, scenario {scenario}, {experiment.rounds} rounds, seed"
         f" {experiment.seed}, feddraw {__version__}. This is {KEPT_MODELS[trained.run.model]}."
@@ -106,8 +109,8 @@ def _intended_use(trained: TrainedModel) -> Iterator[str]:
     )
     yield (
         "The model was made for research, and has not been validated for clinical use. Scores are"
-        " not calibrated for other patients, and thresholds depend on how common a finding is."
-        " Validate the model on your own images before you draw conclusions from it."
+        " not calibrated for other patients, and"
+        f" {trained.task.words.limits}. Validate the model on your own images before you draw conclusions from it."
     )
 
 
@@ -126,7 +129,9 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
         sentences.append(f"Images: {counts}. {part} images are split between the sites:")
     positives = trained.run.partition.get("positives", {})
     if not sizes:
-        sentences.append("The sites did not report their numbers of images and findings.")
+        sentences.append(
+            f"The sites did not report their numbers of images and {words.labels.many}."
+        )
     yield "\n".join(sentences)
     if not sizes:
         return
@@ -135,39 +140,52 @@ def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Ite
         with_finding = [f"{count:,}" for count in positives.get(client, [])]
         rows.append([sites.get(client, "site"), f"{images:,}", *with_finding])
     yield _table(["site", "images", *trained.findings], rows)
-    yield (
-        "Columns of findings: images in which the finding is present, 0 also at a site that does"
-        " not label it. Images that a site kept back are included."
-    )
+    yield f"{words.counts} Images that a site kept back are included."
 
 
 def _findings(trained: TrainedModel, progress: Progress) -> Iterator[str]:
+    task = trained.task
+    one = task.words.labels.one
+    many = task.words.labels.many
     validation = _predictions(trained, "validation")
     test = _predictions(trained, "test")
     tested = trained.run.metrics.test
     rows = []
     for place, finding in enumerate(trained.findings):
-        progress("model card: intervals of the findings", place, len(trained.findings))
-        threshold = trained.thresholds[place]
+        progress(f"model card: intervals of the {many}", place, len(trained.findings))
         if test is None:
             area = Measured(tested.auc.per_class.get(finding, math.nan))
         else:
             area = _diagnostic(trained, test, place).auc()
-        cells = [_threshold(threshold, validation, place), _measured(area)]
-        rows.append([finding, *cells, *_proportions(trained, test, place)])
-    yield _table(["finding", "threshold", "test AUC", *PROPORTIONS], rows)
-    auc = tested.auc.macro
-    gm = tested.gm.macro
+        limits = []
+        if task.has_thresholds:
+            limits = [_threshold(trained.thresholds[place], validation, place)]
+        rows.append([finding, *limits, _measured(area), *_proportions(trained, test, place)])
+    limit = ["threshold"] if task.has_thresholds else []
+    yield _table([one, *limit, "test AUC", *PROPORTIONS], rows)
+    by_bootstrap = "by the bootstrap for the threshold, " if task.has_thresholds else ""
     yield (
-        f"Mean over findings: AUC {_number(auc)}, GM {_number(gm)}. A finding is called if its"
-        " score is at least the threshold, which was chosen on validation images for the largest"
-        " geometric mean (GM) of sensitivity and specificity. Test images were not used to choose"
+        f"Mean over {many}: {task.means_in_words(tested)}. {task.words.calls} Test images were not"
+        " used to choose"
         " anything. PPV and NPV: positive and negative predictive value, at the share of positives"
         " among the test images. In brackets: 95 % CI over patients where patients are known, else"
-        " over images; by the bootstrap for the threshold, from each image's influence for the AUC,"
+        f" over images; {by_bootstrap}from each image's influence for the AUC,"
         " by Clopper and Pearson for the others (Korn and Graubard where patients have several"
         " images)."
     )
+    if tested.confusion:
+        yield from _confusion({"": np.array(tested.confusion)}, trained.findings)
+
+
+def _confusion(by_site: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Iterator[str]:
+    """Images by class and by the class that they are called, of all together or of each site."""
+    sites = [""] if list(by_site) == [""] else ["site"]
+    rows = []
+    for site, counts in by_site.items():
+        for name, row in zip(names, counts.tolist(), strict=True):
+            rows.append([*([site] if sites[0] else []), name, *map(str, row)])
+    yield _table([*filter(None, sites), "class", *(f"called {name}" for name in names)], rows)
+    yield "Confusion matrix: images of the class of the row that are called that of the column."
 
 
 def _proportions(trained: TrainedModel, test: Predictions | None, place: int) -> list[str]:
@@ -179,18 +197,22 @@ def _proportions(trained: TrainedModel, test: Predictions | None, place: int) ->
         finding = trained.findings[place]
         known = (tested.sensitivity, tested.specificity)
         return [*(_number(table.get(finding, math.nan)) for table in known), "", ""]
-    diagnostic = _diagnostic(trained, test, place)
+    scores, limits = trained.task.decided(test.scores, np.array(trained.thresholds))
+    decided = replace(test, scores=scores)
+    diagnostic = _diagnostic(trained, decided, place, float(limits[place]))
     return [_measured(measure(diagnostic)) for measure in PROPORTIONS.values()]
 
 
-def _diagnostic(trained: TrainedModel, scored: Predictions, place: int) -> DiagnosticTest:
+def _diagnostic(
+    trained: TrainedModel, scored: Predictions, place: int, threshold: float = math.nan
+) -> DiagnosticTest:
     """One finding as the report measures it, by patient where patients are known."""
     images = np.arange(len(scored.truth))
     model = ModelScores.of_known(
         scores=scored.scores[:, place],
         truth=scored.truth[:, place],
         patients=images if scored.patients is None else scored.patients,
-        threshold=trained.thresholds[place],
+        threshold=threshold,
     )
     return DiagnosticTest([model])
 
@@ -203,6 +225,7 @@ def _results_by_site(
     progress: Progress,
 ) -> Iterator[str]:
     rows: list[list[str]] = []
+    calls = {}
     if data is not None:
         sites = {**clients, **_sites_without_training(data, clients, names)}
         for site, images in _untrained_images(data, sites):
@@ -212,6 +235,7 @@ def _results_by_site(
             for place in range(len(trained.findings)):
                 areas.append(_measured(_diagnostic(trained, scored, place).auc()))
             rows.append([site, f"{len(images):,}", *areas])
+            calls[site] = trained.task.count_calls(scored.scores, scored.truth)
     if rows:
         yield _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
         yield (
@@ -219,6 +243,8 @@ def _results_by_site(
             " patient where patients are known. None where a single image has the finding, or a"
             " single one has not. Undefined: none of them has it, or all have it."
         )
+        if any(counts.any() for counts in calls.values()):
+            yield from _confusion(calls, trained.findings)
     else:
         yield (
             "Not available: no images were kept back per site (`holdout = 0.2`), and test images"

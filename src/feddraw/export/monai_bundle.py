@@ -62,7 +62,7 @@ def files(images):
 
 
 def write_scores(network, images, output, model):
-    """One row per image: each finding's probability and call, and in the last column why there is none."""
+    """One row per image: probabilities and calls, and in the last column why there are none."""
     model = json.loads(Path(model).read_text(encoding="utf-8"))
     recipe = Recipe(
         model["size"],
@@ -73,23 +73,20 @@ def write_scores(network, images, output, model):
         fit=model["fit"],
         levels=tuple(model["levels"]),
     )
-    findings = model["findings"]
-    limits = [model["thresholds"][name] for name in findings]
+    names = header(model)
     with open(output, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        names = [to_csv_cell(word) for name in findings for word in (name, f"{name} call")]
-        table.writerow(["image", *names, "problem"])
+        table.writerow(["image", *map(to_csv_cell, names), "problem"])
         for path in files(images):
             try:
                 prepared = recipe.of_file(path).reshape(recipe.size, recipe.size, recipe.channels)
             except BadImage as why:
-                table.writerow([to_csv_cell(str(path)), *[""] * (2 * len(findings)), why])
+                table.writerow([to_csv_cell(str(path)), *[""] * len(names), why])
                 continue
             with torch.no_grad():
                 pixels = prepared.transpose(2, 0, 1)[None].astype(np.float32)
                 scores = network(torch.from_numpy(pixels))[0].tolist()
-            calls = ["" if limit is None else int(score >= limit) for score, limit in zip(scores, limits)]
-            table.writerow([to_csv_cell(str(path)), *(cell for pair in zip(scores, calls) for cell in pair), ""])
+            table.writerow([to_csv_cell(str(path)), *map(to_csv_cell, cells(model, scores)), ""])
 '''
 
 
@@ -106,7 +103,8 @@ def write_monai_bundle(trained: TrainedModel, folder: Path) -> Scorer:
     for module in (imaging, csv_cells):
         name = module.__name__.rpartition(".")[2]
         write_whole(folder / "scripts" / f"{name}.py", inspect.getsource(module).encode())
-    write_whole(folder / "scripts" / "scoring.py", SCORING_SCRIPT.encode())
+    script = f"{SCORING_SCRIPT}\n\n{trained.task.script}"
+    write_whole(folder / "scripts" / "scoring.py", script.encode())
     readme = resources.files("feddraw.export") / "bundle_readme.md"
     write_whole(folder / "docs" / "README.md", readme.read_bytes())
     return scorer_of_graph(torch.jit.load(network))  # type: ignore[no-untyped-call]
@@ -165,6 +163,7 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
     method, _ = trained.experiment.section("method")
     about = trained.experiment.about
     name, _ = trained.experiment.section("data")
+    words = trained.task.words
     return {
         "schema": SCHEMA_URL,
         "version": "0.1.0",
@@ -176,7 +175,7 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
             "pillow": version("pillow"),
             "scikit-image": version("scikit-image"),
         },
-        "task": f"Findings on {images_in_words(about, name) or 'images'}",
+        "task": f"{words.labels.many.capitalize()} on {images_in_words(about, name) or 'images'}",
         "description": f"Trained by several sites together ({method}) with feddraw {__version__}",
         "authors": "",
         "copyright": "",

@@ -19,7 +19,7 @@ from feddraw.training.network_by_name import build_network  # pip install feddra
 
 here = Path(__file__).parent
 about = json.loads((here / "model.json").read_text())
-network, _ = build_network(about["network"]["name"], len(about["findings"]), about["network"]["settings"], channels=about["channels"])
+network, _ = build_network(about["network"]["name"], about["network"]["outputs"], about["network"]["settings"], channels=about["channels"])
 network.load_state_dict(load_file(here / "model.safetensors"))
 network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, channels, size, size); out: logits
 """
@@ -33,7 +33,9 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> Scorer:
     write_whole(folder / "model.safetensors", save(state))
     name, settings = trained.experiment.section("model")
     settings.pop("weights", None)  # where training began from: not needed to load what came of it
-    network_settings = {"network": {"name": name, "settings": settings}}
+    network_settings = {
+        "network": {"name": name, "settings": settings, "outputs": len(trained.findings)}
+    }
     write_json(folder / "model.json", model_description(trained) | network_settings)
     write_whole(folder / "load.py", LOADER_SCRIPT.encode())
     network, _ = network_builder(trained.experiment, len(trained.findings))()

@@ -25,6 +25,7 @@ from feddraw.data.finding_counts import LabelWords
 from feddraw.errors import UserError
 from feddraw.results.metrics import SplitMetrics
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.system.file_writing import json_values
 
 if TYPE_CHECKING:
     from feddraw.training.objective import Objective
@@ -48,9 +49,12 @@ class TaskWords:
     """How reports, model cards and commands speak of a task."""
 
     labels: LabelWords
-    scored: str  # what the model does: "scores … for 3 findings", without the number
-    rule: str  # how a score becomes a call
-    limits: str  # what a user must know of scores and calls beyond that
+    network: str  # what a network does, with {images} and {count} for the number of outputs
+    rule: str  # how a probability becomes a call
+    limits: str  # what else calls depend on
+    results: str  # the heading of results in a model card
+    counts: str  # what the columns of a table of images by site are
+    calls: str  # how calls are made, as a model card explains its results
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,12 @@ class Task(ABC):
     """What a network's outputs say, as a value: one output for each column of the labels."""
 
     metrics: ClassVar[Mapping[str, ComparedMetric]]  # the first one leads; by name in metrics.json
+    more: ClassVar[Mapping[str, str]] = {}  # metrics of all calls together, by name, with labels
     words: ClassVar[TaskWords]
     has_thresholds: ClassVar[bool]  # whether a call is a score that reaches a chosen threshold
+    # Python for an exported bundle: `header(model)`, the columns of its table between the image and
+    # the problem, and `cells(model, scores)`, the same of one image; `model` is `description`
+    script: ClassVar[str]
 
     @property
     @abstractmethod
@@ -96,6 +104,23 @@ class Task(ABC):
         self, names: Sequence[str], scores: Scores, calls: NDArray[np.float64]
     ) -> list[object]:
         """The same of one image, whose scores are NaN where it could not be read."""
+
+    def decided(self, scores: Scores, thresholds: Scores) -> tuple[Scores, Scores]:
+        """Scores and thresholds by which each output is judged as a diagnostic test: those given,
+        or, for tasks without thresholds, the calls and one half.
+        """
+        if self.has_thresholds:
+            return scores, thresholds
+        return self.call(scores, thresholds), np.full_like(thresholds, 0.5)
+
+    def description(self, names: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
+        """What a user of an exported model must know of its outputs, as JSON."""
+        many = self.words.labels.many
+        limits = {}
+        if self.has_thresholds:
+            limits["thresholds"] = json_values(dict(zip(names, thresholds, strict=True)))
+        output = f"(n, {many}) probabilities; {self.words.rule}"
+        return {many: list(names), **limits, "output": output}
 
     def check(self, labels: Labels) -> None:
         """Refuse labels that this task cannot learn from."""
@@ -128,6 +153,13 @@ class Task(ABC):
         """What the compared metrics are called, the first one first."""
         return {name: metric.label for name, metric in self.metrics.items()}
 
+    def means_in_words(self, metrics: SplitMetrics) -> str:
+        """Every metric over all outputs, three digits each."""
+        values = {**self.labels, **self.more}
+        return ", ".join(
+            f"{label} {number_in_words(metrics.of(name).macro)}" for name, label in values.items()
+        )
+
     def evaluate(
         self, scores: Scores, truth: Truth, names: Sequence[str], thresholds: Sequence[float]
     ) -> SplitMetrics:
@@ -141,6 +173,11 @@ class Task(ABC):
             broken=[names[column] for column in not_finite(scores)],
         )
         return self.split_metrics(measured)
+
+
+def number_in_words(value: float) -> str:
+    """With three digits, or that there is none."""
+    return "undefined" if math.isnan(value) else f"{value:.3f}"
 
 
 def make_task(name: str, settings: Mapping[str, Any]) -> Task:

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from feddraw.training.objective import Objective
 
 
+SCRIPT = """\
+def header(model):
+    return ["class", *model["classes"]]
+
+
+def cells(model, scores):
+    highest = max(range(len(scores)), key=scores.__getitem__)
+    return [model["classes"][highest], *scores]
+"""
+
+
 @dataclass(frozen=True)
 class OneOfSeveral:
     """Softmax and cross-entropy against the class of each image."""
@@ -65,13 +76,22 @@ class Classes(Task):
             "balanced accuracy", weighted_sensitivity, of_calls=True
         ),
     }
+    more: ClassVar = {"accuracy": "accuracy", "f1": "macro F1", "kappa": "Cohen's kappa"}
     words: ClassVar = TaskWords(
         labels=CLASS_WORDS,
-        scored="says which of several classes an image is, of",
+        network="chooses one of {count} classes for {images}",
         rule="the class with the highest probability is called",
         limits="probabilities depend on how common a class is",
+        results="Classes and test results",
+        counts="Columns of classes: images of the class.",
+        calls=(
+            "An image is called the class with the highest probability. AUC, sensitivity,"
+            " specificity, PPV and NPV are those of each class against all others; balanced"
+            " accuracy is the mean sensitivity."
+        ),
     )
     has_thresholds: ClassVar = False
+    script: ClassVar = SCRIPT
 
     @property
     def objective(self) -> Objective:

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     from feddraw.training.objective import Objective
 
 
+SCRIPT = """\
+def header(model):
+    return [word for name in model["findings"] for word in (name, f"{name} call")]
+
+
+def cells(model, scores):
+    limits = [model["thresholds"][name] for name in model["findings"]]
+    calls = ["" if limit is None else int(score >= limit) for score, limit in zip(scores, limits)]
+    return [cell for pair in zip(scores, calls) for cell in pair]
+"""
+
+
 @dataclass(frozen=True)
 class Findings(Task):
     """Any number of findings in an image, each called at a threshold of its own."""
@@ -32,11 +44,22 @@ class Findings(Task):
     }
     words: ClassVar = TaskWords(
         labels=FINDING_WORDS,
-        scored="scores chest radiographs for",
+        network="scores {images} for {count} findings",
         rule="a finding is called if its probability is at least the threshold",
         limits="thresholds depend on how common a finding is",
+        results="Findings, thresholds and test results",
+        counts=(
+            "Columns of findings: images in which the finding is present, 0 also at a site that"
+            " does not label it."
+        ),
+        calls=(
+            "A finding is called if its score is at least the threshold, which was chosen on"
+            " validation images for the largest geometric mean (GM) of sensitivity and"
+            " specificity."
+        ),
     )
     has_thresholds: ClassVar = True
+    script: ClassVar = SCRIPT
 
     @property
     def objective(self) -> Objective:
