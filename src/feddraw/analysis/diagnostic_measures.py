@@ -69,18 +69,34 @@ class ModelScores:
     labels: Labels
     patients: Patients  # whose image each is; numbers are the same for all models
     threshold: float  # NaN where there is none
+    # 1 or 0 by image, where calls are made in another way than by the threshold
+    called: Floats | None = None
 
     @staticmethod
     def of_known(
-        scores: Floats, truth: Labels, patients: Patients, threshold: float
+        scores: Floats,
+        truth: Labels,
+        patients: Patients,
+        threshold: float,
+        called: Floats | None = None,
     ) -> ModelScores:
         """Without the images whose label is not known (below zero)."""
         known = truth >= 0
-        return ModelScores(scores[known], truth[known], patients[known], threshold)
+        called = None if called is None else called[known]
+        return ModelScores(scores[known], truth[known], patients[known], threshold, called)
 
     @property
     def calls(self) -> NDArray[np.bool_]:
-        return np.asarray(self.scores >= self.threshold)
+        return np.asarray(
+            self.scores >= self.threshold if self.called is None else self.called == 1
+        )
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether it is known which images are called."""
+        if self.called is None:
+            return not math.isnan(self.threshold)
+        return not bool(np.isnan(self.called).any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +253,7 @@ class DiagnosticTest:
         """The share of some images among others, with Korn and Graubard's interval: `select` gives
         which images have the property, and among which it is asked.
         """
-        if not self.sound or any(math.isnan(model.threshold) for model in self.models):
+        if not self.sound or not all(model.has_calls for model in self.models):
             return UNDEFINED
         hits = []
         trials = []

@@ -102,7 +102,7 @@ def _ended_run_line(event: StudyEvent, study: StudyProgress) -> str:
     row = event.row or {}
     values = [
         f"{name} {row[key]:.4f}"
-        for name, key in (("AUC", "auc"), ("GM", "gm"))
+        for name, key in (("AUC", "auc"), ("GM", "gm"), ("balanced accuracy", "balanced_accuracy"))
         if row.get(key) is not None
     ]
     return f"{event.run}  {'  '.join(values)}  ({study_heading(study)})"

@@ -198,7 +198,7 @@ def _proportions(trained: TrainedModel, test: Predictions | None, place: int) ->
         known = (tested.sensitivity, tested.specificity)
         return [*(_number(table.get(finding, math.nan)) for table in known), "", ""]
     scores, limits = trained.task.decided(test.scores, np.array(trained.thresholds))
-    decided = replace(test, scores=scores)
+    decided = replace(test, scores=scores.astype(np.float64))
     diagnostic = _diagnostic(trained, decided, place, float(limits[place]))
     return [_measured(measure(diagnostic)) for measure in PROPORTIONS.values()]
 

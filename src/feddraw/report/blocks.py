@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from matplotlib.figure import Figure
@@ -184,6 +184,7 @@ class ReportDocument:
     blocks: Sequence[Block]
     scenarios: Sequence[str]
     methods: Sequence[str] = ()  # by which a reader may filter
+    metrics: Mapping[str, str] = field(default_factory=dict)  # that a reader chooses from: labels
 
     @property
     def menu(self) -> list[tuple[Heading, str]]:

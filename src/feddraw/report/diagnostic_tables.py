@@ -10,6 +10,7 @@ import numpy as np
 from feddraw.analysis.diagnostic_measures import CALIBRATION_BINS, DiagnosticTest, Measured
 from feddraw.data.finding_counts import FEW_FOR_AUC
 from feddraw.report.blocks import Cell, ReportTable
+from feddraw.tasks import Task
 
 Measure = Callable[[DiagnosticTest], Measured]
 
@@ -51,14 +52,19 @@ class TestedRow:
 
 
 def performance_tables(
-    rows: Sequence[TestedRow], names: Sequence[str], about: str, label: str
+    rows: Sequence[TestedRow], names: Sequence[str], about: str, label: str, task: Task
 ) -> Iterator[ReportTable]:
-    """At the threshold, and of the scores; `about` says of what, in the captions."""
+    """At the threshold, or as the task calls, and of the scores; `about` says of what, in the
+    captions.
+    """
+    called = "at the thresholds chosen on validation images"
+    if not task.has_thresholds:
+        called = f"where {task.words.rule}"
     yield measures_table(
         rows,
         names,
         AT_THE_THRESHOLD,
-        caption=f"{about}, at the thresholds chosen on validation images",
+        caption=f"{about}, {called}",
         note=THRESHOLD_NOTE,
         label=f"at-threshold-{label}",
     )
@@ -123,8 +129,8 @@ def _why_undefined(test: DiagnosticTest, measure: Measure) -> str:
     """The counts that make it so."""
     if not test.sound:
         return "scores are no numbers"
-    if measure in AT_THE_THRESHOLD.values() and any(
-        np.isnan(model.threshold) for model in test.models
+    if measure in AT_THE_THRESHOLD.values() and not all(
+        model.has_calls for model in test.models
     ):
         return "no threshold"
     images = test.positives + test.negatives

@@ -17,6 +17,7 @@ from feddraw.data.subgroups import NOT_STATED
 from feddraw.report.patients import pooled_images
 from feddraw.report.runs import Predictions, RecordedRun, thresholds
 from feddraw.results.score_counts import Histograms, ScoreCounts, bin_scores, read_score_counts
+from feddraw.tasks import task_of_run
 
 ScoredRun: TypeAlias = tuple[RecordedRun, Predictions]  # the scores are of one common model
 CountedRun: TypeAlias = tuple[RecordedRun, ScoreCounts]
@@ -77,6 +78,7 @@ def diagnostic_tests(
     if not scored:
         return {}
     images = pooled_images([predictions for _, predictions in scored])
+    called = [task_of_run(run).calls_of_scores(predictions.scores) for run, predictions in scored]
     tests = {}
     for finding in scored[0][1].classes:
         if not all(finding in predictions.classes for _, predictions in scored):
@@ -87,12 +89,14 @@ def diagnostic_tests(
             chosen = np.ones(len(predictions.truth), dtype=np.bool_)
             if subgroup is not None:
                 chosen = subgroup.chosen(predictions)
+            calls = called[place]
             models.append(
                 ModelScores.of_known(
                     scores=predictions.scores[chosen, column],
                     truth=predictions.truth[chosen, column],
                     patients=images.owners[images.repeat == place][chosen],
                     threshold=thresholds(run)[run.findings.index(finding)],
+                    called=None if calls is None else calls[chosen, column],
                 )
             )
         tests[finding] = DiagnosticTest(models)

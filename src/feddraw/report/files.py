@@ -28,7 +28,7 @@ from feddraw.report.blocks import (
     SideBySide,
     all_pictures,
 )
-from feddraw.report.runs import METRICS, RunCollection, collect_runs
+from feddraw.report.runs import RunCollection, collect_runs
 from feddraw.report.section_order import compose_report
 from feddraw.report.settings import ReportSettings
 from feddraw.report.statistics import Report, compute_report
@@ -36,6 +36,7 @@ from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
 from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
 from feddraw.system.progress import Progress, no_progress
+from feddraw.tasks import runs_of_one_task, task_of_runs
 from feddraw.text import distinct_slugs, safe_text
 
 FIGURES_FOLDER = "figures"
@@ -158,9 +159,12 @@ def _texts(
 
 def tidy_results(collection: RunCollection) -> str:
     """A CSV with one row per run: what `feddraw stats --over seed` reads."""
-    rows: list[list[str]] = [["scenario", "method", "seed", *METRICS]]
+    collection = runs_of_one_task(collection)
+    task = task_of_runs(collection.runs)
+    metrics = [*task.metrics, *task.more]
+    rows: list[list[str]] = [["scenario", "method", "seed", *metrics]]
     for run in collection.runs:
-        values = [run.test(metric) for metric in METRICS]
+        values = [run.test(metric) for metric in metrics]
         numbers = [repr(value) if math.isfinite(value) else "" for value in values]
         rows.append([run.scenario, run.method, run.repeat, *numbers])
     return csv_text(rows)

@@ -18,7 +18,6 @@ from feddraw.report.blocks import (
     ReportDocument,
     ReportTable,
 )
-from feddraw.report.runs import METRICS
 from feddraw.text import safe_text
 
 WIDEST_TABLE = 190  # characters: more would need type below 7 points on a page
@@ -51,7 +50,7 @@ def _navigation(document: ReportDocument) -> str:
     metrics = "".join(
         f'<label><input type="radio" name="metric" value="{metric}"{" checked" * (not place)}>'
         f" {label}</label>"
-        for place, (metric, label) in enumerate(METRICS.items())
+        for place, (metric, label) in enumerate(document.metrics.items())
     )
     scenarios = [
         f'<option value="{place}">{escape_html(name)}</option>'

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import (
-    MEASURES,
     Interval,
     Measure,
     Truth,
@@ -23,6 +22,7 @@ from feddraw.analysis.bootstrap import (
 )
 from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
 from feddraw.report.runs import HoldoutPredictions, Predictions, RecordedRun, thresholds
+from feddraw.tasks import task_of_runs
 from feddraw.text import grouped, join_names
 
 Floats = NDArray[np.float64]
@@ -134,8 +134,8 @@ class PatientBootstrap:
     why_none: str = ""  # why there is nothing in it; empty where there is
 
     @staticmethod
-    def none_because(reason: str) -> PatientBootstrap:
-        nothing = {metric: MetricReplicates({}) for metric in MEASURES}
+    def none_because(reason: str, runs: Sequence[RecordedRun] = ()) -> PatientBootstrap:
+        nothing = {metric: MetricReplicates({}) for metric in task_of_runs(runs).metrics}
         return PatientBootstrap(
             unit="", units=0, repeats=(), by_metric=nothing, left_out=(), why_none=reason
         )
@@ -169,19 +169,20 @@ def bootstrap_methods(
     """
     if not replicates:
         return PatientBootstrap.none_because(
-            "No bootstrap intervals were computed (--replicates 0)."
+            "No bootstrap intervals were computed (--replicates 0).", runs
         )
     kept = _usable_predictions(runs)
     repeats = tuple(dict.fromkeys(run.repeat for run in runs))
     paired = _paired_runs(kept, repeats)
     if reason := _why_not_comparable(runs, kept, paired):
-        return PatientBootstrap.none_because(reason)
+        return PatientBootstrap.none_because(reason, runs)
+    metrics = task_of_runs(runs).metrics
     first_method = next(iter(paired.values()))
     images = pooled_images([kept[run] for run in first_method])
     by_metric = {}
-    for number, metric in enumerate(MEASURES):
+    for number, metric in enumerate(metrics):
         count_replicates = _counting_on(
-            on_drawn, before=number * replicates, total=len(MEASURES) * replicates
+            on_drawn, before=number * replicates, total=len(metrics) * replicates
         )
         by_metric[metric] = _replicates_of_metric(
             metric, paired, kept, images, replicates, count_replicates
@@ -257,12 +258,16 @@ def _replicates_of_metric(
     """One bootstrap of all methods' models, so that the same patients are drawn for each."""
     outputs = [_outputs_by_model(metric, runs, kept) for runs in paired.values()]
     all_models = list(chain.from_iterable(outputs))
-    rows = iter(images.bootstrap(all_models, replicates, MEASURES[metric], on_drawn))
+    rows = iter(images.bootstrap(all_models, replicates, _measure(metric, paired), on_drawn))
     by_method = {}
     for (method, runs), of_method in zip(paired.items(), outputs, strict=True):
         by_method[method] = _replicates_of_method(runs[0], list(islice(rows, len(of_method))))
     by_labels = _replicates_of_labels(metric, paired, kept, images, replicates)
     return MetricReplicates(by_method, by_labels)
+
+
+def _measure(metric: str, paired: RunsByMethod) -> Measure:
+    return task_of_runs([runs[0] for runs in paired.values()]).metrics[metric].measure
 
 
 def _replicates_of_labels(
@@ -288,7 +293,7 @@ def _replicates_of_labels(
     ]
     if not outputs:
         return {}
-    rows = iter(images.bootstrap(outputs, replicates, MEASURES[metric]))
+    rows = iter(images.bootstrap(outputs, replicates, _measure(metric, paired)))
     return {client: dict(zip(paired, islice(rows, len(paired)), strict=True)) for client in clients}
 
 
@@ -350,7 +355,7 @@ def _usable_predictions(runs: Sequence[RecordedRun]) -> dict[RecordedRun, Predic
 def _outputs_by_model(
     metric: str, runs: Sequence[RecordedRun], kept: PredictionsByRun
 ) -> list[Floats]:
-    """Of each of a method's models, over all repeats: scores, or for GM calls at the thresholds."""
+    """Of each of a method's models, over all repeats: scores, or calls, as the metric needs."""
     by_repeat = [_outputs_of_run(metric, run, kept[run]) for run in runs]
     return [
         np.concatenate([repeat[model] for repeat in by_repeat])
@@ -359,21 +364,16 @@ def _outputs_by_model(
 
 
 def _outputs_of_run(metric: str, run: RecordedRun, predictions: Predictions) -> Floats:
-    """(models, images, findings): scores, or for GM calls at the thresholds."""
-    if metric == "auc":
-        return predictions.by_model
-    return _calls_at_thresholds(run, predictions)
-
-
-def _calls_at_thresholds(run: RecordedRun, predictions: Predictions) -> Floats:
-    """(models, images, findings): 1 where a score reaches the threshold; NaN where there is no
-    threshold or no score.
+    """(models, images, findings): scores, or 1 for what is called, 0 for what is not, and NaN where
+    that cannot be said.
     """
+    task = task_of_runs([run])
     scores = predictions.by_model
+    if not task.metrics[metric].of_calls:
+        return scores
     clients = [""] if len(scores) == 1 else run.ledger.clients
     limits = np.array([thresholds(run, client) for client in clients])[:, None, :]
-    called = (scores >= limits).astype(np.float64)
-    return np.where(np.isnan(limits) | np.isnan(scores), np.nan, called)
+    return task.call(scores, limits)
 
 
 def interval_over_patients(draws: PatientBootstrap) -> str:

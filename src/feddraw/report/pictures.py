@@ -13,7 +13,7 @@ from feddraw.analysis import plots
 from feddraw.analysis.critical_difference_plot import critical_difference_figure
 from feddraw.analysis.statistics import Comparison
 from feddraw.report.blocks import Picture
-from feddraw.report.runs import METRICS, RecordedRun
+from feddraw.report.runs import RecordedRun
 from feddraw.text import slug
 
 
@@ -22,9 +22,8 @@ def panel_height(rows: int) -> float:
     return min(max(1.6, 0.9 + 0.24 * rows), 8.5)
 
 
-def ranks_picture(comparison: Comparison, metric: str, *, prefix: str = "") -> Picture:
-    """Demšar's diagram of a comparison over scenarios."""
-    label = METRICS[metric]
+def ranks_picture(comparison: Comparison, metric: str, label: str, *, prefix: str = "") -> Picture:
+    """Demšar's diagram of a comparison over scenarios by a metric, which the label names."""
     ranks = [f"{method} {rank:.2f}" for method, rank in comparison.average_ranks.items()]
     return Picture(
         name=f"{prefix}ranks-{metric}",

@@ -8,9 +8,6 @@ from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.paired_repeats import paired_repeats_in_words
 from feddraw.analysis.statistics import holm
 from feddraw.report.patients import interval_over_patients
-from feddraw.report.runs import (
-    METRICS,
-)
 from feddraw.report.statistics import Report
 from feddraw.report.trainings import ALPHA
 from feddraw.text import grouped, join_names
@@ -23,7 +20,9 @@ def result_of_metric(report: Report, metric: str) -> str:
         scenarios = len(ranking.comparison.table.scenarios)
         paired = paired_repeats_in_words(ranking.paired)
         result = words.comparison_in_words(ranking.comparison)
-        return f"Test {METRICS[metric]} over {scenarios} scenarios, {paired} in each: {result}"
+        return (
+            f"Test {report.metrics[metric]} over {scenarios} scenarios, {paired} in each: {result}"
+        )
     if len(report.scenarios) == 1:
         return _result_in_scenario(report, report.scenarios[0], metric)
     return _result_without_ranks(report, metric)
@@ -31,7 +30,7 @@ def result_of_metric(report: Report, metric: str) -> str:
 
 def _result_without_ranks(report: Report, metric: str) -> str:
     """What can be claimed where scenarios have too few methods in common to be ranked."""
-    label = METRICS[metric]
+    label = report.metrics[metric]
     nothing = f"Nothing can be claimed about which method has the higher test {label}"
     if not report.methods:
         return f"{nothing}: there are references only."
@@ -56,7 +55,7 @@ def _result_without_ranks(report: Report, metric: str) -> str:
 
 def _result_in_scenario(report: Report, scenario: str, metric: str) -> str:
     """What is shown between the methods of one scenario; what is not shown comes first."""
-    label = METRICS[metric]
+    label = report.metrics[metric]
     pairing = report.pairing(scenario, metric)
     if not report.methods:
         return f"No methods are compared in test {label}: there are references only."

@@ -17,11 +17,10 @@ from feddraw.results.environment import table_in_environment
 from feddraw.results.metrics import ClientMetrics
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, outcome_device_kind
 from feddraw.results.predictions import HoldoutPredictions, Predictions, read_holdout_predictions
-from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
+from feddraw.results.recorded_run import REFERENCES, RecordedRun
 from feddraw.results.run_collection import RunCollection, collect_runs, findings_of_runs
 
 __all__ = [
-    "METRICS",
     "REFERENCES",
     "HoldoutPredictions",
     "Predictions",

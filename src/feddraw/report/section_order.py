@@ -23,10 +23,11 @@ from feddraw.report.blocks import (
     blocks_and_inner,
 )
 from feddraw.report.checklists import checklist_blocks
-from feddraw.report.runs import METRICS, scenario_in_words
+from feddraw.report.runs import scenario_in_words
 from feddraw.report.sections import (
     aggregation_weights,
     all_scenarios,
+    calls_by_class,
     caveats,
     client_gains,
     client_sizes,
@@ -62,7 +63,7 @@ def for_each_metric(*sections: MetricSection) -> ScenarioSection:
     """These sections for one metric, then for the next; a reader sees one metric at a time."""
 
     def of_scenario(report: Report, scenario: str) -> Iterator[Block]:
-        for metric in METRICS:
+        for metric in report.metrics:
             for section in sections:
                 blocks = checked_blocks(section(report, scenario, metric), section)
                 yield OnlyFor(blocks, metric=metric)
@@ -83,6 +84,7 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     client_sizes.section,
     participants.section,
     images_by_finding.section,
+    calls_by_class.section,
     for_each_metric(
         metrics_by_finding.section,
         method_differences.from_focus,
@@ -104,7 +106,12 @@ AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 def compose_report(report: Report, title: str, progress: Progress = no_progress) -> ReportDocument:
     """The whole report as blocks."""
     if not report.collection.runs:
-        return ReportDocument(title, list(servers.only_servers(report)), report.scenarios)
+        return ReportDocument(
+            title,
+            list(servers.only_servers(report)),
+            report.scenarios,
+            metrics=report.metrics,
+        )
     blocks: list[Block] = []
     for section in BEFORE_SCENARIOS:
         blocks += checked_blocks(section(report), section)
@@ -117,7 +124,7 @@ def compose_report(report: Report, title: str, progress: Progress = no_progress)
         inner = blocks_and_inner(blocks)
         headings = [block.text for block in inner if isinstance(block, Heading)]
         blocks += checklist_blocks(name, report, headings)
-    return ReportDocument(title, blocks, report.scenarios, report.shown)
+    return ReportDocument(title, blocks, report.scenarios, report.shown, report.metrics)
 
 
 def _scenario_blocks(report: Report, scenario: str) -> Iterator[Block]:

@@ -18,10 +18,11 @@ from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.paired_repeats import Pairing, paired_repeats
 from feddraw.analysis.statistics import Comparison, Table, compare, method_in_focus, to_digits
 from feddraw.report.patients import PatientBootstrap, bootstrap_methods
-from feddraw.report.runs import METRICS, RecordedRun, RunCollection
+from feddraw.report.runs import RecordedRun, RunCollection
 from feddraw.report.settings import ReportSettings
 from feddraw.report.trainings import TrainingDifferences, differences_over_trainings
 from feddraw.system.progress import Progress, no_progress
+from feddraw.tasks import Task, runs_of_one_task, task_of_runs
 
 RANKED_DIGITS = 4  # of every metric in a table; means that are printed alike share a rank
 
@@ -128,6 +129,16 @@ class Report:
         default_factory=dict, init=False, repr=False
     )
 
+    @cached_property
+    def task(self) -> Task:
+        """What the models of all runs say."""
+        return task_of_runs(self.collection.runs)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The metrics that are compared, with their labels; the first one leads."""
+        return self.task.labels
+
     @property
     def scenarios(self) -> list[str]:
         return self.collection.scenarios
@@ -207,7 +218,7 @@ class Report:
     @cached_property
     def trainings(self) -> dict[str, TrainingDifferences]:
         """By metric: the method in focus minus each other, over repeats that all methods have."""
-        return {metric: self.trainings_against(self.focus, metric) for metric in METRICS}
+        return {metric: self.trainings_against(self.focus, metric) for metric in self.metrics}
 
     def trainings_against(self, first: str, metric: str) -> TrainingDifferences:
         """This method minus each other, over repeats that all methods have."""
@@ -241,7 +252,9 @@ def compute_report(
     folders: Sequence[Path] = (),
 ) -> Report:
     """Do the statistics."""
-    rankings = {metric: rank_methods(collection, metric, settings.alpha) for metric in METRICS}
+    collection = runs_of_one_task(collection)
+    metrics = task_of_runs(collection.runs).metrics
+    rankings = {metric: rank_methods(collection, metric, settings.alpha) for metric in metrics}
     draws = {}
     for scenario in collection.scenarios:
         counted = _runs_to_bootstrap(collection.of(scenario))

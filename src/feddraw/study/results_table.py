@@ -17,6 +17,7 @@ from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_csv
 from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 from feddraw.system.locks import lock_file
+from feddraw.tasks import task_of_run
 
 
 def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
@@ -26,18 +27,18 @@ def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
     except UserError as mistake:
         raise UserError(f"{planned.name}: {mistake}") from None
     test = run.metrics.test
+    task = task_of_run(run)
     row: dict[str, Any] = {
         "run": planned.name,
         "key": planned.key,
         **planned.label,
         "seed": planned.experiment.seed,
-        "auc": test.auc.macro,
-        "gm": test.gm.macro,
+        **{metric: test.of(metric).macro for metric in (*task.metrics, *task.more)},
     }
     if run.diverged is not None:
         row["diverged"] = run.diverged.round
     row["validation_auc"] = run.metrics.validation.auc.macro
-    for kind in ("auc", "gm"):
+    for kind in task.metrics:
         row |= {f"{kind} {name}": value for name, value in test.of(kind).per_class.items()}
     curve = run.curve("test") if all(line.test.evaluated for line in run.rounds) else []
     row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if math.isfinite(area))

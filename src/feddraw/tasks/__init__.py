@@ -11,7 +11,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from feddraw import catalog
 from feddraw.analysis.bootstrap import Measure
 from feddraw.analysis.metrics import auc, not_finite, rates
-from feddraw.data.dataset import Labels
+from feddraw.data.dataset import FINDINGS_TASK, Labels
 from feddraw.data.finding_counts import LabelWords
 from feddraw.errors import UserError
 from feddraw.results.metrics import SplitMetrics
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.results.run_collection import RunCollection, UnusedRun
 from feddraw.system.file_writing import json_values
 
 if TYPE_CHECKING:
@@ -195,6 +196,25 @@ def task_of_run(run: RecordedRun) -> Task:
             " imported: put it into feddraw/tasks as a file"
         )
     return make_task(run.task, {})
+
+
+def task_of_runs(runs: Sequence[RecordedRun]) -> Task:
+    """The task of runs that have the same; findings where there are none."""
+    return task_of_run(runs[0]) if runs else make_task(FINDINGS_TASK, {})
+
+
+def runs_of_one_task(collection: RunCollection) -> RunCollection:
+    """Without the runs whose task is not that of the first: no number of theirs is comparable."""
+    runs = collection.runs
+    others = [run for run in runs if run.task != runs[0].task]
+    if not others:
+        return collection
+    problems = [
+        UnusedRun(run.path, f"its task is {run.task}, that of the report is {runs[0].task}")
+        for run in others
+    ]
+    kept = tuple(run for run in runs if run.task == runs[0].task)
+    return replace(collection, runs=kept, problems=(*collection.problems, *problems))
 
 
 def settings_of_task(name: str) -> tuple[str, ...]:

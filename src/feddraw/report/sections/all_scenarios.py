@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from feddraw.report.blocks import Block, Cell, Heading, OnlyFor, ReportTable
 from feddraw.report.cells import column_cells, note_on_means, number_cell
-from feddraw.report.runs import METRICS
 from feddraw.report.sections import method_differences
 from feddraw.report.statistics import Report
 
@@ -15,7 +14,7 @@ def section(report: Report) -> Iterator[Block]:
     if len(report.scenarios) < 2:
         return
     yield Heading("All scenarios", anchor="results")
-    for metric in METRICS:
+    for metric in report.metrics:
         over_all = method_differences.from_focus(report, "", metric)
         yield OnlyFor([_table(report, metric), *over_all], metric=metric)
 
@@ -39,7 +38,7 @@ def _table(report: Report, metric: str) -> ReportTable:
         return [Cell(method), *(column[method] for column in columns)]
 
     return ReportTable(
-        caption=f"Test {METRICS[metric]}: mean ± standard deviation over paired seeds",
+        caption=f"Test {report.metrics[metric]}: mean ± standard deviation over paired seeds",
         header=header,
         rows=list(map(row, report.methods)),
         references=list(map(row, report.collection.references)),

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.runs import (
-    METRICS,
     RecordedRun,
     findings_without_scores,
     undefined_findings,
 )
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report
+from feddraw.tasks import Task
 
 
 def section(report: Report) -> Iterator[Block]:
@@ -23,7 +23,12 @@ def section(report: Report) -> Iterator[Block]:
         yield Heading("Left out", 3)
         yield Bullets(left_out)
     runs = report.collection.runs
-    notes = [*report.collection.notes, *_undefined(runs), *_diverged(runs), *_not_finite(runs)]
+    notes = [
+        *report.collection.notes,
+        *_undefined(runs, report.task),
+        *_diverged(runs),
+        *_not_finite(runs, report.task),
+    ]
     if notes:
         yield Heading("To keep in mind", 3)
         yield Bullets(notes)
@@ -46,7 +51,7 @@ def uncounted_runs(report: Report) -> list[str]:
     """The finished runs that no mean, rank or test has, because not all methods have their seed."""
     sentences: dict[str, None] = {}
     for scenario in report.scenarios:
-        for metric, label in METRICS.items():
+        for metric, label in report.metrics.items():
             for sentence in report.pairing(scenario, metric).uncounted_in_words():
                 if metric == "auc":
                     sentences[f"{scenario}: {sentence}"] = None
@@ -55,19 +60,18 @@ def uncounted_runs(report: Report) -> list[str]:
     return list(sentences)
 
 
-def _undefined(runs: Sequence[RecordedRun]) -> list[str]:
+def _undefined(runs: Sequence[RecordedRun], task: Task) -> list[str]:
     """Which metrics a finding does not have, and why."""
     sentences = set()
     for run in runs:
         for finding in undefined_findings(run):
             if math.isnan(run.test("auc", finding)):
-                what = "AUC or GM"
-                why = "only positives or only negatives in the test data"
+                what = " or ".join(task.labels.values())
+                why = f"{task.words.labels.one_kind} in the test data"
             else:
-                what = "GM"
+                what = " or ".join(list(task.labels.values())[1:])
                 why = (
-                    "only positives or only negatives in the validation data, so there is no"
-                    " threshold"
+                    f"{task.words.labels.one_kind} in the validation data, so there is no threshold"
                 )
             sentences.add(
                 f"{finding} has no {what} in {run.scenario}: {why}, left out of the mean."
@@ -82,13 +86,14 @@ def _diverged(runs: Sequence[RecordedRun]) -> Iterator[str]:
             yield f"{_named(run)}, diverged in round {divergence.round}: {divergence.why}."
 
 
-def _not_finite(runs: Sequence[RecordedRun]) -> Iterator[str]:
+def _not_finite(runs: Sequence[RecordedRun], task: Task) -> Iterator[str]:
+    metrics = " or ".join(task.labels.values())
     for run in runs:
         findings = findings_without_scores(run)
         if findings:
             yield (
-                f"{_named(run)}, has no AUC or GM for {', '.join(findings)}: the model's scores are"
-                " not finite numbers."
+                f"{_named(run)}, has no {metrics} for {', '.join(findings)}:"
+                " the model's scores are not finite numbers."
             )
 
 

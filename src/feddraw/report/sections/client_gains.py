@@ -21,7 +21,7 @@ from feddraw.report.blocks import (
 )
 from feddraw.report.cells import number_cell
 from feddraw.report.pictures import panel_height
-from feddraw.report.runs import METRICS, RecordedRun, clients_with_metrics, has_own_model
+from feddraw.report.runs import RecordedRun, clients_with_metrics, has_own_model
 from feddraw.report.statistics import MeanOverRepeats, Report
 from feddraw.text import grouped, join_names, slug
 
@@ -46,7 +46,7 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     gains = list(gains_over_alone(report, scenario, metric))
     if not gains:
         return
-    label = METRICS[metric]
+    label = report.metrics[metric]
     name = f"{slug(scenario)}-{metric}"
     yield Heading(f"Does a client gain? {label} in {scenario}", 3)
     yield Paragraph(

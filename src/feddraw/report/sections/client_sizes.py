@@ -29,18 +29,21 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     if with_partition is not None:
         pictures.append(_sizes_picture(recorded_client_sizes(with_partition), scenario))
         if len(findings_of_partition(with_partition)) > 1:  # a map of one column shows little
-            pictures.append(_findings_picture(with_partition, scenario))
+            pictures.append(_findings_picture(with_partition, report, scenario))
         else:
             table = _finding_table(with_partition)
     else:
         federated = next((run for run in runs if len(run.ledger.clients) > 1), None)
         if federated is not None:
             pictures.append(_sizes_picture(ledger_client_sizes(federated), scenario))
-    if with_partition is not None and (one_class := with_partition.one_class_clients()):
+    if with_partition is not None and (
+        one_class := with_partition.one_class_clients(report.task.words.labels)
+    ):
         yield Bullets([f"{sentence}." for sentence in one_class])
     if pictures:
+        one = report.task.words.labels.one
         held_back = _held_back_in_words(with_partition) if with_partition is not None else ""
-        what = "Client sizes." if table else "Client sizes and how common each finding is there."
+        what = "Client sizes." if table else f"Client sizes and how common each {one} is there."
         yield Gallery(pictures, f"{what} {held_back}".rstrip())
     if table is not None:
         yield table
@@ -85,13 +88,14 @@ def _finding_table(run: RecordedRun) -> ReportTable:
     return ReportTable("Share of images with the finding, of those with a label", header, rows)
 
 
-def _findings_picture(run: RecordedRun, scenario: str) -> Picture:
+def _findings_picture(run: RecordedRun, report: Report, scenario: str) -> Picture:
     clients = list(recorded_client_sizes(run))
     shares = np.array([shares_with_finding(run, client) for client in clients])
     figure, axes = plots.panel_figure(height=panel_height(len(clients)) + 0.5)
     plots.draw_heat_map(axes, shares, clients, findings_of_partition(run), percent=True)
+    one = report.task.words.labels.one
     words = (
-        "Share of each client's images that show each finding, of those whose label is known; a"
+        f"Share of each client's images that show each {one}, of those whose label is known; a"
         " dash where none is"
     )
     return Picture(f"{slug(scenario)}-findings", figure, words)

@@ -30,6 +30,7 @@ from feddraw.report.diagnostic_tests import counted_runs, diagnostic_tests, test
 from feddraw.report.sections.roc_curves import MOST_CURVES, scored_runs, shown_methods
 from feddraw.report.statistics import Report
 from feddraw.results.score_counts import ScoreCounts
+from feddraw.tasks import Task
 from feddraw.text import slug
 
 # By method and finding.
@@ -58,11 +59,15 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     if not tests:
         return
     yield Heading(f"As a diagnostic test: accuracy, calibration and net benefit in {scenario}", 3)
-    yield Paragraph(_note(tests, source))
+    yield Paragraph(_note(tests, source, report.task))
     first, *others = tests
-    yield from _tables(tests[first], first, scenario)
+    yield from _tables(tests[first], first, report.task, scenario)
     if others:
-        inner = [table for method in others for table in _tables(tests[method], method, scenario)]
+        inner = [
+            table
+            for method in others
+            for table in _tables(tests[method], method, report.task, scenario)
+        ]
         yield Fold(f"The same for {', '.join(others)}", inner)
     yield from _galleries(tests, report, scenario)
 
@@ -81,11 +86,12 @@ def of_counts_in_words(counted: Sequence[ScoreCounts]) -> str:
     )
 
 
-def _note(tests: Tests, source: str) -> str:
+def _note(tests: Tests, source: str, task: Task) -> str:
+    chosen = ": thresholds were chosen on validation images" if task.has_thresholds else ""
     every_test = [test for of_method in tests.values() for test in of_method.values()]
     return (
-        "On test images, whose labels were not used to choose anything: thresholds were chosen on"
-        f" validation images. Scores are taken as probabilities.{source} Variation between"
+        f"On test images, whose labels were not used to choose anything{chosen}."
+        f" Scores are taken as probabilities.{source} Variation between"
         " trainings is not in them." + few_in_a_sentence(every_test)
     )
 
@@ -93,10 +99,14 @@ def _note(tests: Tests, source: str) -> str:
 # --------------------------------------------------------------------------------------- the tables
 
 
-def _tables(tests: Mapping[str, DiagnosticTest], method: str, scenario: str) -> Iterator[Block]:
+def _tables(
+    tests: Mapping[str, DiagnosticTest], method: str, task: Task, scenario: str
+) -> Iterator[Block]:
     rows = [TestedRow([finding], test) for finding, test in tests.items()]
     label = f"{slug(scenario)}-{slug(method)}"
-    yield from performance_tables(rows, ["finding"], f"{method} in {scenario}", label)
+    yield from performance_tables(
+        rows, [task.words.labels.one], f"{method} in {scenario}", label, task
+    )
 
 
 # -------------------------------------------------------------------------------------- the figures
@@ -124,14 +134,14 @@ def _galleries(tests: Tests, report: Report, scenario: str) -> Iterator[Block]:
         " the line. Grey bars: how the scores of the first method are distributed.",
     )
     precision_recall = Gallery(list(of_finding("precision-recall", _precision_recall)))
-    yield Fold("Precision and recall of each finding", [precision_recall])
+    yield Fold(f"Precision and recall of each {report.task.words.labels.one}", [precision_recall])
     decision_curves = Gallery(
         list(of_finding("decision", _decision_curves)),
         f"Decision curves for threshold probabilities from {low:.0%} to {high:.0%}: net benefit is"
         " true positives per image, less false ones times the odds of the threshold. Shaded: 95 %"
         " interval of the first method.",
     )
-    yield Fold("Decision curves of each finding", [decision_curves])
+    yield Fold(f"Decision curves of each {report.task.words.labels.one}", [decision_curves])
 
 
 Draw = Callable[[Axes, Mapping[str, DiagnosticTest], Report], str]

@@ -13,7 +13,7 @@ from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
 from feddraw.report.cells import column_cells, interval_cell, note_on_means, number_cell
 from feddraw.report.patients import note_on_patients
-from feddraw.report.runs import METRICS, RunCollection, data_name
+from feddraw.report.runs import RunCollection, data_name
 from feddraw.report.sections.aggregation_weights import runs_with_weights
 from feddraw.report.sections.images_by_finding import tested_images_in_words
 from feddraw.report.sections.summary import headline
@@ -62,7 +62,8 @@ def _disclaimers(collection: RunCollection) -> Iterator[str]:
 
 def _weights_beside_tables(report: Report, scenario: str) -> Iterator[Block]:
     tables = [
-        OnlyFor([results_table(report, scenario, metric)], metric=metric) for metric in METRICS
+        OnlyFor([results_table(report, scenario, metric)], metric=metric)
+        for metric in report.metrics
     ]
     weighted = runs_with_weights(report, scenario)
     if not weighted:
@@ -78,7 +79,7 @@ def results_table(report: Report, scenario: str, metric: str) -> ReportTable:
     """One row per method: its mean, and the difference of the method in focus to it, with
     intervals.
     """
-    label = METRICS[metric]
+    label = report.metrics[metric]
     methods = report.shown_in(scenario)
     means = {method: report.mean(scenario, method, metric) for method in methods}
     columns = {label: column_cells(means, report.methods)}

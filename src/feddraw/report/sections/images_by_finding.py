@@ -23,7 +23,8 @@ from feddraw.report.runs import (
     images_dealt_to_clients,
 )
 from feddraw.report.statistics import Report
-from feddraw.text import slug
+from feddraw.tasks import task_of_runs
+from feddraw.text import join_names, slug
 
 METHODS_BESIDE_FOCUS = ("fedavg",)  # whose intervals stand beside those of the method in focus
 MOST_SITES = 8  # that are named in a sentence
@@ -66,11 +67,12 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         note += f" {dealt}."
     if few:
         note += f" † {few_in_words()}."
-    yield Heading(f"Images and certainty by finding in {scenario}", 3)
+    one = report.task.words.labels.one
+    yield Heading(f"Images and certainty by {one} in {scenario}", 3)
     yield Paragraph(tested_images_in_words(runs))
     yield ReportTable(
-        caption=f"Images of each finding in {scenario}",
-        header=["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in methods)],
+        caption=f"Images of each {one} in {scenario}",
+        header=[one, *SPLITS, *(f"AUC of {method} [95 % CI]" for method in methods)],
         rows=rows,
         note=note,
         label=f"splits-{slug(scenario)}",
@@ -110,10 +112,13 @@ def tested_images_in_words(runs: Sequence[RecordedRun]) -> str:
     if few:
         have = "has" if len(few) == 1 else "have"
         caution = f", of which {', '.join(few)} {have} few test images (†)"
-    plural = "" if len(defined) == 1 else "s"
+    task = task_of_runs(runs)
+    words = task.words.labels
+    counted = words.one if len(defined) == 1 else words.many
+    metrics = join_names(list(task.labels.values()))
     return (
-        f"Test AUC and GM are computed on the common test split: {test['images']:,}"
-        f" images{patients}{origin}. The mean AUC is over {len(defined)} finding{plural}{caution}."
+        f"Test {metrics} are computed on the common test split: {test['images']:,}"
+        f" images{patients}{origin}. The mean AUC is over {len(defined)} {counted}{caution}."
     )
 
 

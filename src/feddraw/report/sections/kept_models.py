@@ -30,7 +30,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         labelled = [replace(run, method=model) for model, runs in by_model.items() for run in runs]
         draws = bootstrap_methods(labelled, report.settings.replicates if len(by_model) > 1 else 0)
         for model, runs in by_model.items():
-            rows.append([Cell(method), *_row(model, runs, draws)])
+            rows.append([Cell(method), *_row(model, runs, draws, list(report.metrics)[1:])])
             if model != "last":
                 name = MODEL_NAMES[model].capitalize()
                 choices |= {f"{name}: chosen by {choice_of_model(run)}.": None for run in runs}
@@ -55,7 +55,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             "test AUC",
             "test AUC − last",
             "95 % CI",
-            "test GM",
+            *(f"test {label}" for label in list(report.metrics.values())[1:]),
         ],
         rows=rows,
         note=notes[0] if notes else "",
@@ -73,8 +73,10 @@ def _runs_by_model(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     }
 
 
-def _row(model: str, runs: Sequence[RecordedRun], draws: PatientBootstrap) -> list[Cell]:
-    """One model of one method, over seeds."""
+def _row(
+    model: str, runs: Sequence[RecordedRun], draws: PatientBootstrap, metrics: Sequence[str]
+) -> list[Cell]:
+    """One model of one method, over seeds; `metrics` are those beside the AUC."""
     rounds = dict.fromkeys(_rounds_in_words(rounds_of_model(run)) for run in runs)
     validation = MeanOverRepeats.of([validation_auc(run) for run in runs])
     change = [Cell(""), Cell("")]
@@ -86,7 +88,7 @@ def _row(model: str, runs: Sequence[RecordedRun], draws: PatientBootstrap) -> li
         mean_cell(validation, most_repeats=len(runs)),
         mean_cell(mean_over_repeats(runs, "auc"), most_repeats=len(runs)),
         *change,
-        mean_cell(mean_over_repeats(runs, "gm"), most_repeats=len(runs)),
+        *(mean_cell(mean_over_repeats(runs, other), most_repeats=len(runs)) for other in metrics),
     ]
 
 

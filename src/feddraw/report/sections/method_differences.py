@@ -11,7 +11,6 @@ from feddraw.analysis.paired_differences import Difference
 from feddraw.report.blocks import Block, Cell, Fold, Heading, ReportTable
 from feddraw.report.cells import difference_cells, interval_cell, number_cell
 from feddraw.report.patients import note_on_patients
-from feddraw.report.runs import METRICS
 from feddraw.report.statistics import Report
 from feddraw.report.trainings import ALPHA, TrainingDifferences
 
@@ -39,7 +38,7 @@ def from_focus(report: Report, scenario: str, metric: str) -> Iterator[Block]:
             row.append(_mean_cell(trainings.last.get((scenario, method))))
             row.append(_mean_cell(trainings.last_five.get((scenario, method))))
         rows.append(row)
-    label = METRICS[metric]
+    label = report.metrics[metric]
     where = f"in {scenario}" if scenario else "over all scenarios"
     yield Heading(f"{label}: {report.focus} vs the others {where}", 3)
     yield ReportTable(
@@ -92,7 +91,7 @@ def of_other_pairs(report: Report, scenario: str, metric: str) -> Iterator[Block
             rows.append([Cell(first), Cell(second), *difference_cells(difference)])
     if not rows:
         return
-    label = METRICS[metric]
+    label = report.metrics[metric]
     pairs = math.comb(1 + len(others), 2)  # also those of the method in focus, shown elsewhere
     table = ReportTable(
         caption=f"{label} in {scenario}: paired differences",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from feddraw.data.finding_counts import few_in_words
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
 from feddraw.report.cells import NOTE_ON_STAR, column_cells
-from feddraw.report.runs import METRICS, RecordedRun
+from feddraw.report.runs import RecordedRun
 from feddraw.report.sections.images_by_finding import (
     findings_with_enough_images,
     findings_with_few_images,
@@ -42,14 +42,15 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
         }
     cells = [column_cells(means, report.methods) for means in columns.values()]
     rows = {method: [Cell(method), *(column[method] for column in cells)] for method in methods}
-    label = METRICS[metric]
+    label = report.metrics[metric]
     compared = len(report.methods) > 1 and report.pairing(scenario, metric).repeats
     notes = [NOTE_ON_STAR] if compared else []
     if few:
         notes.append(f"† {few_in_words()}.")
-    yield Heading(f"{label} by finding in {scenario}", 3)
+    one = report.task.words.labels.one
+    yield Heading(f"{label} by {one} in {scenario}", 3)
     yield ReportTable(
-        caption=f"Test {label} in {scenario} by finding",
+        caption=f"Test {label} in {scenario} by {one}",
         header=["method", *columns],
         rows=[row for method, row in rows.items() if method in report.methods],
         references=[row for method, row in rows.items() if method not in report.methods],

@@ -8,7 +8,6 @@ import numpy as np
 
 from feddraw.analysis import plots
 from feddraw.report.blocks import Block, Gallery, Heading, Picture
-from feddraw.report.runs import METRICS
 from feddraw.report.statistics import Report
 from feddraw.text import slug
 
@@ -21,7 +20,7 @@ ON_SPLIT = {
 def section(report: Report, scenario: str) -> Iterator[Block]:
     by_split: dict[str, list[Picture]] = {"validation": [], "test": []}
     for split, pictures in by_split.items():
-        for metric in METRICS:
+        for metric in report.metrics:
             pictures.extend(_curve_picture(report, scenario, split, metric))
     if not any(by_split.values()):
         return
@@ -54,7 +53,7 @@ def _curve_picture(report: Report, scenario: str, split: str, metric: str) -> It
             spread[method] = np.min(curves, axis=0).tolist(), np.max(curves, axis=0).tolist()
     if not means:
         return
-    label = f"{split} {METRICS[metric]}"
+    label = f"{split} {report.metrics[metric]}"
     figure = plots.curve_figure(
         means, focus=report.focus, order=report.shown, spread=spread, label=label
     )

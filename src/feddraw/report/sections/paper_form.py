@@ -27,7 +27,7 @@ from feddraw.report.blocks import (
 from feddraw.report.cells import number_cell
 from feddraw.report.paper_tex import PAPER_ANCHOR
 from feddraw.report.pictures import ledger_column, ranks_picture
-from feddraw.report.runs import METRICS, data_name, ledger_client_sizes
+from feddraw.report.runs import data_name, ledger_client_sizes
 from feddraw.report.sections.aggregation_weights import runs_with_weights
 from feddraw.report.statistics import Report
 from feddraw.text import grouped, join_names, slug
@@ -116,7 +116,7 @@ def _performance_tables(
         report.mean(scenario, method, metric).count
         for scenario in scenarios
         for method in report.methods
-        for metric in METRICS
+        for metric in report.metrics
     }
     spread = "sd over runs"
     if len(counts) == 1:
@@ -127,18 +127,20 @@ def _performance_tables(
     )
     for number, part in enumerate(parts, 1):
         columns = [
-            _percent_column(report, scenario, metric) for scenario in part for metric in METRICS
+            _percent_column(report, scenario, metric)
+            for scenario in part
+            for metric in report.metrics
         ]
         rows = []
         for method in _methods_in_paper_order(report):
             rows.append([Cell(_name_in_paper(method)), *(column[method] for column in columns)])
         yield ReportTable(
             caption=f"{caption} ({number} of {len(parts)})" if len(parts) > 1 else caption,
-            header=["Algorithm", *(label for _ in part for label in METRICS.values())],
+            header=["Algorithm", *(label for _ in part for label in report.metrics.values())],
             rows=rows,
             note="Best values per column are shown in bold.",
             label=f"paper-{slug(title)}-{number}",
-            spans=[(scenario, len(METRICS)) for scenario in part],
+            spans=[(scenario, len(report.metrics)) for scenario in part],
         )
 
 
@@ -174,21 +176,24 @@ def _ranks(report: Report) -> Iterator[Block]:
         if ranking.comparison
     }
     scenarios = {comparison.table.scenarios for comparison in comparisons.values()}
-    if set(comparisons) != set(METRICS) or len(scenarios) > 1:
+    if set(comparisons) != set(report.metrics) or len(scenarios) > 1:
         return
     yield _rank_table(report, comparisons)
     for metric, comparison in comparisons.items():
         yield Paragraph(
-            f"{METRICS[metric]}: {words.comparison_in_words(comparison)}"
+            f"{report.metrics[metric]}: {words.comparison_in_words(comparison)}"
             f" {words.control_in_words(comparison)}"
         )
     tests = []
     for metric, comparison in comparisons.items():
         friedman, _, critical_difference, *_ = words.rank_tests_in_words(comparison)
-        tests += [f"{METRICS[metric]}: {line}" for line in (friedman, critical_difference)]
+        tests += [f"{report.metrics[metric]}: {line}" for line in (friedman, critical_difference)]
     yield Bullets(tests)
     yield Gallery(
-        [ranks_picture(comparisons[metric], metric, prefix="paper-") for metric in comparisons]
+        [
+            ranks_picture(comparisons[metric], metric, report.metrics[metric], prefix="paper-")
+            for metric in comparisons
+        ]
     )
 
 
@@ -211,7 +216,7 @@ def _rank_table(report: Report, comparisons: Mapping[str, Comparison]) -> Report
             Cell(f"{average[method]:.2f}", average[method], round(average[method], 2) == best)
             for method in methods
         ]
-        rows.append([Cell(f"Average rank ({METRICS[metric]})"), *cells])
+        rows.append([Cell(f"Average rank ({report.metrics[metric]})"), *cells])
     return ReportTable(
         caption=(
             "Per-scenario ranks of every method used in the Friedman test "
@@ -311,7 +316,7 @@ def _means_beside_published(report: Report) -> Iterator[Block]:
     """Our means above the published ones, and both average ranks, where two scenarios and two
     methods are the paper's.
     """
-    for metric in METRICS:
+    for metric in report.metrics:
         published = published_results(metric)
         scenarios = [name for name in published.scenarios if name in report.scenarios]
         methods = [name for name in published.methods if name.lower() in report.methods]
@@ -335,8 +340,8 @@ def _means_table(
         rows.append([Cell(f"{method}, difference"), *map(_signed_cell, differences)])
     return ReportTable(
         caption=(
-            f"{METRICS[metric]} (%): our means, the paper's (M. Moradpour and A.-C. Hauschild,"
-            " preprint), and ours minus the paper's"
+            f"{report.metrics[metric]} (%): our means, the paper's (M. Moradpour and"
+            " A.-C. Hauschild, preprint), and ours minus the paper's"
         ),
         header=["", *scenarios],
         rows=rows,
@@ -355,7 +360,7 @@ def _signed_cell(value: float) -> Cell:
 def _tests_beside_published(report: Report) -> Iterator[Block]:
     """Average ranks, Friedman's chi-square and the critical difference, here and in the paper."""
     rows = []
-    for metric, label in METRICS.items():
+    for metric, label in report.metrics.items():
         ours = report.rankings[metric].comparison
         if ours is None:
             continue

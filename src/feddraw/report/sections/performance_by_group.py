@@ -107,9 +107,10 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     every_test = [
         test for group in groupings[first] for of in group.tests.values() for test in of.values()
     ]
+    same_thresholds = ", with the thresholds of all" if report.task.has_thresholds else ""
     yield Heading(f"By {join_names(names)} in {scenario}", 3)
     yield Paragraph(
-        f"The same measures for parts of the test images, with the thresholds of all.{source}, and"
+        f"The same measures for parts of the test images{same_thresholds}.{source}, and"
         " are not corrected for the number of parts: of twenty, one misses by chance."
         + few_in_a_sentence(every_test)
     )
@@ -248,8 +249,8 @@ def _tables(grouping: Grouping, method: str, report: Report, scenario: str) -> I
     rows = _rows(grouping)
     about = f"{method} in {scenario} by {grouping.name}"
     label = f"{slug(grouping.name)}-{slug(scenario)}-{slug(method)}"
-    names = ["finding", grouping.name]
-    tables = list(performance_tables(rows, names, about, label))
+    names = [report.task.words.labels.one, grouping.name]
+    tables = list(performance_tables(rows, names, about, label, report.task))
     if len(rows) > SHOWN_ROWS:
         yield Fold(f"The {len(rows)} rows of {about}", tables)
     else:

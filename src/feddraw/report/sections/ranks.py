@@ -20,7 +20,6 @@ from feddraw.report.blocks import (
 )
 from feddraw.report.cells import number_cell
 from feddraw.report.pictures import ranks_picture
-from feddraw.report.runs import METRICS
 from feddraw.report.statistics import MethodRanking, Report
 
 
@@ -29,12 +28,11 @@ def section(report: Report) -> Iterator[Block]:
     if not any(ranking.comparison or ranking.left_out for ranking in rankings):
         return
     yield Heading("Ranks over scenarios", anchor="ranks")
-    for metric in METRICS:
-        yield OnlyFor(list(_of_metric(report.rankings[metric], metric)), metric=metric)
+    for metric, label in report.metrics.items():
+        yield OnlyFor(list(_of_metric(report.rankings[metric], metric, label)), metric=metric)
 
 
-def _of_metric(ranking: MethodRanking, metric: str) -> Iterator[Block]:
-    label = METRICS[metric]
+def _of_metric(ranking: MethodRanking, metric: str, label: str) -> Iterator[Block]:
     if ranking.left_out:
         yield Paragraph(f"Left out of the ranks of {label}:")
         yield Bullets(ranking.left_out)
@@ -46,7 +44,7 @@ def _of_metric(ranking: MethodRanking, metric: str) -> Iterator[Block]:
         return
     paired = paired_repeats_in_words(ranking.paired)
     yield Paragraph(f"{label}, {paired} in each: {words.comparison_in_words(comparison)}")
-    yield Gallery([ranks_picture(comparison, metric)])
+    yield Gallery([ranks_picture(comparison, metric, label)])
     yield Bullets(
         [
             *words.rank_tests_in_words(comparison),
@@ -56,12 +54,12 @@ def _of_metric(ranking: MethodRanking, metric: str) -> Iterator[Block]:
     )
     yield Fold(
         f"{comparison.control} against each other method ({label})",
-        [_control_table(comparison, metric)],
+        [_control_table(comparison, metric, label)],
     )
-    yield Fold(f"All pairs of methods ({label})", [_pairs_table(comparison, metric)])
+    yield Fold(f"All pairs of methods ({label})", [_pairs_table(comparison, metric, label)])
 
 
-def _control_table(comparison: Comparison, metric: str) -> ReportTable:
+def _control_table(comparison: Comparison, metric: str, label: str) -> ReportTable:
     rows = [
         [
             Cell(other.method),
@@ -73,7 +71,7 @@ def _control_table(comparison: Comparison, metric: str) -> ReportTable:
         for other in comparison.against_control
     ]
     return ReportTable(
-        caption=f"{METRICS[metric]}, each method against {comparison.control}",
+        caption=f"{label}, each method against {comparison.control}",
         header=list(words.CONTROL_COLUMNS),
         rows=rows,
         note=(
@@ -85,9 +83,9 @@ def _control_table(comparison: Comparison, metric: str) -> ReportTable:
     )
 
 
-def _pairs_table(comparison: Comparison, metric: str) -> ReportTable:
+def _pairs_table(comparison: Comparison, metric: str, label: str) -> ReportTable:
     return ReportTable(
-        caption=f"{METRICS[metric]}, pairs of methods",
+        caption=f"{label}, pairs of methods",
         header=[*words.PAIR_COLUMNS, "won-tied-lost"],
         rows=list(map(_pair_row, comparison.pairs)),
         note=(

@@ -35,10 +35,11 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     if not pictures:
         pictures, of_few_images = of_few_images, pictures
     if pictures:
-        note = (
-            "Mean over seeds; the marker is where the threshold chosen on validation data lands on"
-            " test data."
-        )
+        note = "Mean over seeds; the marker is where "
+        if report.task.has_thresholds:
+            note += "the threshold chosen on validation data lands on test data."
+        else:
+            note += f"calls on test data are: {report.task.words.rule}."
         yield Heading(f"Sensitivity and specificity in {scenario}", 3)
         yield Gallery(pictures, note)
     if of_few_images:

@@ -40,7 +40,8 @@ def headline(report: Report) -> str:
 
 
 def _after_headline(report: Report) -> Iterator[str]:
-    yield result_of_metric(report, "gm")
+    for metric in list(report.metrics)[1:]:
+        yield result_of_metric(report, metric)
     yield _what_was_compared(report)
     yield from _wins_and_losses(report)
     yield from _no_worse(report)

@@ -18,7 +18,7 @@ from feddraw.report.blocks import (
     ReportTable,
 )
 from feddraw.report.cells import number_cell
-from feddraw.report.runs import METRICS, RecordedRun, partition_hash, versions_and_machine
+from feddraw.report.runs import RecordedRun, partition_hash, versions_and_machine
 from feddraw.report.statistics import Report
 from feddraw.results.run_reader import OWN_FOLDERS
 from feddraw.text import grouped, join_names
@@ -41,7 +41,7 @@ def section(report: Report) -> Iterator[Block]:
     yield Fold("Settings", [_settings_table(runs)])
     yield Fold("Partitions", [_partition_table(runs)])
     yield Fold("Versions", [_version_table(runs)])
-    yield Fold("Every run", [_run_table(runs, report.folders)])
+    yield Fold("Every run", [_run_table(runs, report)])
 
 
 def _how_to_run_again(runs: Runs, folders: Sequence[Path]) -> Iterator[Block]:
@@ -151,11 +151,11 @@ def _version_table(runs: Runs) -> ReportTable:
     return ReportTable("Versions, machines, network", ["what", "version"], rows)
 
 
-def _run_table(runs: Runs, folders: Sequence[Path]) -> ReportTable:
+def _run_table(runs: Runs, report: Report) -> ReportTable:
     rows = []
     for run in runs:
-        names = (shown_path(run.path, folders), run.scenario, run.method, run.repeat)
-        metrics = [number_cell(run.test(metric)) for metric in METRICS]
+        names = (shown_path(run.path, report.folders), run.scenario, run.method, run.repeat)
+        metrics = [number_cell(run.test(metric)) for metric in report.metrics]
         rows.append([*map(Cell, names), *metrics])
-    header = ["folder", "scenario", "method", "seed", *METRICS.values()]
+    header = ["folder", "scenario", "method", "seed", *report.metrics.values()]
     return ReportTable("Every run", header, rows)
