@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,22 +196,20 @@ def _proportions(trained: TrainedModel, test: Predictions | None, place: int) ->
         finding = trained.findings[place]
         known = (tested.sensitivity, tested.specificity)
         return [*(_number(table.get(finding, math.nan)) for table in known), "", ""]
-    scores, limits = trained.task.decided(test.scores, np.array(trained.thresholds))
-    decided = replace(test, scores=scores.astype(np.float64))
-    diagnostic = _diagnostic(trained, decided, place, float(limits[place]))
+    diagnostic = _diagnostic(trained, test, place)
     return [_measured(measure(diagnostic)) for measure in PROPORTIONS.values()]
 
 
-def _diagnostic(
-    trained: TrainedModel, scored: Predictions, place: int, threshold: float = math.nan
-) -> DiagnosticTest:
+def _diagnostic(trained: TrainedModel, scored: Predictions, place: int) -> DiagnosticTest:
     """One finding as the report measures it, by patient where patients are known."""
     images = np.arange(len(scored.truth))
+    calls = trained.task.calls_of_scores(scored.scores)
     model = ModelScores.of_known(
         scores=scored.scores[:, place],
         truth=scored.truth[:, place],
         patients=images if scored.patients is None else scored.patients,
-        threshold=threshold,
+        threshold=trained.thresholds[place],
+        called=None if calls is None else calls[:, place],
     )
     return DiagnosticTest([model])
 

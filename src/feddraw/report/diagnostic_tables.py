@@ -129,9 +129,7 @@ def _why_undefined(test: DiagnosticTest, measure: Measure) -> str:
     """The counts that make it so."""
     if not test.sound:
         return "scores are no numbers"
-    if measure in AT_THE_THRESHOLD.values() and not all(
-        model.has_calls for model in test.models
-    ):
+    if measure in AT_THE_THRESHOLD.values() and not all(model.has_calls for model in test.models):
         return "no threshold"
     images = test.positives + test.negatives
     called = min(int(model.calls.sum()) for model in test.models)

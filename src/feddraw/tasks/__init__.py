@@ -106,13 +106,11 @@ class Task(ABC):
     ) -> list[object]:
         """The same of one image, whose scores are NaN where it could not be read."""
 
-    def decided(self, scores: Scores, thresholds: Scores) -> tuple[Scores, Scores]:
-        """Scores and thresholds by which each output is judged as a diagnostic test: those given,
-        or, for tasks without thresholds, the calls and one half.
-        """
+    def calls_of_scores(self, scores: Scores) -> NDArray[np.float64] | None:
+        """The calls, where they follow from the scores alone; None where thresholds make them."""
         if self.has_thresholds:
-            return scores, thresholds
-        return self.call(scores, thresholds), np.full_like(thresholds, 0.5)
+            return None
+        return self.call(scores, np.full(scores.shape[-1], math.nan))
 
     def description(self, names: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
         """What a user of an exported model must know of its outputs, as JSON."""
