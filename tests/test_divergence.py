@@ -33,6 +33,7 @@ from feddraw.server.method_check import MadeUpFederation
 from feddraw.server.round import RoundRecord
 from feddraw.server.status import RefusalCause
 from feddraw.system.file_reading import read_json, read_jsonl
+from feddraw.tasks.findings import Findings
 from small import small
 
 SETTINGS = [
@@ -206,7 +207,9 @@ def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
         for s in (good, bad)
     ]
     contents = [flwr.RecordDict({"metrics": flwr.MetricRecord(one)}) for one in sent]
-    found = score_histograms.merged_histogram_metrics(contents, ("Edema", "Nodule")).validation
+    found = score_histograms.merged_histogram_metrics(
+        contents, ("Edema", "Nodule"), Findings()
+    ).validation
     assert (found.undefined, found.not_finite) == (("Nodule",), ("Nodule",))
     assert math.isnan(found.gm.per_class["Nodule"])
     assert 0 < found.auc.per_class["Edema"] < 1

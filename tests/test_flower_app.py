@@ -39,6 +39,7 @@ from feddraw.results.run_folder import RunFolder
 from feddraw.results.score_counts import read_score_counts
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.file_reading import read_csv, read_json, read_jsonl
+from feddraw.tasks.findings import Findings
 from feddraw.watch.followed_folder import FollowedFolder
 from small import small
 
@@ -420,7 +421,7 @@ def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_image
     ]
     total = sum(
         (score_histograms.histograms_to_words(site, 3) for site in sites),
-        np.zeros(2 * (2 * 3 * score_histograms.BINS + 3), np.uint64),
+        np.zeros(score_histograms.words_of(3), np.uint64),
     )
     found = [RecordDict({"metrics": score_histograms.histograms_from_words(total, 3)})]
     assert np.array_equal(
@@ -514,7 +515,7 @@ def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> N
         )
         for p in parts
     ]
-    found = score_histograms.merged_histogram_metrics(contents, ("a", "b")).validation
+    found = score_histograms.merged_histogram_metrics(contents, ("a", "b"), Findings()).validation
     for place, name in enumerate("ab"):
         exact = metrics.auc(scores[:, place], truth[:, place])
         assert found.auc.per_class[name] == pytest.approx(exact, abs=2e-3)

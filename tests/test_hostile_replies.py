@@ -113,10 +113,11 @@ def test_an_evaluation_of_anything_leaves_the_others_metrics(value):
     from flwr.app import MetricRecord, RecordDict
 
     from feddraw.flower.score_histograms import BINS, merged_histogram_metrics
+    from feddraw.tasks.findings import Findings
 
     counts = {"validation-places": [1, BINS + 2], "validation-counts": [5, 5]}
     honest = RecordDict({"metrics": MetricRecord({"num-examples": 10, **counts})})
-    expected = merged_histogram_metrics([honest], ["a"]).validation.auc.macro
+    expected = merged_histogram_metrics([honest], ["a"], Findings()).validation.auc.macro
     assert expected == 1.0
     for key in ("validation-places", "validation-counts", "test-places", "test-counts"):
         for sent in (value, [value]):
@@ -126,7 +127,10 @@ def test_an_evaluation_of_anything_leaves_the_others_metrics(value):
             except (TypeError, ValueError):
                 continue
             contents = [honest, RecordDict({"metrics": metrics})]
-            assert merged_histogram_metrics(contents, ["a"]).validation.auc.macro == expected
+            assert (
+                merged_histogram_metrics(contents, ["a"], Findings()).validation.auc.macro
+                == expected
+            )
 
 
 # ------------------------------------------------------------------------- models in the flat form

@@ -37,7 +37,7 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
-from feddraw.tasks.findings import findings
+from feddraw.tasks.findings import Findings, findings
 from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, loss_over_known
 from feddraw.training.network_by_name import build_network
@@ -259,7 +259,7 @@ def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_
     validation = counts.copy()
     validation[1, 1] = 0  # no site has a positive validation image of b
     edges = [merged_edge(*validation[:, place]) for place in range(2)]
-    found = histogram_metrics(counts, ("a", "b"), edges)
+    found = histogram_metrics(counts, ("a", "b"), edges, task=Findings())
     assert found.auc.per_class == {"a": 1.0, "b": 1.0}
     assert found.gm.per_class["a"] == found.gm.macro == 1.0
     assert math.isnan(found.gm.per_class["b"])

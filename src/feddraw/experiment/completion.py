@@ -13,6 +13,7 @@ from feddraw.core import (
     why_not_secure,
     why_not_streaming,
 )
+from feddraw.data.dataset import CLASSES_TASK
 from feddraw.data.dataset_by_name import dataset_defaults
 from feddraw.data.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.data.scenarios.scenario_by_name import complete_scenario_options
@@ -176,8 +177,12 @@ def _data_defaults(experiment: Experiment) -> Section:
 
 
 def _task_settings(experiment: Experiment) -> dict[str, Any]:
-    """The task and its settings, checked; none where the data decide."""
+    """The task and its settings, checked; none where the data decide. A column of classes says what
+    the task is before they are opened.
+    """
     name, options = experiment.task_section()
+    if not name and experiment.section("data")[1].get("class_column"):
+        name = CLASSES_TASK
     if not name:
         return {}
     make_task(name, options)

@@ -20,7 +20,6 @@ from feddraw.results.about import images_in_words
 from feddraw.results.predictions import Predictions
 from feddraw.system.markdown import escape_markdown, markdown_table
 from feddraw.system.progress import Progress, no_progress
-from feddraw.tasks import TaskWords
 
 REPLICATES = 500  # of the bootstrap
 IMAGES_AT_A_TIME = 256

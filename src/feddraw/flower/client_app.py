@@ -44,6 +44,7 @@ from feddraw.experiment.run_preparation import (
     make_trainer,
     prepare,
     trained_builder,
+    with_task_of_data,
 )
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import client_seed
@@ -64,6 +65,7 @@ from feddraw.flower.client_memory import (
 from feddraw.flower.flat_exchange import flat_mod
 from feddraw.flower.reply_intake import EVALUATION_SECONDS, SECONDS
 from feddraw.flower.score_histograms import (
+    calls_to_metrics,
     count_by_score,
     histograms_to_metrics,
     subgroup_counts,
@@ -72,6 +74,8 @@ from feddraw.flower.score_histograms import (
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.site_errors import failure_in_one_line
 from feddraw.server.policy import Policy, read_policy
+from feddraw.tasks import Task
+from feddraw.tasks.findings import Findings
 from feddraw.text import one_line
 from feddraw.training.client import Trainer
 from feddraw.training.own_frozen_layers import Arrays, OwnLayers
@@ -93,6 +97,7 @@ class Site:
     # the policy that was agreed on: under another the site does not train; None: under any
     policy: Policy | None = None
     labels: Labels | None = None  # of all its images, where it also counts subgroups
+    task: Task = field(default_factory=Findings)  # what the network's outputs say
 
     @property
     def seed_number(self) -> int:
@@ -299,6 +304,7 @@ def evaluate_at_site(site: Site, content: RecordDict, own: OwnLayers | None = No
                     scores, targets[rows], labels.subgroups, patients_of(labels)
                 )
                 metrics |= subgroups_to_metrics(split, groups)
+            metrics |= calls_to_metrics(split, site.task.count_calls(scores, targets[rows]))
     metrics[EVALUATION_SECONDS] = time.perf_counter() - began
     return RecordDict({"metrics": MetricRecord(metrics), "client": client_record(site)})
 
@@ -361,6 +367,7 @@ def _site_of_partition(scenario: PreparedRun, number: int, node: Mapping[str, An
         memory=memory_folder(node),
         holdout={"validation": scenario.evaluator.holdout[number]},
         policy=_policy_of_node(node),
+        task=scenario.evaluator.task,
     )
 
 
@@ -374,10 +381,13 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
     options = experiment.dataset_section()[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
     if list(dataset.findings) != findings:
+        many = with_task_of_data(experiment, dataset.labels).task.words.labels.many
         raise UserError(
-            f"{node['data']} has the findings {', '.join(dataset.findings)}, not"
+            f"{node['data']} has the {many} {', '.join(dataset.findings)}, not"
             f" {', '.join(findings)}"
         )
+    task = with_task_of_data(experiment, dataset.labels).task
+    task.check(dataset.labels)
     shards = [np.sort(dataset.rows["train"])]
     trainer = make_trainer(experiment, dataset, shards, make_method(experiment))
     if experiment.trains_on_features:
@@ -389,6 +399,7 @@ def _site_with_own_folder(run: str, settings_of_node: str, node_id: int) -> Site
         holdout={"validation": dataset.rows["validation"], "test": dataset.rows["test"]},
         policy=_policy_of_node(node),
         labels=dataset.labels if subgroups else None,
+        task=task,
     )
 
 

@@ -21,6 +21,7 @@ from feddraw.flower.sampling import Request
 from feddraw.results.site_evaluations import SiteEvaluation
 from feddraw.server.gate import finite_number
 from feddraw.server.status import Status, StatusKind
+from feddraw.tasks import Task
 from feddraw.text import one_line, safe_line
 
 log = logging.getLogger("flwr")
@@ -40,7 +41,12 @@ class TakenEvaluations:
 
 
 def evaluations_in_clear(
-    replies: Sequence[Reply], size_key: str, findings: Sequence[str], *, hidden: bool
+    replies: Sequence[Reply],
+    size_key: str,
+    findings: Sequence[str],
+    *,
+    task: Task,
+    hidden: bool,
 ) -> TakenEvaluations:
     """Replies with a size count. Where they are `hidden`, a site's own metrics are not kept."""
     contents = []
@@ -52,7 +58,7 @@ def evaluations_in_clear(
             refused[reply.name] = f"{size_key} among its metrics is not a positive number"
             continue
         contents.append(reply.content)
-        metrics = {} if hidden else site_metrics(reply.content, size_key, findings)
+        metrics = {} if hidden else site_metrics(reply.content, size_key, findings, task)
         seconds = _seconds(reply.content)
         sites.append(
             SiteEvaluation(client=reply.name, images=size, seconds=seconds, metrics=metrics)
@@ -73,15 +79,17 @@ def evaluations_in_sum(
     return TakenEvaluations([counts], sites, refused, unused)
 
 
-def site_metrics(content: RecordDict, size_key: str, findings: Sequence[str]) -> dict[str, float]:
+def site_metrics(
+    content: RecordDict, size_key: str, findings: Sequence[str], task: Task
+) -> dict[str, float]:
     """What a site's reply says of the model: its numbers, or those that its counts by score give.
 
     Only finite ones, under names that are safe to show.
     """
     record = metrics_in_reply(content)
     if "validation-places" in record:
-        merged = score_histograms.merged_histogram_metrics([content], findings)
-        record = dict(score_histograms.histogram_metrics_for_log(merged))
+        merged = score_histograms.merged_histogram_metrics([content], findings, task)
+        record = dict(score_histograms.histogram_metrics_for_log(merged, task))
     metrics: dict[str, float] = {}
     for name, value in record.items():
         if name in (size_key, *NO_METRICS) or not finite_number(value):

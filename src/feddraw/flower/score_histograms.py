@@ -2,7 +2,8 @@
 
 A mean of the sites' AUCs is not the AUC of all their images. Counts of positive and negative images
 in fixed bins of the score can be added, and give AUC (ties within a bin count half), sensitivity
-and specificity of all images together.
+and specificity of all images together. For tasks that call one class, counts of images by class and
+by the class that they are called come with them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.analysis.metrics import split_metrics
 from feddraw.core import MOST_IMAGES
 from feddraw.data.subgroups import NOT_STATED, Subgrouping
 from feddraw.results.metrics import RunMetrics, SplitMetrics
 from feddraw.results.score_counts import BIN_EDGES, BINS, Histograms, SubgroupHistograms
+from feddraw.tasks import MeasuredSplit, Task
+
+Calls = NDArray[np.int64]  # (classes, classes): images by class and called class
 
 SMALLEST_PROBABILITY = 1e-12
 
@@ -123,6 +126,18 @@ def subgroups_to_metrics(split: str, counts: SubgroupHistograms) -> dict[str, li
     return {places: filled.tolist(), f"{split}-subgroup-counts": flat[filled].tolist()}
 
 
+def calls_to_metrics(split: str, calls: Calls) -> dict[str, list[int]]:
+    """Images by class and called class as metrics that Flower carries; nothing for tasks without
+    such calls.
+    """
+    flat = calls.ravel()
+    filled = np.flatnonzero(flat)
+    if not len(filled):
+        return {}
+    places = f"{split}-called-places"
+    return {places: filled.tolist(), f"{split}-called-counts": flat[filled].tolist()}
+
+
 def histograms_to_words(
     content: RecordDict, findings: int, subgroups: int = 0
 ) -> NDArray[np.uint64]:
@@ -134,13 +149,14 @@ def histograms_to_words(
         flags = np.zeros(findings, np.int64)
         flags[findings_with_broken_scores([content], split, findings)] = 1
         rows += [add_up_histograms([content], split, findings).ravel(), flags]
+        rows.append(add_up_calls([content], split, findings).ravel())
         rows.append(add_up_subgroups([content], split, findings, subgroups).ravel())
     return np.concatenate(rows).astype(np.uint64)
 
 
 def words_of(findings: int, subgroups: int = 0) -> int:
     """How many whole numbers such a row has."""
-    return len(EVALUATED_SPLITS) * (2 * findings * BINS * (1 + subgroups) + findings)
+    return len(EVALUATED_SPLITS) * (2 * findings * BINS * (1 + subgroups) + findings + findings**2)
 
 
 def histograms_from_words(
@@ -151,9 +167,11 @@ def histograms_from_words(
     metrics: dict[str, list[int]] = {}
     of_all = 2 * findings * BINS
     for split, row in zip(EVALUATED_SPLITS, rows, strict=True):
-        counts, flags, of_subgroups = np.split(row, [of_all, of_all + findings])
+        ends = np.cumsum([of_all, findings, findings**2])
+        counts, flags, calls, of_subgroups = np.split(row, ends)
         broken = np.flatnonzero(flags).tolist()
         metrics |= histograms_to_metrics(split, counts.reshape(2, findings, BINS), broken)
+        metrics |= calls_to_metrics(split, calls.reshape(findings, findings))
         shaped = of_subgroups.reshape(subgroups, 2, findings, BINS)
         metrics |= subgroups_to_metrics(split, shaped)
     return MetricRecord({name: numbers for name, numbers in metrics.items() if numbers})
@@ -173,6 +191,13 @@ def add_up_subgroups(
     total = np.zeros(subgroups * 2 * findings * BINS, np.int64)
     _add_cells(total, contents, f"{split}-subgroup", subgroups * findings * MOST_IMAGES)
     return total.reshape(subgroups, 2, findings, BINS)
+
+
+def add_up_calls(contents: Sequence[RecordDict], split: str, findings: int) -> Calls:
+    """The same of images by class and called class."""
+    total = np.zeros(findings**2, np.int64)
+    _add_cells(total, contents, f"{split}-called", MOST_IMAGES)
+    return total.reshape(findings, findings)
 
 
 def _add_cells(
@@ -234,6 +259,9 @@ def histogram_metrics(
     findings: Sequence[str],
     edges: Sequence[int | None],
     broken: Sequence[int] = (),
+    *,
+    task: Task,
+    calls: Calls | None = None,
 ) -> SplitMetrics:
     """All metrics of the summed counts; broken findings have none.
 
@@ -250,7 +278,15 @@ def histogram_metrics(
         areas[name] = histogram_auc(negatives, positives)
         rates[name] = _sensitivity_and_specificity(negatives, positives, edge)
         thresholds[name] = _probability_at(edge)
-    return split_metrics(areas, rates, thresholds, [findings[index] for index in broken])
+    nothing = np.zeros((len(findings), len(findings)), np.int64)
+    measured = MeasuredSplit(
+        areas=areas,
+        rates=rates,
+        thresholds=thresholds,
+        calls=nothing if calls is None else calls,
+        broken=[findings[index] for index in broken],
+    )
+    return task.split_metrics(measured)
 
 
 def _sensitivity_and_specificity(
@@ -273,31 +309,40 @@ def _probability_at(edge: int | None) -> float:
     return float(1 / (1 + np.exp(-logits[edge])))
 
 
-def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> RunMetrics:
+def merged_histogram_metrics(
+    contents: list[RecordDict], findings: Sequence[str], task: Task
+) -> RunMetrics:
     """Metrics from all sites' counts: thresholds from the validation split, and the test split
     where it was sent.
     """
     validation = add_up_histograms(contents, "validation", len(findings))
-    edges = [best_threshold_bin(*validation[:, index]) for index in range(len(findings))]
+    edges: list[int | None] = [None] * len(findings)
+    if task.has_thresholds:
+        edges = [best_threshold_bin(*validation[:, index]) for index in range(len(findings))]
     broken = findings_with_broken_scores(contents, "validation", len(findings))
-    metrics = RunMetrics(validation=histogram_metrics(validation, findings, edges, broken))
+    calls = add_up_calls(contents, "validation", len(findings))
+    metrics = RunMetrics(
+        validation=histogram_metrics(validation, findings, edges, broken, task=task, calls=calls)
+    )
     test = add_up_histograms(contents, "test", len(findings))
     if not test.any():
         return metrics
     # without thresholds from validation data there is no GM of test data either
     broken_in_test = findings_with_broken_scores(contents, "test", len(findings))
     broken_in_any = sorted({*broken, *broken_in_test})
-    return replace(metrics, test=histogram_metrics(test, findings, edges, broken_in_any))
+    calls = add_up_calls(contents, "test", len(findings))
+    tested = histogram_metrics(test, findings, edges, broken_in_any, task=task, calls=calls)
+    return replace(metrics, test=tested)
 
 
-def histogram_metrics_for_log(metrics: RunMetrics) -> MetricRecord:
+def histogram_metrics_for_log(metrics: RunMetrics, task: Task) -> MetricRecord:
     """The numbers for Flower's own log."""
     splits = {"validation": metrics.validation, "test": metrics.test}
     evaluated = {name: split for name, split in splits.items() if split.evaluated}
     record = MetricRecord()
     for name, split in evaluated.items():
-        record[f"{name}-auc"] = split.auc.macro
-        record[f"{name}-gm"] = split.gm.macro
+        for metric in (*task.metrics, *task.more):
+            record[f"{name}-{metric}"] = split.of(metric).macro
     for name, split in evaluated.items():
         for finding, auc in split.auc.per_class.items():
             record[f"{name}-auc.{finding}"] = auc

@@ -85,6 +85,7 @@ class ServerEvaluation:
         """Sites have folders of their own; the server evaluates where it has one too."""
         self.findings = tuple(settings.findings_of_own_folders(self.experiment))
         self.subgroups = settings.subgroups_of_own_folders(self.experiment)
+        self.task = self.experiment.task
         build = partial(trained_builder(self.experiment, len(self.findings)), pretrained=True)
         self.initial = initial_model(build, self.experiment.seed)
         if validation:
@@ -96,12 +97,13 @@ class ServerEvaluation:
                 dataset = features_for_evaluation(
                     self.experiment, dataset, self.initial.layout.frozen
                 )
-            self._evaluate_on(dataset, Evaluator(dataset, (), ()))
+            self._evaluate_on(dataset, Evaluator(dataset, (), (), task=self.task))
 
     def _prepare_scenario(self) -> None:
         """Sites split one data set, which the server has as well."""
         setup = run_preparation.prepare(self.experiment)
         self.findings = setup.dataset.findings
+        self.task = setup.experiment.task
         self.initial = setup.initial
         self.partition = setup.partition
         self.summary = setup.summary
@@ -120,10 +122,10 @@ class ServerEvaluation:
 
     def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:
         """The sites' counts as metrics, which the next `evaluate` returns."""
-        metrics = score_histograms.merged_histogram_metrics(contents, self.findings)
+        metrics = score_histograms.merged_histogram_metrics(contents, self.findings, self.task)
         self.metrics_from_sites = metrics
         self._counts_from_sites = self._score_counts(contents)
-        return score_histograms.histogram_metrics_for_log(metrics)
+        return score_histograms.histogram_metrics_for_log(metrics, self.task)
 
     def _score_counts(self, contents: list[RecordDict]) -> ScoreCounts:
         """What the sites counted: together, and each site's where it is sent in clear."""
@@ -343,6 +345,7 @@ def make_strategy(
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
         findings=evaluation.findings,
+        task=evaluation.task,
         frozen=evaluation.initial.layout.frozen,
         proxy=evaluation.proxy,
         seed=experiment.seed,

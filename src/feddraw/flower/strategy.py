@@ -76,6 +76,8 @@ from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import Round, RoundRecord
 from feddraw.server.status import RefusalCause
+from feddraw.tasks import Task
+from feddraw.tasks.findings import Findings
 from feddraw.text import safe_line
 
 log = logging.getLogger("flwr")
@@ -112,6 +114,7 @@ class MethodStrategy(FedAvg):
         *,
         classifier: str | Sequence[str] = "",
         findings: Sequence[str] = (),
+        task: Task | None = None,
         frozen: Mapping[str, NDArray[Any]] | None = None,
         proxy: Proxy | None = None,
         round_offset: int = 0,
@@ -139,6 +142,7 @@ class MethodStrategy(FedAvg):
             classifier=classifier,
             findings=tuple(findings),
             subgroups=subgroups,
+            task=task or Findings(),
             frozen=frozen or {},
             proxy=proxy,
             round_offset=round_offset,
@@ -564,6 +568,7 @@ class MethodStrategy(FedAvg):
             replies,
             self.weighted_by_key,
             self.options.findings,
+            task=self.options.task,
             hidden=self.options.secure,
         )
 

@@ -19,6 +19,8 @@ from feddraw.secure.sums.signing_keys import SiteDirectory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundRecord
+from feddraw.tasks import Task
+from feddraw.tasks.findings import Findings
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,6 +31,9 @@ class StrategyOptions:
     # the layer that gives the scores, or several in the order of the findings; empty: by its shape
     classifier: str | Sequence[str] = ""
     findings: tuple[str, ...] = ()  # names of the classifier's outputs; for the ledger, and checked
+    task: Task = field(
+        default_factory=Findings
+    )  # what these outputs say: how counts become metrics
     # tensors that nobody trains, by name: sent to each site once
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     proxy: Proxy | None = None  # labelled images at the server, for methods that need some

@@ -136,7 +136,7 @@ class Task(ABC):
         """(images, outputs): labels as training reads them; NaN where one is not known."""
         return labels.targets()
 
-    def count_calls(self, scores: Scores, truth: Truth) -> Counts:
+    def count_calls(self, scores: Scores, truth: NDArray[Any]) -> Counts:
         """(outputs, outputs): images by class and by the class that they are called, for tasks that
         call one class.
         """

@@ -22,7 +22,7 @@ from feddraw.data.dataset import Labels
 from feddraw.data.finding_counts import CLASS_WORDS
 from feddraw.errors import UserError, is_list_of_numbers
 from feddraw.results.metrics import MacroMetric, SplitMetrics
-from feddraw.tasks import ComparedMetric, Counts, MeasuredSplit, Scores, Task, TaskWords, Truth
+from feddraw.tasks import ComparedMetric, Counts, MeasuredSplit, Scores, Task, TaskWords
 from feddraw.text import join_names
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Classes(Task):
         if single := [name for name, count in counts.items() if count == 1]:
             yield f"the clients together have one training image only of {join_names(single)}"
 
-    def count_calls(self, scores: Scores, truth: Truth) -> Counts:
+    def count_calls(self, scores: Scores, truth: NDArray[Any]) -> Counts:
         return class_metrics.confusion_matrix(scores, truth)
 
     def split_metrics(self, measured: MeasuredSplit) -> SplitMetrics:
