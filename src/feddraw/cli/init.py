@@ -27,7 +27,21 @@ ExperimentFile = Annotated[
 ]
 
 
-def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = None) -> None:
+ClassColumnName = Annotated[
+    str,
+    Option(
+        help="Column that names the one class of each image (default: as the table looks).",
+        show_default=False,
+    ),
+]
+
+
+def init(
+    paths: SurveyedPaths,
+    images: ImagesFolder = "",
+    class_column: ClassColumnName = "",
+    out: ExperimentFile = None,
+) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
     from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
     from feddraw.experiment.inspect_own_data import inspect_data
@@ -43,7 +57,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
         raise UserError(f"an experiment file ends with .toml: --out {target.with_suffix('.toml')}")
     if not target.parent.is_dir():
         raise UserError(f"cannot write {target}: there is no folder {target.parent}")
-    inspected = inspect_data(paths, target, images)
+    inspected = inspect_data(paths, target, images, class_column)
     for file in [target, *(inspected.sheets if inspected.written else [])]:
         if file.exists():
             raise UserError(f"{file} already exists: choose another name with --out, or delete it")
@@ -51,7 +65,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     print_init_survey(inspected, chosen)
     if inspected.written:
         write_whole(inspected.sheets[0], inspected.written.encode())
-    options = {"--images": images, "--out": str(out or "")}
+    options = {"--images": images, "--class-column": class_column, "--out": str(out or "")}
     typed = [*map(str, paths), *(word for pair in options.items() if pair[1] for word in pair)]
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
@@ -102,7 +116,9 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
         [name, *(f"{count:,}" for count in counts.values())]
         for name, counts in inspected.marks().items()
     ]
-    out.print(table(header[:shown], [row[:shown] for row in rows]))
+    if not inspected.class_column:
+        out.print(table(header[:shown], [row[:shown] for row in rows]))
+    out.print(inspected.task_in_words())
     if inspected.images is not None:
         out.print(f"images: {inspected.images}")
     header = ["images of", "opened", "files", "pixels", "colour"]
@@ -111,11 +127,8 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
         out.print(f"note: {sentence}")
     for guess in inspected.guesses:
         out.print(f"note: {guess}")
-    if any(counts[code] for counts in inspected.marks().values() for code in (-2, -1)):
-        out.print(
-            "note: blank and uncertain labels count as unknown; data.blank and data.uncertain"
-            " change this"
-        )
+    for sentence in inspected.label_notes():
+        out.print(f"note: {sentence}")
     rows = [["all images", *(f"{count:,}" for count in inspected.sizes())]]
     rows += [
         [name, *(f"{count:,}" for count in counts)]
@@ -125,13 +138,8 @@ def print_init_survey(inspected: InspectedData, chosen: FirstRun) -> None:
     out.print(f"clients: {clients_in_words(inspected, chosen)}")
     for sentence in inspected.class_notes():
         out.print(f"note: {sentence}")
-    if unlabelled := list(inspected.unlabelled()):
-        out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
-    if names := inspected.findings_without_auc():
-        out.print(
-            f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for"
-            " it there"
-        )
+    for sentence in inspected.split_notes():
+        out.print(f"note: {sentence}")
     if not inspected.columns["patient"]:
         setting = "" if inspected.written else " (data.patient_column)"
         out.print(

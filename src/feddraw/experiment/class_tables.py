@@ -1,5 +1,6 @@
-"""Class names as a table with one column per class, which is how all other code reads labels: from
-one column of names, or from a folder with one subfolder per class.
+"""Tables that are made for `init`: from a folder with one subfolder per class, with a column that
+names the class of each image; and from a column that may name several findings of an image, with
+one column for each.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from feddraw.data import table_columns
+from feddraw.data.class_column import MOST_CLASSES
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.image_folder import files_below
-from feddraw.data.label_cells import BLANK, CELL_WORDS, label_in_cell
+from feddraw.data.label_cells import BLANK, CELL_WORDS
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import csv_text
 from feddraw.text import grouped, join_names
@@ -47,15 +48,15 @@ NORMAL_CLASSES = (
     "unauffällig",
     "gesund",
 )
-MOST_LABEL_CLASSES = 50
-SAMPLED_ROWS = 2000  # rows by which a column of names is told from one of labels
+CLASS = "class"  # the column of a table that is made of folders
 
 
 @dataclass(frozen=True)
 class ClassTable:
     """A table that was made of class names and is not written yet."""
 
-    content: str  # CSV with one column per class
+    content: str  # CSV
+    class_column: str  # that names the one class of each image; empty: a column for each finding
     notes: tuple[str, ...]  # how the names were read
 
 
@@ -66,8 +67,17 @@ def table_of_class_folders(folder: Path) -> ClassTable:
     """Of a folder of images: the class of each is the folder that it is in."""
     files = files_below(folder)
     rows = _rows_of_class_folders(folder, files.images)
+    classes = {row[CLASS] for row in rows}
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise UserError(
+            f"found {len(classes)} classes in {len(rows):,} labelled images: give a CSV with one"
+            " column per finding (0 or 1), a column of class names, or a folder with one subfolder"
+            " per class"
+        )
+    filled = [name for name in rows[0] if any(row[name] for row in rows)]
     return ClassTable(
-        content=_table_of_names(rows),
+        content=csv_text([filled, *([row[name] for name in filled] for row in rows)]),
+        class_column=CLASS,
         notes=(
             _class_folders_in_words(rows),
             *_images_without_class(folder, files.images),
@@ -89,9 +99,7 @@ def _rows_of_class_folders(folder: Path, images: Sequence[Path]) -> list[dict[st
         *above, label = inside.parts[:-1]
         split = next((name for name in above if name.lower() in table_columns.SPLIT_NAMES), "")
         site = "/".join(name for name in above if name != split)
-        rows.append(
-            {"path": inside.as_posix(), "split": split.lower(), "site": site, "label": label}
-        )
+        rows.append({"path": inside.as_posix(), "split": split.lower(), "site": site, CLASS: label})
     if not _are_sites(rows):
         rows = [row | {"site": ""} for row in rows]
     return rows
@@ -101,7 +109,7 @@ def _are_sites(rows: Sequence[Mapping[str, str]]) -> bool:
     """Whether the folders above the classes look like sites: every image has one, and some class is
     in several (folders of patients below folders of classes share none).
     """
-    sites_of_class = grouped((row["label"], row["site"]) for row in rows)
+    sites_of_class = grouped((row[CLASS], row["site"]) for row in rows)
     several = any(len(set(sites)) > 1 for sites in sites_of_class.values())
     return several and all(row["site"] for row in rows)
 
@@ -134,8 +142,6 @@ def _folders_without_images(folder: Path, rows: Sequence[Mapping[str, str]]) -> 
 def _class_folders_in_words(rows: Sequence[Mapping[str, str]]) -> str:
     """How the names of folders were read."""
     words = "the class of an image is the folder that it is in"
-    if normal := _names_of_no_finding(row["label"] for row in rows):
-        words += f", {join_names(normal)} for no finding"
     if any(row["site"] for row in rows):
         words += "; its site is the folder above"
     return words
@@ -145,9 +151,11 @@ def _class_folders_in_words(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def table_of_class_column(sheet: CsvSheet) -> ClassTable | None:
-    """Of a table with one column of class names; None where there is no such column."""
+    """Of a table with one column of names, of which some image has several; None where there is no
+    such column.
+    """
     label = table_columns.column_by_usual_name(sheet.header, LABEL_COLUMNS)
-    if label is None or _holds_labels(sheet, label):
+    if label is None or not _names_several(sheet, label):
         return None
     path = table_columns.path_column(sheet)
     if path is None:
@@ -157,14 +165,14 @@ def table_of_class_column(sheet: CsvSheet) -> ClassTable | None:
     rows = [{name: cells[column] for name, column in kept.items()} for _, cells in sheet.rows()]
     return ClassTable(
         content=_table_of_names(rows),
+        class_column="",
         notes=tuple(_class_column_in_words(sheet.header[label], rows)),
     )
 
 
-def _holds_labels(sheet: CsvSheet, column: int) -> bool:
-    """Whether a column says present or absent, and names no classes."""
-    first_rows = islice(sheet.rows(), SAMPLED_ROWS)
-    return all(label_in_cell(cells[column]) is not None for _, cells in first_rows)
+def _names_several(sheet: CsvSheet, column: int) -> bool:
+    """Whether some cell names more than one finding."""
+    return any(len(_names_in_cell(cells[column])) > 1 for _, cells in sheet.rows())
 
 
 def _columns_of_facts(sheet: CsvSheet) -> Iterator[int]:
@@ -199,11 +207,10 @@ def _table_of_names(rows: Sequence[Mapping[str, str]]) -> str:
     every = {name for names in names_of_rows for name in names}
     blank = {name for name in every if CELL_WORDS.get(name.lower()) == BLANK}
     classes = sorted((every - blank).difference(_names_of_no_finding(every)))
-    if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
+    if not rows or not classes or len(classes) > MOST_CLASSES:
         raise UserError(
-            f"found {len(classes)} classes in {len(rows):,} labelled images: give a CSV with one"
-            " column per finding (0 or 1), a column of class names, or a folder with one subfolder"
-            " per class"
+            f"found {len(classes)} findings in {len(rows):,} labelled images: give a CSV with one"
+            " column per finding (0 or 1)"
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
     lines: list[list[str | int]] = []

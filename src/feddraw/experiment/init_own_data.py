@@ -144,8 +144,41 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
         yield toml_line(
             "shares",
             [0.7, 0.1, 0.2],
-            "training, validation, test: by patient, each finding in proportion",
+            f"training, validation, test: by patient, each {inspected.words.one} in proportion",
         )
+    yield from (
+        _class_settings(inspected) if inspected.class_column else _finding_settings(inspected)
+    )
+    if bad := len(inspected.unusable_rows):
+        rows = "the row" if bad == 1 else f"the {bad:,} rows"
+        yield toml_line("skip_bad", False, f"true leaves out {rows} that cannot be used")
+    yield toml_line("size", chosen.size, "height and width in pixels")
+    yield from _pixel_settings([image for facts in inspected.facts.values() for image in facts])
+    yield toml_line("clahe", False, "equalise contrast, as the paper does")
+    yield toml_line(
+        "normalize",
+        "measured",
+        "mean and spread of the training images; or paper, for the paper's values",
+    )
+
+
+def _class_settings(inspected: InspectedData) -> Iterator[str]:
+    """The column that names the class of each image, and the classes."""
+    yield toml_line(
+        "class_column", inspected.class_column, "names the one class of each image; blank: unknown"
+    )
+    yield toml_line(
+        "task", "classes", "the network chooses one; findings: each may be there or not"
+    )
+    yield "classes = ["
+    for name, counts in inspected.marks().items():
+        quoted = f"  {json.dumps(name, ensure_ascii=False)},".ljust(31)
+        yield f"{quoted} # {counts[PRESENT]:,} images"
+    yield "]"
+
+
+def _finding_settings(inspected: InspectedData) -> Iterator[str]:
+    """The findings, and what blank and uncertain cells mean."""
     yield "findings = ["
     for name, counts in inspected.marks().items():
         counted = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
@@ -165,17 +198,6 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
     yield toml_line("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {choices}")
     yield toml_line(
         "uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above"
-    )
-    if bad := len(inspected.unusable_rows):
-        rows = "the row" if bad == 1 else f"the {bad:,} rows"
-        yield toml_line("skip_bad", False, f"true leaves out {rows} that cannot be used")
-    yield toml_line("size", chosen.size, "height and width in pixels")
-    yield from _pixel_settings([image for facts in inspected.facts.values() for image in facts])
-    yield toml_line("clahe", False, "equalise contrast, as the paper does")
-    yield toml_line(
-        "normalize",
-        "measured",
-        "mean and spread of the training images; or paper, for the paper's values",
     )
 
 

@@ -20,7 +20,7 @@ from feddraw.data import own_tables
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
-from feddraw.data.finding_counts import ClientCounts, class_notes
+from feddraw.data.finding_counts import ClientCounts, LabelWords, class_notes
 from feddraw.data.image_facts import FactsBySite, ImageFacts
 from feddraw.data.image_folder import require_pydicom_for
 from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN
@@ -40,6 +40,8 @@ from feddraw.experiment.own_images import (
     no_image_found,
     try_images,
 )
+from feddraw.experiment.task_of_table import class_candidates, class_column_of
+from feddraw.tasks import make_task
 
 # A column that only an archive has, its data set, and what lies beside the table in the archive's
 # own folder.
@@ -61,6 +63,7 @@ class InspectedData:
     written: str  # the table itself, where it had to be made
     # Path, split, site, patient, group: the columns' names, empty where there is none.
     columns: Mapping[str, str]
+    class_column: str  # that names the class of each image; empty where there are findings
     table: LabelTable  # without the rows that no run can use, which are its problems
     named_sites: tuple[str, ...]  # all that the table names, also those without a usable row
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
@@ -68,6 +71,7 @@ class InspectedData:
     tried: int  # of these, how many were opened
     pixels: int  # the shorter side of the first image
     facts: FactsBySite  # what the opened images are
+    other_class_columns: tuple[str, ...] = ()  # that look as if they named classes, too
 
     @property
     def sites(self) -> dict[str, int]:
@@ -152,11 +156,71 @@ class InspectedData:
             ClientCounts.of(site, labels, np.flatnonzero(training & (labels.sites == site)))
             for site in self.large_sites
         ]
-        return class_notes(counts, labels.findings)
+        return class_notes(counts, labels.findings, self.words)
+
+    def task_in_words(self) -> str:
+        """What was taken for the labels, why, and how to change it."""
+        names = self.table.labels.findings
+        others = f": {' or '.join(map(quote, self.other_class_columns))}"
+        if not self.class_column:
+            columns = "1 column says" if len(names) == 1 else f"{len(names)} columns say"
+            words = f"findings: {columns} present or absent, whatever the others say"
+            if self.other_class_columns:
+                words += f". For one class per image give --class-column NAME{others}"
+            return words
+        source = "the folders" if self.written else f"the column {self.class_column}"
+        words = (
+            f"classes: {source} name{'' if self.written else 's'} exactly one of {len(names)} for"
+            " each image, so the network chooses one of them. To train each as a finding of its"
+            ' own, which may be there or not, set data.task = "findings" in the file'
+        )
+        if self.other_class_columns:
+            words += f"; for other classes give --class-column NAME{others}"
+        return words
+
+    @property
+    def words(self) -> LabelWords:
+        """How its labels are spoken of."""
+        return make_task(self.table.labels.task, {}).words.labels
+
+    def label_notes(self) -> Iterator[str]:
+        """What is unknown, what no site labels, and what a split lacks, a sentence each."""
+        unclear = any(
+            counts[code] for counts in self.marks().values() for code in (BLANK, UNCERTAIN)
+        )
+        if self.class_column and unclear:
+            blank = next(iter(self.marks().values()))[BLANK]
+            yield f"{blank:,} images have no class: they are left out of loss and metrics"
+        elif unclear:
+            yield (
+                "blank and uncertain labels count as unknown; data.blank and data.uncertain change"
+                " this"
+            )
+
+    def split_notes(self) -> Iterator[str]:
+        """What sites do not label, and what a split lacks, a sentence each."""
+        if unlabelled := list(self.unlabelled()):
+            yield f"not labelled at some sites: {'; '.join(unlabelled)}"
+        if names := self.findings_without_auc():
+            lacks = (
+                "image of the class" if self.class_column else "positive or no negative image of"
+            )
+            yield f"a split has no {lacks} {', '.join(names)}: no AUC for it there"
+        counts = self.positives()
+        single = [name for name in counts if sum(counts[name]) == 1]
+        if self.class_column and single:
+            yield (
+                f"one image only of {', '.join(single)}: it is in one split, so it cannot be learnt"
+                " and tested; give more images, or take the class out of data.classes"
+            )
 
 
-def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> InspectedData:
-    """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
+def inspect_data(
+    paths: Path | Sequence[Path], out: Path, images: str = "", class_column: str = ""
+) -> InspectedData:
+    """What CSVs, or a folder with CSVs or with one subfolder per class, hold; `class_column` is
+    the column that names the class of each image, where the user says it.
+    """
     given = [paths] if isinstance(paths, Path) else list(paths)
     for path in given:
         _refuse_no_table(path)
@@ -164,17 +228,25 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
         folder = given[0]
         given = own_tables.csv_tables_in(folder)
         if not given:
+            if class_column:
+                raise UserError(f"{folder} has no table, so --class-column has no meaning")
             made = table_of_class_folders(folder)
             return inspect_made_table(made, out.with_suffix(".csv"), str(folder))
     sheets = [own_tables.find_table(path) for path in given]
     for sheet in sheets:
         _refuse_known_archive(sheet)
-    made_of_names = table_of_class_column(CsvSheet.of(sheets[0])) if len(sheets) == 1 else None
+    opened = [CsvSheet.of(sheet) for sheet in sheets]
+    made_of_names = None
+    if len(sheets) == 1 and not class_column:
+        made_of_names = table_of_class_column(opened[0])
     if made_of_names is not None:
         beside_out = out.with_name(f"{out.stem}-labels.csv")
         folder_of_images = images or str(sheets[0].parent)
         return inspect_made_table(made_of_names, beside_out, folder_of_images, sheets[0])
-    return inspect_tables(sheets, images, shown_as=sheets[0])
+    named = class_column_of(opened, class_column)
+    inspected = inspect_tables(sheets, images, shown_as=sheets[0], class_column=named)
+    others = [name for name in class_candidates(opened[0]) if name != named]
+    return replace(inspected, other_class_columns=tuple(others))
 
 
 def _refuse_no_table(path: Path) -> None:
@@ -211,7 +283,9 @@ def inspect_made_table(
     with TemporaryDirectory() as folder:
         temporary = Path(folder) / sheet.name
         temporary.write_text(made.content, encoding="utf-8")
-        inspected = inspect_tables([temporary], images, shown_as=original or sheet)
+        inspected = inspect_tables(
+            [temporary], images, shown_as=original or sheet, class_column=made.class_column
+        )
     return replace(
         inspected,
         sheets=(sheet,),
@@ -220,13 +294,15 @@ def inspect_made_table(
     )
 
 
-def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> InspectedData:
+def inspect_tables(
+    sheets: Sequence[Path], images: str, shown_as: Path, class_column: str = ""
+) -> InspectedData:
     """Read the tables, and find out what their columns are and which of their files are there;
     messages call the first table `shown_as`.
     """
-    images = images or image_folder(sheets)
+    images = images or image_folder(sheets, class_column)
     root = own_tables.image_root(sheets, images)
-    settings = own_tables.TableSettings(images=images)
+    settings = own_tables.TableSettings(images=images, class_column=class_column)
     sources = own_tables.open_tables(sheets, settings, root)
     table = own_tables.read_own_tables(sheets, settings, root=root)
     missing = tuple(
@@ -251,6 +327,7 @@ def inspect_tables(sheets: Sequence[Path], images: str, shown_as: Path) -> Inspe
         images=root if images else None,
         written="",
         columns={kind: _column_name(sources, kind) for kind in SHOWN_COLUMNS},
+        class_column=class_column,
         table=_without_notes(table, own_tables.guesses_in_words(sources)),
         named_sites=named_sites,
         guesses=tuple(own_tables.guesses_in_words(sources, file_names)),

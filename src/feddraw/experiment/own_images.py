@@ -23,13 +23,14 @@ TRYING_SECONDS = 5.0  # for decoding images, to see whether they can be read
 FIRST_PATHS = 50  # of a table, by which the folder is found
 
 
-def image_folder(sheets: Sequence[Path]) -> str:
+def image_folder(sheets: Sequence[Path], class_column: str = "") -> str:
     """The folder below or above the table that its first paths start from; empty if that is the
     table's own.
     """
     if len(sheets) > 1:
         return ""
-    source = own_tables.open_tables(sheets, own_tables.TableSettings(), sheets[0].parent)[0]
+    settings = own_tables.TableSettings(class_column=class_column)
+    source = own_tables.open_tables(sheets, settings, sheets[0].parent)[0]
     first_rows = islice(source.sheet.rows(), FIRST_PATHS)
     first_paths = [fields[source.layout.path].strip() for _, fields in first_rows]
     for folder in image_folder_candidates(sheets[0].parent, first_paths):
