@@ -133,7 +133,8 @@ def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
         ],
     )
     found = inspect_data(Path("xrays"), Path("xrays.toml"))
-    assert found.positives() == {"PNEUMONIA": [8, 2, 4]}
+    assert found.positives() == {"NORMAL": [8, 2, 4], "PNEUMONIA": [8, 2, 4]}
+    assert found.table.labels.task == "classes"
     assert found.sizes() == [16, 4, 8]
     assert typed("init", "xrays", folder=in_tmp).returncode == 0
     small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "scenario.clients": 2}
@@ -179,7 +180,7 @@ def test_folders_of_sites_make_clients_and_what_is_no_image_is_named(in_tmp: Pat
     done = typed("init", "xrays", folder=in_tmp)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "the folder that it is in, normal for no finding; its site is the folder above" in said
+    assert "the class of an image is the folder that it is in; its site is the folder above" in said
     assert "1 file is not PNG, JPEG or DICOM and not used: 1 .tif" in said
     assert "1 hidden file is not used: ._0.png" in said
     assert "no image that can be used is in north and west/edema" in said

@@ -146,9 +146,8 @@ def data_section(inspected: InspectedData, chosen: FirstRun) -> Iterator[str]:
             [0.7, 0.1, 0.2],
             f"training, validation, test: by patient, each {inspected.words.one} in proportion",
         )
-    yield from (
-        _class_settings(inspected) if inspected.class_column else _finding_settings(inspected)
-    )
+    settings = _class_settings if inspected.class_column else _finding_settings
+    yield from settings(inspected)
     if bad := len(inspected.unusable_rows):
         rows = "the row" if bad == 1 else f"the {bad:,} rows"
         yield toml_line("skip_bad", False, f"true leaves out {rows} that cannot be used")
