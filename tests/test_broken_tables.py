@@ -73,11 +73,14 @@ REFUSED: dict[str, tuple[dict[str, Cells], str]] = {
         r"no column of labels .*: age holds '0', '1', '2', …",
     ),
     "1 and 2": (
-        {"file": PATHS, "Edema": column(1, 2)},
-        "Edema holds 1 and 2, and either may be present: write 1 and",
+        {"file": PATHS, "Edema": column(1, 2), "view": column(1, 2)},
+        "several columns that may name classes: Edema and view: say which with --class-column",
     ),
     "all blank": ({"file": PATHS, "Edema": column("", "NA")}, "Edema blank in every row"),
-    "free text": ({"file": PATHS, "Edema": column("mild", "severe, both")}, "Edema holds 'mild'"),
+    "free text": (
+        {"file": PATHS, "Edema": [f"report {n}" for n in range(IMAGES)]},
+        "Edema holds 'report 0'",
+    ),
     "two columns": ({"file": PATHS, "Edema": EDEMA, "Edema ": EDEMA}, "two columns called"),
     "wrong folder": (
         {"file": [f"gone/{n}.png" for n in range(IMAGES)], "Edema": EDEMA},

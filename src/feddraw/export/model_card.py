@@ -108,12 +108,14 @@ def _intended_use(trained: TrainedModel) -> Iterator[str]:
     yield (
         "The model was made for research, and has not been validated for clinical use. Scores are"
         " not calibrated for other patients, and"
-        f" {trained.task.words.limits}. Validate the model on your own images before you draw conclusions from it."
+        f" {trained.task.words.limits}. Validate the model on your own images before you draw"
+        " conclusions from it."
     )
 
 
 def _data(trained: TrainedModel, data: PreparedData | None, sites: Sites) -> Iterator[str]:
     name, _ = trained.experiment.section("data")
+    words = trained.task.words
     source = "own images" if "/" in name or "." in name else escape_markdown(name)
     synthetic = data is not None and data.dataset.synthetic
     kind = "synthetic images, no patients" if synthetic else _images(trained)

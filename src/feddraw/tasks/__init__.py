@@ -55,6 +55,7 @@ class TaskWords:
     limits: str  # what else calls depend on
     results: str  # the heading of results in a model card
     counts: str  # what the columns of a table of images by site are
+    metrics: str  # what the compared metrics are
     calls: str  # how calls are made, as a model card explains its results
 
 

@@ -84,6 +84,11 @@ class Classes(Task):
         limits="probabilities depend on how common a class is",
         results="Classes and test results",
         counts="Columns of classes: images of the class.",
+        metrics=(
+            "AUC: area under the ROC curve of each class against all others; 0.5 is chance."
+            " Balanced accuracy: mean over the classes of the share of test images that are called"
+            " what they are, the class with the highest probability."
+        ),
         calls=(
             "An image is called the class with the highest probability. AUC, sensitivity,"
             " specificity, PPV and NPV are those of each class against all others; balanced"

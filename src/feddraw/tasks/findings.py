@@ -52,6 +52,10 @@ class Findings(Task):
             "Columns of findings: images in which the finding is present, 0 also at a site that"
             " does not label it."
         ),
+        metrics=(
+            "AUC: area under the ROC curve; 0.5 is chance. GM: geometric mean of sensitivity and"
+            " specificity on test images, at the threshold that was chosen on validation images."
+        ),
         calls=(
             "A finding is called if its score is at least the threshold, which was chosen on"
             " validation images for the largest geometric mean (GM) of sensitivity and"

@@ -29,6 +29,7 @@ from feddraw.report.pictures import (
 )
 from feddraw.report.runs import RecordedRun, ledger_client_sizes
 from feddraw.report.statistics import Report
+from feddraw.tasks import task_of_run
 from feddraw.text import join_names, slug
 
 Runs = Sequence[RecordedRun]
@@ -192,14 +193,15 @@ def weights_by_finding_picture(runs: Runs, method: str, prefix: str) -> Iterator
     by_finding = runs[0].by_class()
     if len(by_finding) < 2:  # nothing to compare
         return
+    one = task_of_run(runs[0]).words.labels.one
     weights = np.stack(list(by_finding.values()), axis=2)  # rounds, clients, findings
     spread = weights.max(axis=2) - weights.min(axis=2)
     round = int(np.nan_to_num(spread).max(axis=1).argmax())
     clients = runs[0].ledger.clients
     figure, axes = plots.panel_figure(height=panel_height(len(clients)) + 0.5)
     plots.draw_heat_map(axes, weights[round], clients, list(by_finding))
-    axes.set_title(f"{plots.short_label(method, 30)}: weight by finding, round {round}")
-    words = f"Weight of each client for each finding under {method} in round {round}"
+    axes.set_title(f"{plots.short_label(method, 30)}: weight by {one}, round {round}")
+    words = f"Weight of each client for each {one} under {method} in round {round}"
     yield Picture(f"{prefix}-{slug(method)}-by-finding", figure, words)
 
 

@@ -19,6 +19,7 @@ from feddraw.report.sections.images_by_finding import tested_images_in_words
 from feddraw.report.sections.summary import headline
 from feddraw.report.statistics import Report
 from feddraw.report.trainings import note_on_trainings
+from feddraw.tasks import Task
 from feddraw.text import join_names, slug
 
 
@@ -27,7 +28,7 @@ def section(report: Report) -> Iterator[Block]:
     for scenario in report.scenarios:
         yield OnlyFor(list(_weights_beside_tables(report, scenario)), scenario=scenario)
     yield from _tested_images(report)
-    yield Paragraph(" ".join(_disclaimers(report.collection)), quiet=True)
+    yield Paragraph(" ".join(_disclaimers(report.collection, report.task)), quiet=True)
 
 
 def _tested_images(report: Report) -> Iterator[Block]:
@@ -45,11 +46,8 @@ def _tested_images(report: Report) -> Iterator[Block]:
         yield OnlyFor(note, scenario=scenario)
 
 
-def _disclaimers(collection: RunCollection) -> Iterator[str]:
-    yield (
-        "AUC: area under the ROC curve; 0.5 is chance. GM: geometric mean of sensitivity and"
-        " specificity on test images, at the threshold that was chosen on validation images."
-    )
+def _disclaimers(collection: RunCollection, task: Task) -> Iterator[str]:
+    yield task.words.metrics
     names = {data_name(run) for run in collection.runs}
     if names and all(map(is_synthetic, names)):
         images = "phantoms" if names == {"phantom"} else "images"

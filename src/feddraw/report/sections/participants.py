@@ -21,7 +21,8 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     splits = image_counts_by_split(runs)
     if not splits:
         return
-    table = _table(splits, findings_of_runs(runs), scenario)
+    one = report.task.words.labels.one
+    table = _table(splits, findings_of_runs(runs), scenario, one)
     yield Heading(f"Participants in {scenario}", 3)
     if len(table.rows) > SHOWN_ROWS:
         yield Fold(f"{len(table.rows)} rows by site and split", [table])
@@ -30,7 +31,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def _table(
-    splits: Mapping[str, Mapping[str, Any]], findings: Sequence[str], scenario: str
+    splits: Mapping[str, Mapping[str, Any]], findings: Sequence[str], scenario: str, one: str
 ) -> ReportTable:
     sites = list(
         dict.fromkeys(site for split in splits.values() for site in split.get("by_site", {}))
@@ -41,7 +42,7 @@ def _table(
             counts = splits[split] if site == ALL_SITES else splits[split]["by_site"].get(site)
             if counts is not None:
                 rows.append([Cell(site), Cell(split), *_cells(counts, findings)])
-    note = "Positive / negative images of each finding; “missing” are images without its label."
+    note = f"Positive / negative images of each {one}; “missing” are images without its label."
     if not any("patients" in splits[split] for split in SPLITS):
         note += " Patients are not known."
     if not sites:

@@ -43,7 +43,8 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         yield Heading(f"Sensitivity and specificity in {scenario}", 3)
         yield Gallery(pictures, note)
     if of_few_images:
-        yield Fold("The same for findings with few test images (†)", [Gallery(of_few_images)])
+        many = report.task.words.labels.many
+        yield Fold(f"The same for {many} with few test images (†)", [Gallery(of_few_images)])
 
 
 def scored_runs(runs: Sequence[RecordedRun]) -> Iterator[ScoredRun]:

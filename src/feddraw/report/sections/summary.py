@@ -195,7 +195,7 @@ def _client_gains(report: Report) -> Iterator[str]:
     if of_one_class:
         sentence += (
             f" Not among them: {join_names(of_one_class)}, without positive and negative images of"
-            " any finding."
+            f" any {report.task.words.labels.one}."
         )
     yield sentence
 
