@@ -193,7 +193,7 @@ def recombined_contributions(
     compared = setup.experiment.task.metrics
     if how.metric not in compared:
         names = ", ".join(compared)
-        raise UserError(f"{path} has no {METRICS[how.metric]}, but {names}: give --metric auc")
+        raise UserError(f"{path} has no {how.metric}, but {names}: give --metric auc")
     if len(setup.clients) < 2:
         raise UserError(f"{path} has one site: there is nobody to compare it with")
     if why := why_updates_are_missing(run, setup.experiment, setup):

@@ -35,7 +35,6 @@ from feddraw.results.contribution_file import (
     RunContributions,
     read_contributions,
 )
-from feddraw.results.recorded_run import METRICS
 from feddraw.text import grouped, slug
 
 
