@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from feddraw.analysis.statistics import proportion_interval
+from feddraw.results.recalibration import SMALLEST_PROBABILITY
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]  # 1 or 0
@@ -37,8 +38,6 @@ CALIBRATION_BINS = 10
 REPLICATES = 1_000  # of the bootstrap, for the one measure that has no influences
 REPLICATES_AT_A_TIME = 100
 FAR_BINS = 0.975  # quantile of the replicates, for 95 % coverage also with 100 images
-# Scores at 0 and 1 have no logit; float32 cannot tell those nearer to 1 from it.
-SMALLEST_PROBABILITY = 1e-7
 # Newton's method for two coefficients: steps, and the change at which it has arrived.
 MOST_NEWTON_STEPS = 50
 NEWTON_TOLERANCE = 1e-10

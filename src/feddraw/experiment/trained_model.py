@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddraw.core import Heads
+from feddraw.data.dataset import FINDINGS_TASK
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.data.image_summary import ImageSummary
 from feddraw.data.imaging import Recipe
@@ -26,6 +27,12 @@ from feddraw.experiment.evaluation import has_personal_models
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.metrics import KEPT_MODELS, ModelMetrics
+from feddraw.results.recalibration import (
+    UNCHANGED,
+    LogitLine,
+    Recalibration,
+    read_recalibration,
+)
 from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.run_reader import damage_told
@@ -53,17 +60,29 @@ class TrainedModel:
     mean: float  # of pixel / 255
     std: float
     trained_on: ImageSummary | None = None  # its training images, where the run's folder says
+    recalibration: Recalibration | None = None  # of its scores; thresholds are those after it
 
     def scores(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """(images, findings): probabilities for prepared images, on one thread as in training."""
         nothing = np.zeros((len(images), len(self.findings)), np.float32)
         with one_thread():
-            return predict(
+            scores = predict(
                 self._network,
                 Examples(images, nothing, self.mean, self.std),
                 np.arange(len(images)),
                 self.task.objective,
             )
+        if self.recalibration is None:
+            return scores
+        columns = zip(self.lines, scores.T, strict=True)
+        return np.stack([line.apply(of_finding) for line, of_finding in columns], axis=1)
+
+    @property
+    def lines(self) -> list[LogitLine]:
+        """What becomes of each finding's logit."""
+        if self.recalibration is None:
+            return [UNCHANGED] * len(self.findings)
+        return [self.recalibration.line(finding) for finding in self.findings]
 
     @cached_property
     def _network(self) -> Network:
@@ -91,6 +110,14 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
         )
     with damage_told(RunFolder(path).metrics):
         findings, thresholds = _findings_and_thresholds(run.metrics)
+    recalibration = None
+    if model == "last" and run.task == FINDINGS_TASK:
+        recalibration = read_recalibration(path)
+    if recalibration is not None:
+        pairs = zip(findings, thresholds, strict=True)
+        thresholds = tuple(
+            _changed_threshold(limit, recalibration.line(finding)) for finding, limit in pairs
+        )
     module, classifier = network_builder(experiment, len(findings))()
     _load_model_file(module, RunFolder(path).model_file(model))
     mean, std = _normalisation(run, experiment)
@@ -106,7 +133,18 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
         mean=mean,
         std=std,
         trained_on=ImageSummary.of_record(run.environment.get("images")),
+        recalibration=recalibration,
     )
+
+
+def _changed_threshold(limit: float, line: LogitLine) -> float:
+    """What scores reach after the line that reached the threshold before it: those in single
+    precision from the next one on, changed and rounded as they are.
+    """
+    least = np.array([limit], np.float32)
+    if least[0] < limit:
+        least = np.nextafter(least, np.float32(np.inf))
+    return float(line.apply(least)[0])
 
 
 def _with_kept_model(run: RecordedRun, model: str) -> RecordedRun:

@@ -45,6 +45,7 @@ from feddraw.report.sections import (
     participants,
     performance_by_group,
     ranks,
+    recalibrated,
     roc_curves,
     servers,
     summary,
@@ -99,6 +100,7 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     roc_curves.section,
     diagnostic_performance.section,
     performance_by_group.section,
+    recalibrated.section,
 )
 AFTER_SCENARIOS: tuple[Section, ...] = (servers.section, what_was_run.section)
 

@@ -90,6 +90,8 @@ class RunFolder:
         self.predictions = path / "predictions.safetensors"
         # only where the sites of a federation evaluate
         self.counts = path / "counts.safetensors"
+        # only where scores were recalibrated afterwards
+        self.recalibration = path / "recalibration.json"
         # only after a run that ended before its last round, until it goes on
         self.stopped = path / "stopped.json"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
