@@ -298,7 +298,7 @@ def study_figure(rows: Sequence[Row]) -> Figure:
         axes.axvline(FALSE_ALARMS, color=LINE_GREY, linewidth=0.8, zorder=0)
         axes.set_yticks(range(len(FAULTS)), list(FAULTS), fontsize=8)
         axes.set_ylim(len(FAULTS) - 0.4, -0.6)
-        axes.set_xlim(0, 1.02)
+        axes.set_xlim(-0.02, 1.02)
         axes.set_xlabel(
             "share of splits in which the site is found, at 5 % false alarms", fontsize=8
         )
