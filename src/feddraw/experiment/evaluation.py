@@ -56,6 +56,7 @@ class Evaluator:
                 undefined=whole.undefined,
                 not_finite=whole.not_finite,
                 sites=self._test_auc_by_site(engine, models) if split == "test" else {},
+                by_site=self._auc_of_sites(values, split),
                 more=whole.more,
             )
         return RunMetrics(
@@ -87,8 +88,15 @@ class Evaluator:
             for client, tested in zip(self.clients, by_model["test"], strict=True):
                 clients[client] = replace(clients.get(client, ClientMetrics()), test=tested)
         run_metrics = RunMetrics(
-            validation=evaluated["validation"],
-            test=replace(evaluated["test"], sites=self._test_auc_by_site(engine, models)),
+            validation=replace(
+                evaluated["validation"],
+                by_site=self._auc_of_sites(scores["validation"], "validation"),
+            ),
+            test=replace(
+                evaluated["test"],
+                sites=self._test_auc_by_site(engine, models),
+                by_site=self._auc_of_sites(scores["test"], "test"),
+            ),
             clients=clients,
         )
         predictions = self._split_predictions(scores, personal)
@@ -121,6 +129,25 @@ class Evaluator:
                 metrics.auc(scores[:, c], truth[:, c]) for c in range(truth.shape[1])
             )
         return areas
+
+    def _auc_of_sites(self, scores: Scores, split: Split) -> dict[str, float]:
+        """The AUC of each site's own images of a split, where sites are known and it is defined; of
+        the site's own model where each client has one.
+        """
+        if self.dataset.labels.sites is None:
+            return {}
+        site_of_image = self.dataset.labels.sites[self.dataset.rows[split]]
+        truth = self.truth(split)
+        areas = {}
+        for site in np.unique(site_of_image).tolist():
+            if len(scores) > 1 and site not in self.clients:
+                continue
+            of_model = scores[self.clients.index(site) if len(scores) > 1 else 0]
+            here = site_of_image == site
+            areas[site] = metrics.macro(
+                metrics.auc(of_model[here, c], truth[here, c]) for c in range(truth.shape[1])
+            )
+        return {site: area for site, area in areas.items() if math.isfinite(area)}
 
     def truth(self, split: Split) -> metrics.Truth:
         return self.dataset.labels.truth(self.dataset.rows[split])

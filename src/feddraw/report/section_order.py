@@ -48,6 +48,7 @@ from feddraw.report.sections import (
     recalibrated,
     roc_curves,
     servers,
+    sites_over_rounds,
     summary,
     what_was_run,
 )
@@ -97,6 +98,7 @@ OF_EACH_SCENARIO: tuple[ScenarioSection, ...] = (
     kept_models.section,
     aggregation_weights.section,
     over_rounds.section,
+    sites_over_rounds.section,
     roc_curves.section,
     diagnostic_performance.section,
     performance_by_group.section,

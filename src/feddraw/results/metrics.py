@@ -56,6 +56,8 @@ class SplitMetrics:
     undefined: tuple[str, ...] = ()  # findings without AUC or GM
     not_finite: tuple[str, ...] = ()  # those of them with a score that is not a finite number
     sites: Mapping[str, float] = field(default_factory=dict)  # AUC by site with altered images
+    # AUC of each site's own images of the split, after every round, where sites are known
+    by_site: Mapping[str, float] = field(default_factory=dict)
     # what the task measures beside these, by name; from -1 to 1
     more: Mapping[str, MacroMetric] = field(default_factory=dict)
     # images by class (rows) and by what they were called (columns), where a task calls one class
@@ -118,6 +120,7 @@ class SplitMetrics:
             gm=MacroMetric.read(document["gm"], "gm") if "gm" in document else UNDEFINED,
             undefined=_names(document.get("undefined", [])),
             sites=_numbers(document.get("sites", {})),
+            by_site=_numbers(document.get("by_site", {})),
             more=_more_metrics(document),
         )
 
@@ -132,6 +135,8 @@ class SplitMetrics:
             document["more"] = _documents(self.more)
         if self.sites:
             document["sites"] = dict(self.sites)
+        if self.by_site:
+            document["by_site"] = dict(self.by_site)
         if self.undefined:
             document["undefined"] = list(self.undefined)
         return document

@@ -190,6 +190,12 @@ class RecordedRun:
         splits = [line.test if split == "test" else line.validation for line in self.rounds]
         return [scores.of(metric).macro for scores in splits]
 
+    def site_curves(self) -> dict[str, list[float]]:
+        """The validation AUC of each site by round, NaN where there is none."""
+        by_round = [line.auc_of_sites() for line in self.rounds]
+        sites = dict.fromkeys(site for areas in by_round for site in areas)
+        return {site: [areas.get(site, math.nan) for areas in by_round] for site in sites}
+
     def by_class(self) -> dict[str, Floats]:
         """Weights (rounds × clients) of each finding's row of the classifier, where the method has
         such weights.

@@ -5,6 +5,7 @@ evaluation, from which a line is made.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -88,6 +89,17 @@ class RoundLine:
         seconds = {**self.seconds, "evaluation": spent}
         now = datetime.now(UTC)
         return replace(self, evaluations=evaluation.sites, seconds=seconds, time=now)
+
+    def auc_of_sites(self) -> dict[str, float]:
+        """The validation AUC at each site: what the sites of a federation say, or that of each
+        site's own validation images. Under secure sums sites say nothing, and it is empty.
+        """
+        said = {}
+        for site in self.evaluations:
+            area = site.metrics.get("validation-auc", math.nan)
+            if 0 <= area <= 1:
+                said[site.client] = area
+        return said or dict(self.validation.by_site)
 
     @property
     def whole_seconds(self) -> float:

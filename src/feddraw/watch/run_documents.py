@@ -57,6 +57,7 @@ def run_detail(run: FollowedRun) -> dict[str, Any]:
     by_round = {line.round: line for line in run.rounds}
     lines = [by_round.get(t) for t in rounds]
     times = [_seconds_by_client(line) for line in lines]
+    at_sites = [_auc_by_client(line) for line in lines]
     return {
         "summary": run_summary(run),
         "server": run.of_server,
@@ -68,6 +69,7 @@ def run_detail(run: FollowedRun) -> dict[str, Any]:
         "weights": [[ledger.weights.get(t, {}).get(name) for t in rounds] for name in clients],
         "influence": [ledger.influence.get(name) for name in clients],
         "client_seconds": [[by_client.get(name) for by_client in times] for name in clients],
+        "site_auc": [[by_client.get(name) for by_client in at_sites] for name in clients],
         "validation": [line and finite_or_none(line.validation.auc.macro) for line in lines],
         "loss": [line and finite_or_none(line.loss) for line in lines],
         "seconds": [line and _finite_numbers(line.seconds) for line in lines],
@@ -85,6 +87,12 @@ def _seconds_by_client(line: RoundLine | None) -> dict[str, float]:
     return _finite_numbers(
         {shown_client(name): seconds for name, seconds in line.client_seconds.items()}
     )
+
+
+def _auc_by_client(line: RoundLine | None) -> dict[str, float]:
+    """The validation AUC at each site, under the name that the page shows."""
+    areas = {} if line is None else line.auc_of_sites()
+    return _finite_numbers({shown_client(name): area for name, area in areas.items()})
 
 
 def _evaluations(line: RoundLine) -> list[dict[str, Any]]:

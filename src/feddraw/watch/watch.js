@@ -274,7 +274,7 @@
     const run = known.runs.get(detail.id);
     byId("detail").hidden = !run || !detail.data;
     if (!run || !detail.data) return;
-    const { at, clients, all_clients, sizes, weights, influence, client_seconds, validation, loss } = detail.data;
+    const { at, clients, all_clients, sizes, weights, influence, client_seconds, site_auc, validation, loss } = detail.data;
     write(byId("run-heading"), known.order.length > 1 ? run.name : titleOf(run));
     drawRunWords();
     drawProblems(run);
@@ -294,6 +294,9 @@
     legend(byId("legend-clients"), clients.map((name, i) => [name, legendWords(lastWeight[i], influence[i], sizes[i])]));
     const some = `${clients.length} of ${all_clients} clients are shown: those that count most`;
     if (all_clients > clients.length) byId("legend-clients").append(element("li", { textContent: some }));
+    const known_at_sites = site_auc.some((row) => row.some((value) => value !== null));
+    byId("sites").hidden = !known_at_sites;
+    if (known_at_sites) chart(byId("chart-sites"), site_auc.map(over), rounds, { height: 170 }, `Validation AUC by round and client: ${clients.map((name, i) => `${name} ${shown(lastOf(site_auc[i]))}`).join(", ")}.`);
     const timed = client_seconds.some((row) => row.some((value) => value !== null));
     byId("chart-seconds").hidden = !timed;
     byId("no-seconds").hidden = timed;

@@ -31,6 +31,7 @@ from feddraw.report.blocks import (
 from feddraw.report.pictures import influence_pictures, weight_pictures
 from feddraw.report.runs import RecordedRun
 from feddraw.report.sections.aggregation_weights import part_pictures
+from feddraw.report.sections.sites_over_rounds import site_pictures
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report
 from feddraw.text import join_names, slug
@@ -85,6 +86,7 @@ def _server(run: RecordedRun, name: str) -> Iterator[Block]:
     pictures += influence_pictures({RULE: [run]}, name, title=f"{name}: influence by round")
     pictures += part_pictures([run], RULE, slug(name))
     pictures += _loss_picture(run, name)
+    pictures += site_pictures([run], RULE, slug(name))
     yield Gallery(pictures, "Weight of each client in every round, and what the ledger says of it.")
     yield Bullets(list(weights_in_sentences(explained)))
     yield _table(explained, name)

@@ -175,7 +175,8 @@ def _numbers_of_split(name: str, split: SplitMetrics) -> dict[str, float]:
         f"{name}/GM": split.gm.macro,
         f"{name}/findings without AUC": sum(map(math.isnan, areas.values())),
     }
-    return numbers | {f"{name}/AUC {finding}": area for finding, area in areas.items()}
+    numbers |= {f"{name}/AUC {finding}": area for finding, area in areas.items()}
+    return numbers | {f"site/{site} {name}-auc": area for site, area in split.by_site.items()}
 
 
 def numbers_of_ledger(entries: Sequence[LedgerEntry]) -> dict[str, float]:
