@@ -84,6 +84,12 @@ def test_sites_are_no_subgroups_whatever_stands_first_in_the_heading() -> None:
     assert ITEM["23a"].status([tested, *both]) == "reported"
 
 
+def test_a_recalibrated_model_is_reported_where_its_section_is() -> None:
+    heading = ["Recalibrated scores in CHM-1"]
+    assert (ITEM["12f"].status(heading), ITEM["24"].status(heading)) == ("in part", "reported")
+    assert ITEM["12f"].status([]) == ITEM["24"].status([]) == "not reported"
+
+
 def test_a_checklist_that_there_is_not_is_one_line(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--checklist", "tripod"])

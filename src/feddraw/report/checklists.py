@@ -34,6 +34,7 @@ TESTS = "As a diagnostic test"
 SITES = "By site"
 SUBGROUPS = "By subgroup"
 CLIENTS = "Each client's view"
+RECALIBRATED = "Recalibrated scores"
 PARTS = re.compile(r"By (.+) in ")  # the heading of a section about sites, subgroups or both
 OF_SITES = {"site", "client"}
 
@@ -115,8 +116,8 @@ TRIPOD_AI = (
          "why this network and method, and how settings were chosen"),
     Item("12d", "Analysis: differences between clusters, such as sites", (SITES, CLIENTS)),
     Item("12e", "Analysis: measures of performance, and comparisons", (TESTS,)),
-    Item("12f", "Analysis: updating of the model, such as recalibration",
-         add="whether the model was recalibrated, and how"),
+    Item("12f", "Analysis: updating of the model, such as recalibration", (RECALIBRATED,),
+         "whether and why the model was recalibrated, and on which patients"),
     Item("12g", "Analysis: how predictions were made in the evaluation", (RUN,),
          "where the model can be had"),
     Item("13", "Class imbalance: whether and how it was dealt with", (TESTS, CERTAINTY),
@@ -149,8 +150,8 @@ TRIPOD_AI = (
     Item("23a", "Results: performance with intervals, in key subgroups, plots", (TESTS,),
          "performance in key subgroups: name them in data.subgroups", SUBGROUPS),
     Item("23b", "Results: differences of performance between clusters", (SITES, CLIENTS)),
-    Item("24", "Results: the updated model, if there is one",
-         add="the results of the recalibrated model, or that there is none"),
+    Item("24", "Results: the updated model, if there is one", (RECALIBRATED,),
+         "the results of the recalibrated model, or that there is none", RECALIBRATED),
     Item("25", "Discussion: interpretation, fairness in it", add="all of it"),
     Item("26", "Discussion: limitations", add="all of it"),
     Item("27a", "Use: poor or missing input, how to tell and what to do", add="all of it"),
