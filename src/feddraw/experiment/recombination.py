@@ -190,10 +190,6 @@ def recombined_contributions(
     report = progress or no_progress
     run = finished_run(path)
     setup = prepare_recorded(run, trust=trust, progress=report)
-    compared = setup.experiment.task.metrics
-    if how.metric not in compared:
-        names = ", ".join(compared)
-        raise UserError(f"{path} has no {how.metric}, but {names}: give --metric auc")
     if len(setup.clients) < 2:
         raise UserError(f"{path} has one site: there is nobody to compare it with")
     if why := why_updates_are_missing(run, setup.experiment, setup):
