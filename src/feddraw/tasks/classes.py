@@ -134,7 +134,8 @@ class Classes(Task):
             yield f"the clients together have one training image only of {join_names(single)}"
 
     def count_calls(self, scores: Scores, truth: NDArray[Any]) -> Counts:
-        return class_metrics.confusion_matrix(scores, truth)
+        called = self.call(scores, np.full(scores.shape[-1], math.nan))
+        return class_metrics.confusion_matrix(called, truth)
 
     def split_metrics(self, measured: MeasuredSplit) -> SplitMetrics:
         names = list(measured.areas)
