@@ -126,6 +126,8 @@ class Experiment:
         name = settings.get("task", "")
         if not isinstance(name, str):
             raise UserError(f"data.task must be a name, not {name!r}")
+        if ":" in name:  # reports read it from a run's folder, which imports no code
+            raise UserError(f"data.task = {name}: put a task of your own into feddraw/tasks")
         options = settings_of_task(name) if name else ()
         return name, {key: settings[key] for key in options if key in settings}
 
@@ -219,7 +221,6 @@ class Experiment:
         named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {
             "engine": self.engine,
             "track": self.track,
-            "data.task": str(self.section("data")[1].get("task", "")),
         }
         for section, name in named.items():
             if ":" in name and not trust:
