@@ -102,7 +102,7 @@ def test_the_report_has_the_numbers_before_and_after(tmp_path: Path) -> None:
     text = markdown.render_markdown(compose_report(report, "A title"), "figures")
     section = re.sub(r"\\(.)", r"\1", text).partition("Recalibrated scores in")[2]
     for finding in FINDINGS:
-        rows = [line for line in section.splitlines() if line.startswith(f"| {finding} |")]
+        rows = [line for line in section.splitlines() if line.startswith(f"| {finding}, ")]
         for row, test in zip(rows, (judged[finding].before, judged[finding].after), strict=True):
             assert f"| {test.brier_score().value:.3f} [" in row
             assert f"| {test.calibration_error().value:.3f} [" in row

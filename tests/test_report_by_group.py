@@ -101,11 +101,11 @@ def _row(text: str, names: str, columns: object, value: str) -> list[str]:
     """The cells of a row behind its names, in the table that has these columns."""
     finding, grouping, _ = names.split(" | ")
     joined = " | ".join(columns)  # type: ignore[arg-type]
-    header = f"| finding | {grouping} | positive / negative | prevalence | {joined} |"
+    header = f"| finding, {grouping} | positive / negative | prevalence | {joined} |"
     assert text.count(header) == 1, header
     table = text.partition(header)[2].partition("\n\n")[0]
-    (row,) = (line for line in table.splitlines() if line.startswith(f"| {finding} | {value} |"))
-    return [cell.strip() for cell in row.strip("| ").split(" | ")][2:]
+    (row,) = (line for line in table.splitlines() if line.startswith(f"| {finding}, {value} |"))
+    return [cell.strip() for cell in row.strip("| ").split(" | ")][1:]
 
 
 def _check_cell(cell: str, number: recomputed_measures.Number, positives: int, images: int) -> None:
@@ -122,8 +122,8 @@ def test_parts_that_cannot_be_judged_have_a_line_each_and_the_report_is_written(
     text = told(run.parent)
     assert "- site East has no positive image of Atelectasis: what needs one is undefined." in text
     assert "- scanner: all test images are Acme, so there is nothing to compare." in text
-    assert re.search(r"\| Atelectasis \| East \| 0 / \d+ \| 0\.0% \| undefined \(0 positive", text)
-    assert "| finding | scanner |" not in text
+    assert re.search(r"\| Atelectasis, East \| 0 / \d+ \| 0\.0% \| undefined \(0 positive", text)
+    assert "| finding, scanner |" not in text
 
 
 def test_a_file_whose_subgroups_do_not_fit_is_as_good_as_none(run: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_file_whose_subgroups_do_not_fit_is_as_good_as_none(run: Path, tmp_pat
         "groups": [{"name": "sex", "values": ["F", "M"]}],
     }
     save_file(tensors, folder / "predictions.safetensors", {"feddraw": json.dumps(notes)})
-    assert "| finding | sex |" not in told(tmp_path)
+    assert "| finding, sex |" not in told(tmp_path)
 
 
 # --------------------------------------------------------------------------------- reading a table

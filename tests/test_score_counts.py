@@ -157,7 +157,7 @@ def test_every_number_of_a_report_is_recomputed_from_the_counts(tmp_path: Path) 
             )
             images = recomputed_measures.Images(scores, labels, np.arange(len(labels)), 0.5)
             numbers = recomputed_measures.measures(images)
-            names = f"{finding} | {value} |" if grouping else f"{finding} |"
+            names = f"{finding}, {value} |" if grouping else f"{finding} |"
             start = f"| {names} {positives.sum()} / {negatives.sum()} |"
             at_threshold, of_scores = [
                 line for line in text.splitlines() if line.startswith(start)
@@ -186,8 +186,8 @@ def test_under_secure_sums_the_page_has_pooled_numbers_only_and_says_so(tmp_path
     counted_run(tmp_path / "secure", secure=True)
     text = told(tmp_path)
     assert "no site's counts, so there are pooled numbers only" in text
-    assert "| finding | sex |" in text
-    assert "| finding | site |" not in text
+    assert "| finding, sex |" in text
+    assert "| finding, site |" not in text
     assert f"a subgroup with fewer than {LEAST_PATIENTS} patients" in text
 
 

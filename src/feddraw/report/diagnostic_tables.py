@@ -45,7 +45,7 @@ TOO_FEW = "too few"
 
 @dataclass(frozen=True, eq=False)
 class TestedRow:
-    """A row of such a table: what it is called, in one cell or several, and the images."""
+    """A row of such a table: what it is called, and the images."""
 
     names: Sequence[str]
     test: DiagnosticTest
@@ -87,7 +87,9 @@ def measures_table(
     note: str,
     label: str = "",
 ) -> ReportTable:
-    """One row each, with its images by label, its prevalence, then each measure."""
+    """One row each, with its images by label, its prevalence, then each measure. Its names are in
+    the first column, which wide tables repeat.
+    """
     cells = []
     for row in rows:
         test = row.test
@@ -96,8 +98,8 @@ def measures_table(
         counts = Cell(f"{test.positives:,} / {test.negatives:,}", test.positives)
         shown = Cell(f"{prevalence:.1%}", prevalence) if images else Cell("no label")
         measured = [_cell(test, measure) for measure in measures.values()]
-        cells.append([*map(Cell, row.names), counts, shown, *measured])
-    header = [*names, "positive / negative", "prevalence", *measures]
+        cells.append([Cell(", ".join(row.names)), counts, shown, *measured])
+    header = [", ".join(names), "positive / negative", "prevalence", *measures]
     return ReportTable(caption=caption, header=header, rows=cells, note=note, label=label)
 
 
