@@ -204,3 +204,20 @@ def test_of_several_models_a_finding_is_undefined_where_it_is_so_for_all_of_them
     assert mean_of([other, one]).undefined == found.undefined == ("Effusion",)
     assert found.auc.per_class["Nodule"] == one.auc.per_class["Nodule"]
     assert found.thresholds == {}
+
+
+def test_of_clients_own_models_a_finding_counts_for_those_that_label_it():
+    """The second client labels the first finding only, and nobody the third; every finding counts
+    alike in the macro mean.
+    """
+    scores, truth, classes = table()
+    limits = choose_thresholds(scores, truth)
+    one, other = (evaluate(given, truth, classes, limits) for given in (scores, 1 - scores))
+    first, second, third = classes
+    found = mean_of([one, other], [np.array([True, True, False]), np.array([True, False, False])])
+    assert found.auc.per_class[first] == pytest.approx(0.5)  # of a model and its mirror
+    assert found.auc.per_class[second] == one.auc.per_class[second]
+    assert found.auc.per_class[third] == pytest.approx(0.5)
+    assert found.auc.macro == pytest.approx(np.mean([0.5, one.auc.per_class[second], 0.5]))
+    assert found.sensitivity[second] == one.sensitivity[second]
+    assert mean_of([one, other], [None, None]) == mean_of([one, other])

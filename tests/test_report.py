@@ -292,6 +292,13 @@ def test_a_client_gains_in_the_findings_that_it_labels_and_none_without_both_cla
     ]
     assert draws.gain("auc", "feddraw", "C1").estimate == pytest.approx(areas[0] - areas[1])
     everything = draws.by_metric["auc"].by_method
+    kept = load_file(alone / "predictions.safetensors")
+    means = [
+        np.mean([roc_auc_score(kept["test.truth"][:, f], kept["test.scores"][m, :, f]) for m in of])
+        for f, of in enumerate([(0, 1, 2, 3), (1, 2, 3), (1, 2, 3)])
+    ]
+    assert everything["alone"].common[0] == pytest.approx(np.mean(means))
+    assert "alone: of each finding the mean over the models of the clients that label it." in text
     assert np.array_equal(draws.used_by("auc", "feddraw", "C2"), everything["feddraw"].common)
     on_all = client_views.differences_on_all_patients(draws, "feddraw", "C1")
     assert on_all["alone"] == draws.gain("auc", "feddraw", "C1")

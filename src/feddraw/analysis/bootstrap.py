@@ -156,10 +156,11 @@ def _macro_of_replicates(
             values.append(measure(outputs[rows, finding], truth[rows, finding], weights[:, rows]))
         else:
             values.append(np.full(len(weights), np.nan))
-    return _mean_of_defined(np.stack(values), axis=0)
+    return mean_of_defined(np.stack(values), axis=0)
 
 
-def _mean_of_defined(values: Floats, axis: int) -> Floats:
+def mean_of_defined(values: Floats, axis: int) -> Floats:
+    """Along an axis, without what is NaN; NaN where nothing is left."""
     defined = ~np.isnan(values)
     return _divided_or_nan(np.where(defined, values, 0.0).sum(axis), defined.sum(axis))
 
@@ -320,4 +321,4 @@ def _macro_of_components(
         means = _divided_or_nan(totals[:, :, 1:], counts)
         values.append(components.combine(means[:, ::2], means[:, 1::2]))
     by_fold_and_finding = np.concatenate(values)  # replicates, folds and findings, models
-    return _mean_of_defined(by_fold_and_finding, axis=1).T
+    return mean_of_defined(by_fold_and_finding, axis=1).T

@@ -112,38 +112,72 @@ def not_finite(scores: Scores) -> list[int]:
     return np.flatnonzero(~np.isfinite(scores).all(axis=0)).tolist()
 
 
-def mean_of(splits: Sequence[SplitMetrics]) -> SplitMetrics:
+def mean_of(
+    splits: Sequence[SplitMetrics], labelled: Sequence[NDArray[np.bool_] | None] = ()
+) -> SplitMetrics:
     """The mean of several models' metrics, number by number; what is undefined in one is left out
     of its mean.
 
-    A mean threshold or confusion matrix would mean nothing, so there is none.
+    `labelled` says by model which findings its client labels (None: all). A finding counts for the
+    models of these clients only: the others' outputs for it were never trained. A mean threshold or
+    confusion matrix would mean nothing, so there is none.
     """
+    counted = _models_by_finding(splits, labelled)
     return SplitMetrics(
-        auc=_mean_metric([split.auc for split in splits]),
-        gm=_mean_metric([split.gm for split in splits]),
-        sensitivity=_mean_by_finding([split.sensitivity for split in splits]),
-        specificity=_mean_by_finding([split.specificity for split in splits]),
-        undefined=_in_all([split.undefined for split in splits]),
-        not_finite=_in_all([split.not_finite for split in splits]),
+        auc=_mean_metric([split.auc for split in splits], counted),
+        gm=_mean_metric([split.gm for split in splits], counted),
+        sensitivity=_mean_by_finding([split.sensitivity for split in splits], counted),
+        specificity=_mean_by_finding([split.specificity for split in splits], counted),
+        undefined=_in_all([split.undefined for split in splits], counted),
+        not_finite=_in_all([split.not_finite for split in splits], counted),
         more={
-            name: _mean_metric([split.more[name] for split in splits]) for name in splits[0].more
+            name: _mean_metric([split.more[name] for split in splits], counted)
+            for name in splits[0].more
         },
     )
 
 
-def _mean_metric(metrics: Sequence[MacroMetric]) -> MacroMetric:
-    return MacroMetric(
-        macro=macro(metric.macro for metric in metrics),
-        per_class=_mean_by_finding([metric.per_class for metric in metrics]),
+def _models_by_finding(
+    splits: Sequence[SplitMetrics], labelled: Sequence[NDArray[np.bool_] | None]
+) -> dict[str, list[int]]:
+    """The numbers of the models whose clients label a finding; all models where no client does."""
+    everyone = list(range(len(splits)))
+    counted = {}
+    for column, finding in enumerate(splits[0].findings):
+        labelling = [m for m, of in enumerate(labelled) if of is None or of[column]]
+        counted[finding] = labelling or everyone
+    return counted
+
+
+def _mean_metric(
+    metrics: Sequence[MacroMetric], counted: Mapping[str, Sequence[int]]
+) -> MacroMetric:
+    per_class = _mean_by_finding([metric.per_class for metric in metrics], counted)
+    if per_class and any(len(models) < len(metrics) for models in counted.values()):
+        # every finding counts alike, however many clients label it
+        return MacroMetric(macro=macro(per_class.values()), per_class=per_class)
+    return MacroMetric(macro=macro(metric.macro for metric in metrics), per_class=per_class)
+
+
+def _mean_by_finding(
+    tables: Sequence[Mapping[str, float]], counted: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    everyone = range(len(tables))
+    return {
+        finding: macro(tables[model][finding] for model in counted.get(finding, everyone))
+        for finding in tables[0]
+    }
+
+
+def _in_all(
+    lists: Sequence[Sequence[str]], counted: Mapping[str, Sequence[int]]
+) -> tuple[str, ...]:
+    """The findings that are listed for each of the models that count for them."""
+    return tuple(
+        finding
+        for finding, models in counted.items()
+        if all(finding in lists[model] for model in models)
     )
-
-
-def _mean_by_finding(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {finding: macro(table[finding] for table in tables) for finding in tables[0]}
-
-
-def _in_all(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(finding for finding in lists[0] if all(finding in names for names in lists))
 
 
 def choose_thresholds(scores: Scores, truth: Truth) -> list[float]:

@@ -38,6 +38,8 @@ class Evaluator:
     # the test images as sites with other images have them
     views: Mapping[str, Rows] = field(default_factory=dict)
     task: Task = field(default_factory=Findings)
+    # by client, the findings that it has a label of (None: all)
+    labelled: Sequence[NDArray[np.bool_] | None] = ()
 
     def after_a_round(
         self, engine: Engine, models: Sequence[Model], splits: Sequence[Split]
@@ -49,7 +51,8 @@ class Evaluator:
         thresholds = self._thresholds(scores)
         evaluated = {}
         for split, values in scores.items():
-            whole = metrics.mean_of(self._evaluations(values, self.truth(split), thresholds))
+            each = self._evaluations(values, self.truth(split), thresholds)
+            whole = self._mean_over_clients(each) if len(each) > 1 else each[0]
             evaluated[split] = SplitMetrics(
                 auc=whole.auc,
                 gm=whole.gm,
@@ -76,7 +79,7 @@ class Evaluator:
         }
         evaluated = {}
         for split, each in by_model.items():
-            evaluated[split] = metrics.mean_of(each) if personal else each[0]
+            evaluated[split] = self._mean_over_clients(each) if personal else each[0]
             self._warn_of_undefined(evaluated[split], split)
         holdout_scores = {
             client: engine.predict(models[client if len(models) > 1 else 0], rows)
@@ -101,6 +104,10 @@ class Evaluator:
         )
         predictions = self._split_predictions(scores, personal)
         return run_metrics, predictions | self._holdout_predictions(holdout_scores)
+
+    def _mean_over_clients(self, each: Sequence[SplitMetrics]) -> SplitMetrics:
+        """Of the clients' own models; a finding counts for those of the clients that label it."""
+        return metrics.mean_of(each, self.labelled)
 
     def _warn_of_undefined(self, split_metrics: SplitMetrics, split: str) -> None:
         areas = split_metrics.auc.per_class

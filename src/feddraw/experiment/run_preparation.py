@@ -194,7 +194,12 @@ def prepare(
         holdout_rows=task.holdout_rows,
         method=method,
         evaluator=Evaluator(
-            used_dataset, task.clients, task.holdout_rows, data.views, experiment.task
+            dataset=used_dataset,
+            clients=task.clients,
+            holdout=task.holdout_rows,
+            views=data.views,
+            task=experiment.task,
+            labelled=trainer.labelled,
         ),
         trainer=trainer,
         initial=initial,

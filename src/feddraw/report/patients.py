@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -18,6 +18,7 @@ from feddraw.analysis.bootstrap import (
     Truth,
     bootstrap,
     interval,
+    mean_of_defined,
     weighted_auc,
 )
 from feddraw.analysis.diagnostic_measures import DiagnosticTest, Measured, ModelScores
@@ -82,7 +83,8 @@ def pooled_images(repeats: Sequence[Predictions]) -> PooledImages:
 class MethodReplicates:
     """A metric of one method: the estimate and its replicates, as one row of `analysis.bootstrap`.
 
-    Where every client has a model of its own, the common row is the mean over these.
+    Where every client has a model of its own, the common row is the mean over these; of a finding
+    over those of the clients that label it.
     """
 
     common: Floats  # (1 + replicates,)
@@ -258,16 +260,56 @@ def _replicates_of_metric(
     """One bootstrap of all methods' models, so that the same patients are drawn for each."""
     outputs = [_outputs_by_model(metric, runs, kept) for runs in paired.values()]
     all_models = list(chain.from_iterable(outputs))
-    rows = iter(images.bootstrap(all_models, replicates, _measure(metric, paired), on_drawn))
+    measure = _measure(metric, paired)
+    rows = iter(images.bootstrap(all_models, replicates, measure, on_drawn))
     by_method = {}
     for (method, runs), of_method in zip(paired.items(), outputs, strict=True):
-        by_method[method] = _replicates_of_method(runs[0], list(islice(rows, len(of_method))))
+        of_models = _replicates_of_method(runs[0], list(islice(rows, len(of_method))))
+        if _has_unlabelled_outputs(runs, models=len(of_method)):
+            common = _mean_over_labelling_clients(measure, runs, of_method, images, replicates)
+            of_models = replace(of_models, common=common)
+        by_method[method] = of_models
     by_labels = _replicates_of_labels(metric, paired, kept, images, replicates)
     return MetricReplicates(by_method, by_labels)
 
 
 def _measure(metric: str, paired: RunsByMethod) -> Measure:
     return task_of_runs([runs[0] for runs in paired.values()]).metrics[metric].measure
+
+
+def _has_unlabelled_outputs(runs: Sequence[RecordedRun], models: int) -> bool:
+    """Whether some of the clients' own models have an output that their client has no label for."""
+    return models > 1 and any(
+        run.labelled_by(client) != run.findings for run in runs for client in run.ledger.clients
+    )
+
+
+def _mean_over_labelling_clients(
+    measure: Measure,
+    runs: Sequence[RecordedRun],
+    models: Sequence[Floats],
+    images: PooledImages,
+    replicates: int,
+) -> Floats:
+    """Of the clients' own models, repeat by repeat and finding by finding: the mean over those
+    whose clients label the finding (over all where none does), as in the run's own metrics. The
+    same patients are drawn as for the models one by one.
+    """
+    values = []
+    for number, run in enumerate(runs):
+        for column, finding in enumerate(run.findings):
+            labelling = [
+                model
+                for client, model in zip(run.ledger.clients, models, strict=True)
+                if finding in run.labelled_by(client)
+            ]
+            # the same owners draw the same patients; only the images of this repeat are measured
+            here = np.where(images.repeat == number, images.truth[:, column], -1)
+            of_finding = replace(images, truth=here[:, None])
+            outputs = [model[:, [column]] for model in labelling or models]
+            rows = of_finding.bootstrap(outputs, replicates, measure)
+            values.append(mean_of_defined(rows, axis=0))
+    return mean_of_defined(np.stack(values), axis=0)
 
 
 def _replicates_of_labels(

@@ -13,7 +13,7 @@ from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
 from feddraw.report.cells import column_cells, interval_cell, note_on_means, number_cell
 from feddraw.report.patients import note_on_patients
-from feddraw.report.runs import RunCollection, data_name
+from feddraw.report.runs import RecordedRun, RunCollection, data_name, has_own_model
 from feddraw.report.sections.aggregation_weights import runs_with_weights
 from feddraw.report.sections.images_by_finding import tested_images_in_words
 from feddraw.report.sections.summary import headline
@@ -93,7 +93,7 @@ def results_table(report: Report, scenario: str, metric: str) -> ReportTable:
         header=["method", *columns],
         rows=[row(method) for method in methods if method in report.methods],
         references=[row(method) for method in methods if method not in report.methods],
-        note=f"{note_on_means(report, metric, [scenario])} {_note(report, scenario, metric)}",
+        note=" ".join(_notes(report, scenario, metric)),
         label=f"results-{slug(scenario)}-{metric}" if several else f"results-{metric}",
     )
 
@@ -147,6 +147,25 @@ def _no_worse_cell(patients: Interval | None, trainings: Difference | None, marg
         return Cell("one training")
     shown = patients.low > -margin and trainings.low > -margin
     return Cell("yes" if shown else "not shown")
+
+
+def _notes(report: Report, scenario: str, metric: str) -> Iterator[str]:
+    yield note_on_means(report, metric, [scenario])
+    runs = report.paired_runs(scenario, metric=metric)
+    if methods := list(dict.fromkeys(run.method for run in runs if _is_over_labels(run))):
+        yield (
+            f"{join_names(methods)}: of each finding the mean over the models of the clients that"
+            " label it."
+        )
+    yield _note(report, scenario, metric)
+
+
+def _is_over_labels(run: RecordedRun) -> bool:
+    """Whether the clients have models of their own, and some label a part of the findings."""
+    return any(
+        has_own_model(run, client) and run.labelled_by(client) != run.findings
+        for client in run.ledger.clients
+    )
 
 
 def _note(report: Report, scenario: str, metric: str) -> str:
