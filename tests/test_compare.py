@@ -57,6 +57,8 @@ def test_folds_are_as_many_repeats():
     assert len(comparison_runs(small())) == 5 * 4
     with pytest.raises(UserError, match="at most one seed per fold"):
         comparison_runs(small(folds=2), seeds=3)
+    with pytest.raises(UserError, match="at least 2, not 1"):
+        comparison_runs(small(), folds=1)
     with pytest.raises(UserError, match="positive"):
         comparison_runs(small(), seeds=-1)
 

@@ -102,6 +102,20 @@ def test_the_published_numbers_stand_beside_ours(document):
     assert re.search(r"\| Friedman's chi-square \(AUC\) \| [\d.]+ \| 58.61 \|", page)
 
 
+def test_numbers_from_other_images_do_not_stand_beside_the_papers(tmp_path):
+    for scenario in ("CHM-2", "CHM-5"):
+        for method in ("fedavg", "feddraw"):
+            make_run(tmp_path / f"{scenario}_{method}", method=method, scenario=scenario)  # 2 %
+    report = compute_report(
+        collect_runs([tmp_path]), settings=ReportSettings(replicates=0), command=""
+    )
+    with figure_style():
+        page = markdown.render_markdown(compose_report(report, "Phantoms"), "figures")
+    assert "CHM-2 and CHM-5 were not run on the paper's images at the paper's scale" in page
+    assert ", difference |" not in page
+    assert "Ranks and tests beside the paper's" not in page
+
+
 def test_the_four_panels_of_the_paper_are_drawn(document):
     names = {picture.name for picture in paper_tex.paper_pictures(document)}
     assert names == {

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,7 +25,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
-from feddraw.analysis.bootstrap import bootstrap, interval
+from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.cli import app
 from feddraw.errors import UserError
@@ -146,7 +147,7 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     )  # the one with 0.9 alone loses, in each scenario
     assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
     assert "cannot give a p below 0.25 with 3 scenarios" in text
-    assert "So no difference can be significant here." in text
+    assert "With fewer than 5 scenarios no difference is called significant" in text
 
 
 def test_the_tidy_table_is_read_by_stats(whole: WrittenReport) -> None:
@@ -396,6 +397,9 @@ def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> Non
     }
     assert found["C1", "fedavg"].own["alone"].estimate == 0.625
     assert found["C2", "feddraw"].images == 1
+    shown = replace(view, own={"alone": Interval(0.75, 0.5, 0.9, 40)})
+    assert "no gain or loss claimed from one training vs" in client_views._in_words(shown)
+    assert ": a gain vs training alone" in client_views._in_words(replace(shown, trainings=2))
     assert np.isnan(found["C2", "feddraw"].area)  # one image has no AUC
 
     images = {0: [0, 1], 1: [2], 2: [3]}  # of each patient

@@ -21,7 +21,7 @@ from feddraw import cli
 from feddraw.analysis import bootstrap, statistics
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.metrics import auc
-from feddraw.analysis.paired_differences import against, repeats_needed
+from feddraw.analysis.paired_differences import against, repeats_needed, repeats_over_all_in_words
 from feddraw.analysis.paired_repeats import paired_repeats
 from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
@@ -782,3 +782,20 @@ def test_stats_against_a_method_prints_draws_and_documents_differences(
     assert "minus that of a" in picture.read_text()
     out = stats_of(table, "--over", "seed", "--against", "a", "--json")[1]
     assert [one["scenario"] for one in json.loads(out)["values"]["auc"]] == ["p", "q", ""]
+
+
+def test_differences_over_all_scenarios_say_which_repeats_they_are_of() -> None:
+    def said(*seeds: str) -> list[str]:
+        rows = [
+            (scenario, method, seed, 0.1 * place)
+            for scenario, of in zip("xy", seeds, strict=True)
+            for place, method in enumerate("ab")
+            for seed in of
+        ]
+        return list(repeats_over_all_in_words(against(rows, "a")))
+
+    assert said("012", "012") == []
+    assert said("012", "12") == [
+        "all: b over the 2 seeds that all scenarios have, of up to 3 in one scenario"
+    ]
+    assert said("01", "23") == ["all: no row for b, because no seed is common to all scenarios"]

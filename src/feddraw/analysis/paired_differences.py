@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from scipy import special, stats
 from feddraw.analysis import statistics
 from feddraw.analysis.paired_repeats import RepeatRow
 from feddraw.errors import UserError, unknown
+from feddraw.text import grouped, join_names
 
 Floats = NDArray[np.float64]
 
@@ -90,6 +91,35 @@ def against(
                     _mean_difference(scenario, method, values_by_repeat, alpha, overlap)
                 )
     return _holm_corrected(differences)
+
+
+def repeats_over_all_in_words(
+    differences: Sequence[Difference], repeat_name: str = "seed"
+) -> Iterator[str]:
+    """Which methods have no difference over all scenarios, and whose is of fewer repeats than those
+    by scenario; nothing where there is one scenario.
+    """
+    if len({difference.scenario for difference in differences if difference.scenario}) < 2:
+        return
+    by_method = grouped((difference.method, difference) for difference in differences)
+    without = [m for m, rows in by_method.items() if all(row.scenario for row in rows)]
+    if without:
+        yield (
+            f"all: no row for {join_names(without)}, because no {repeat_name} is common to all"
+            " scenarios"
+        )
+    counts = grouped(
+        ((row.repeats, max(other.repeats for other in rows)), method)
+        for method, rows in by_method.items()
+        for row in rows
+        if not row.scenario
+    )
+    for (common, most), methods in counts.items():
+        if common < most:
+            yield (
+                f"all: {join_names(methods)} over the {common} {repeat_name}{'s' * (common > 1)}"
+                f" that all scenarios have, of up to {most} in one scenario"
+            )
 
 
 def _paired_by_repeat(

@@ -130,7 +130,12 @@ def what_tests_can_show(comparison: Comparison) -> list[str]:
         f" most, and a difference must exceed {comparison.difference:.2f} to be called significant"
         f" (from {FEWEST_SCENARIOS} scenarios on)."
     )
-    if scenarios < FEWEST_SCENARIOS or comparison.difference >= methods - 1:
+    if scenarios < FEWEST_SCENARIOS:
+        ranks += (
+            f" With fewer than {FEWEST_SCENARIOS} scenarios no difference is called significant,"
+            " whatever the ranks."
+        )
+    elif comparison.difference >= methods - 1:
         ranks += " So no difference can be significant here."
     lines = [ranks]
     smallest_p = 2.0 ** (1 - scenarios)

@@ -244,14 +244,14 @@ class _Differences:
     alpha: float
     folds: int
     by_column: Mapping[str, Sequence[Difference]]
-    left_out: Mapping[str, Sequence[str]]  # rows that do not count, in words
+    left_out: Mapping[str, Sequence[str]]  # rows that do not count or are not there, in words
     last_rounds: Mapping[str, LastRounds]  # empty for a column without values by round
 
 
 def _differences(
     tidy: TidyTable, columns: Sequence[str], reference: str, alpha: float, folds: int
 ) -> _Differences:
-    from feddraw.analysis.paired_differences import against
+    from feddraw.analysis.paired_differences import against, repeats_over_all_in_words
 
     if not tidy.repeat:
         raise UserError(
@@ -259,15 +259,22 @@ def _differences(
             " --over seed"
         )
     paired = {column: tidy.paired_rows(column) for column in columns}
+    by_column = {
+        column: against(of_column.rows, reference, alpha=alpha, folds=folds)
+        for column, of_column in paired.items()
+    }
     return _Differences(
         reference=reference,
         alpha=alpha,
         folds=folds,
-        by_column={
-            column: against(of_column.rows, reference, alpha=alpha, folds=folds)
+        by_column=by_column,
+        left_out={
+            column: [
+                *of_column.left_out,
+                *repeats_over_all_in_words(by_column[column], tidy.repeat),
+            ]
             for column, of_column in paired.items()
         },
-        left_out={column: of_column.left_out for column, of_column in paired.items()},
         last_rounds={column: tidy.last_round_differences(column, reference) for column in columns},
     )
 

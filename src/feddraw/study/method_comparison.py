@@ -42,6 +42,8 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
     repeats = seeds or experiment.folds or COMPARED_SEEDS
     if min(seeds, folds) < 0:
         raise UserError("the number of seeds or folds must be positive")
+    if experiment.folds == 1:
+        raise UserError("folds must be 0 (the data's own split) or at least 2, not 1")
     if experiment.folds and seeds > experiment.folds:
         raise UserError(
             f"{seeds} seeds for {experiment.folds} folds: give at most one seed per fold"

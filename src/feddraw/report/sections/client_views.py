@@ -38,6 +38,7 @@ class ClientDifferences:
     area: float  # on the client's own patients
     own: Mapping[str, Interval]  # by the method it is compared with, on the client's own patients
     common: Mapping[str, Interval]  # the same on the common test split
+    trainings: int  # of each method, that the differences are means over
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
@@ -49,10 +50,18 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         return
     name = f"clients-{slug(scenario)}"
     yield Heading(f"Each client's view in {scenario}", 3, name)
+    rule = (
+        "A gain is shown where the 95 % CI over patients of the paired difference in AUC lies above"
+        " 0; it is not corrected for the number of clients."
+    )
+    if views[0].trainings == 1:
+        rule = (
+            "With one training the 95 % CI of the paired difference in AUC is over patients only,"
+            " so no gain or loss is claimed."
+        )
     yield Paragraph(
         "Does a client gain? Its own patients are the images that it kept back (holdout); all"
-        " patients are the common test split, which the headline is about. A gain is shown where"
-        " the 95 % CI of the paired difference in AUC lies above 0."
+        f" patients are the common test split, which the headline is about. {rule}"
     )
     in_focus = [view for view in views if view.method == report.focus]
     yield Bullets(list(map(_in_words, in_focus or views)))
@@ -120,6 +129,7 @@ def client_views(
                         if other in areas and other != method
                     },
                     common=differences_on_all_patients(draws, method, client),
+                    trainings=len(repeats),
                 )
             )
     return views
@@ -166,7 +176,7 @@ def _in_words(view: ClientDifferences) -> str:
     populations = {"On its own patients": view.own, "On all patients": view.common}
     for population, differences in populations.items():
         answers = [
-            _gain_or_loss(difference, COMPARED_WITH[other])
+            _gain_or_loss(difference, COMPARED_WITH[other], view.trainings)
             for other, difference in differences.items()
         ]
         if answers:
@@ -176,11 +186,14 @@ def _in_words(view: ClientDifferences) -> str:
     return ". ".join(sentences) + "."
 
 
-def _gain_or_loss(difference: Interval, compared: str) -> str:
+def _gain_or_loss(difference: Interval, compared: str, trainings: int) -> str:
+    """The outcome with its interval; one training shows none, as in the headline."""
     if math.isnan(difference.estimate):
         return f"no comparison {compared}, an AUC is undefined"
     outcome = "no difference shown"
-    if difference.low > 0:
+    if trainings == 1:
+        outcome = "no gain or loss claimed from one training"
+    elif difference.low > 0:
         outcome = "a gain"
     elif difference.high < 0:
         outcome = "a loss"

@@ -314,7 +314,7 @@ def _client_range(names: Sequence[str], places: Sequence[int]) -> str:
 
 def _means_beside_published(report: Report) -> Iterator[Block]:
     """Our means above the published ones, and both average ranks, where two scenarios and two
-    methods are the paper's.
+    methods are the paper's; why not, where other images were used.
     """
     for metric in report.metrics:
         published = published_results(metric)
@@ -322,8 +322,25 @@ def _means_beside_published(report: Report) -> Iterator[Block]:
         methods = [name for name in published.methods if name.lower() in report.methods]
         if len(scenarios) < 2 or len(methods) < 2:
             return
+        others = [name for name in scenarios if not _is_as_in_paper(report, name)]
+        if others:
+            yield Paragraph(
+                f"The paper's numbers are not beside ours: {join_names(others)}"
+                f" {'were' if len(others) > 1 else 'was'} not run on the paper's images at the"
+                " paper's scale, so a difference would compare data, not methods."
+            )
+            return
         yield _means_table(report, metric, scenarios, methods)
     yield from _tests_beside_published(report)
+
+
+def _is_as_in_paper(report: Report, scenario: str) -> bool:
+    """Whether a scenario's runs are on the data set that the paper has there, all of it."""
+    return all(
+        data_name(run) == PAPER_SCENARIOS[scenario.lower()].dataset
+        and run.flat.get("scenario.scale", 1.0) == 1
+        for run in report.runs(scenario)
+    )
 
 
 def _means_table(
