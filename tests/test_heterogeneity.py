@@ -23,6 +23,7 @@ from feddraw.analysis.site_heterogeneity import (
     compare_sites_by_group,
     distance_intervals,
     rho_interval,
+    share_of_equal_divisions,
     site_distances_in_ledger,
     site_weights_by_rule,
     verdict_on,
@@ -37,6 +38,7 @@ from feddraw.experiment.heterogeneity import (
     measure_heterogeneity,
     parameter_groups,
 )
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.methods.random_effects import (
     EffectSums,
@@ -161,6 +163,55 @@ def test_a_verdict_names_a_row_of_the_page(rho, interval, p, difference, choose)
     assert f"\n| {verdict.row}" in page
 
 
+def test_a_verdict_says_that_p_decides_whatever_the_interval():
+    """An interval that reaches down to zero beside a small p is no contradiction."""
+    sentences = verdict_on(measured_with(0.01, (0.0, 0.035), 0.02), 16).in_sentences()
+    assert sentences[0] == "Sites differ: p = 0.02 by permutation, at most 0.05, and this decides."
+    assert sentences[1].endswith("95 % interval of its size 0 to 7.")
+
+
+@pytest.mark.parametrize(
+    ("counts", "share"),
+    [
+        ((2, 2), 1 / 3),  # 6 divisions of four batches, two of them the same pairs
+        ((2, 3), 1 / 10),
+        ((2, 2, 2), 1 / 15),
+        ((3, 3, 2), 1 / 280),  # 560 divisions, and two sites to exchange
+    ],
+)
+def test_with_few_batches_p_cannot_be_small(counts, share):
+    assert share_of_equal_divisions(counts) == pytest.approx(share)
+    _, batches = batches_of(counts, range(len(counts)))
+    found = compare_sites(batches, "all", 199, 0)
+    assert found.least_p == pytest.approx(max(share, 1 / 200))
+    measured = replace(measured_with(0.1, (0.05, 0.2)), overall=found)
+    verdict = verdict_on(measured, 16)
+    if share > 0.05:
+        assert (verdict.difference, verdict.choose) == ("too few batches", "random_effects")
+        assert "nothing can be shown" in verdict.in_sentences()[0]
+    else:
+        assert verdict.difference == "sites differ"
+
+
+def test_two_batches_of_a_site_give_no_interval_of_its_distance():
+    _, batches = batches_of((2, 8, 8), (0, 0, 0.1))
+    intervals = distance_intervals(batches, "all", 50, 0)
+    assert np.isnan(intervals[:, 1:]).all(axis=1).tolist() == [True, False, False]
+    assert np.isfinite(intervals[:, 0]).all()
+
+
+def test_a_finding_is_compared_among_the_sites_that_label_it():
+    """The second of three sites has no gradient there: the numbers are those of the other two."""
+    rows, _ = batches_of((4, 3, 5), (0, 0, 0.1))
+    of_two = rows[[0, 1, 2, 3, 7, 8, 9, 10, 11]]
+    products = {"all": rows @ rows.T, "Mass": of_two @ of_two.T}
+    batches = BatchProducts((4, 3, 5), 8, products, {"Mass": (4, 5)})
+    alone = BatchProducts((4, 5), 8, {"Mass": of_two @ of_two.T})
+    assert compare_sites(batches, "Mass", 39, 0) == compare_sites(alone, "Mass", 39, 0)
+    assert compare_sites(batches, "Mass", 0, 0).sites == 2
+    assert compare_sites(batches, "all", 0, 0).sites == 3
+
+
 def test_a_verdict_says_why_a_site_was_not_measured():
     measured = measured_with(0.1, (0.05, 0.2), 0.01, images=(20, 300))
     sites = (replace(measured.sites[0], measured=0), measured.sites[1])
@@ -206,6 +257,38 @@ def test_sites_dealt_at_random_are_alike_and_label_skew_is_seen(found):
     assert {group.name for group in skewed.layers} >= {"all", "classifier"}
     assert len(skewed.findings) == 5
     assert all(site.low < site.distance < site.high for site in skewed.sites if site.measured)
+
+
+def with_unlabelled(experiment, findings_of_clients):
+    """The data of an experiment, with the labels that some of its clients do not have."""
+    prepared = prepare(experiment)
+    labels = prepared.dataset.labels
+    known = np.ones(labels.values.shape, bool)
+    for client, findings in findings_of_clients.items():
+        known[np.ix_(prepared.trainer.shards[client], findings)] = False
+    values = np.where(known, labels.values, 0).astype(labels.values.dtype)
+    return replace(prepared.dataset, labels=replace(labels, values=values, known=known))
+
+
+def test_sites_that_label_different_findings_are_alike_if_they_are(
+    found, monkeypatch: pytest.MonkeyPatch
+):
+    """Dealt at random: before, the classifier's Q of sites that do not label a finding was some ten
+    times what is expected.
+    """
+    dataset = with_unlabelled(small(), {0: [0, 1], 2: [2]})
+    monkeypatch.setattr(
+        "feddraw.experiment.heterogeneity.prepare",
+        lambda experiment, **options: prepare(experiment, dataset=dataset),
+    )
+    (masked,) = measure_heterogeneity(small(), QUICK)
+    assert masked.overall.q < 3 * masked.overall.expected
+    assert masked.overall.p > 0.05
+    assert all(finding.q < 4 * finding.expected for finding in masked.findings)
+    assert [finding.sites for finding in masked.findings] == [2, 2, 2, 3, 3]
+    assert [layer.name for layer in masked.layers] == ["classifier"]
+    with pytest.raises(UserError, match="layer classifier"):
+        list(measure_heterogeneity(small(), replace(QUICK, layer="all")))
 
 
 def test_a_warm_up_measures_again_and_is_fedavg():
@@ -254,7 +337,7 @@ def test_the_command_writes_a_document_and_a_figure_over_no_earlier_one_unasked(
     folder = tmp_path / "runs" / "heterogeneity-iid-0"
     assert result.exit_code == 0, result.output
     assert "is expected if the sites are alike" in result.output
-    assert "no difference shown." in result.output
+    assert "No difference shown: p = " in result.output
     assert "docs/which-weights.md, row" in result.output
     said = " ".join(result.output.split())
     assert "p (Holm): corrected for the 10 tests of its table" in said

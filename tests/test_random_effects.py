@@ -130,6 +130,46 @@ def test_a_site_without_a_measurement_counts_by_the_others_rho():
     assert np.isnan(weights.parts["distance"]).tolist() == [False, True, False]
 
 
+def labelling(marks):
+    """The three sites, with the variance of the first of two rows 1, 1 and 0.5."""
+    cohort = three_sites()
+    updates = [
+        replace(
+            update,
+            labelled=np.array(mark),
+            extra={**update.extra, "gradient variances": np.array([one, 7.0], np.float32)},
+        )
+        for update, mark, one in zip(cohort.updates, marks, (1.0, 1.0, 0.5), strict=True)
+    ]
+    return replace(cohort, updates=updates)
+
+
+def test_a_finding_that_one_site_does_not_label_is_not_compared():
+    """The second row is left out: gradients 1, 0 and 0 of variances 1, 1 and 1/2. S² = 45/60, Q =
+    (10 - 100/60) / S² = 100/9, E Q = 2.5 / S² - 1 = 7/3.
+    """
+    rule = weighting_of(random_effects())
+    cohort = labelling([[True, True], [True, False], [True, True]])
+    weights, _ = rule.weigh(cohort, rule.init())
+    rho = (Fraction(100, 9) - Fraction(7, 3)) / (60 - Fraction(1400, 60))
+    assert weights.parts["q"] == pytest.approx(100 / 9)
+    assert weights.parts["q_expected"] == pytest.approx(7 / 3)
+    assert weights.values == pytest.approx(shares(rho))
+    assert weights.parts["variance"].tolist() == [1, 1, 0.5]
+    # the third: |1/3|² less 1/(30²) 10 + 1/(30²) 20 + (1/2)/30, over S²
+    assert weights.parts["distance"][2] == pytest.approx((1 / 9 - 1 / 30 - 1 / 60) / 0.75)
+
+
+def test_where_no_finding_is_labelled_by_all_nothing_is_measured():
+    rule = weighting_of(random_effects())
+    cohort = labelling([[True, False], [False, True], [True, True]])
+    weights, state = rule.weigh(cohort, rule.init())
+    assert weights.values == pytest.approx(np.array(SIZES) / sum(SIZES))
+    assert (weights.parts["rho"], state) == (None, {})
+    later, _ = rule.weigh(cohort, {"excess": float(RHO)})
+    assert later.values == pytest.approx(shares(RHO))
+
+
 @pytest.mark.parametrize("images", [np.zeros(3), np.array([10.0, 0, 0])])
 def test_with_fewer_than_two_measurements_the_last_rho_holds_and_before_the_first_size(images):
     rule = weighting_of(random_effects())
@@ -164,11 +204,13 @@ def test_without_any_spread_differences_count_fully_and_equal_sites_by_size():
 
 def test_the_mean_and_spread_of_batches():
     batches = np.array([[1.0, 2], [3, 2], [2, 5]], np.float32)
-    mean, spread = gradient_summary(iter(batches), 2, batch_size=10)
+    rows = [np.array([0]), np.array([1])]
+    mean, spread, variances = gradient_summary(iter(batches), 2, batch_size=10, rows=rows)
+    assert variances.tolist() == [10 * 2 / 2, 10 * 6 / 2]
     assert mean.tolist() == [2, 3]
     assert spread.tolist() == [30, 10 * (2 + 2 + 4) / 2]
     empty = gradient_summary(iter(()), 2, batch_size=10)
-    assert [part.tolist() for part in empty] == [[0, 0], [0, 0]]
+    assert [part.tolist() for part in empty] == [[0, 0], [0, 0], []]
 
 
 # -------------------------------------------------------------------------------------- simulations
@@ -304,6 +346,19 @@ def test_images_without_a_known_label_are_not_measured_and_unknown_labels_do_not
     assert not any(found[:, place.start - start : place.stop - start].any() for place in second)
 
 
+def test_a_findings_row_does_not_depend_on_which_others_are_labelled():
+    """The loss is the mean over known labels: half of them would double the row of the other."""
+    trainer, how = bench(measuring()).trainer, Measurement(3, 4)
+    within = initial().layout.rows_within("classifier")
+    whole = np.stack(list(trainer.batch_gradients(0, initial(), how, "classifier", 5)))
+    targets = trainer.examples.targets.copy()
+    targets[:, 1] = np.nan
+    trainer.examples = replace(trainer.examples, targets=targets)
+    masked = np.stack(list(trainer.batch_gradients(0, initial(), how, "classifier", 5)))
+    assert np.allclose(masked[:, within[0]], whole[:, within[0]], atol=1e-7)
+    assert not masked[:, within[1]].any()
+
+
 def test_a_batch_is_whole_and_no_patient_is_in_two():
     rng = np.random.default_rng(0)
     rows, patients = np.arange(100, 160), np.repeat(np.arange(50), [1, 2, 3, 4, 6] * 10)
@@ -414,7 +469,8 @@ def test_flower_gives_the_same_bits(layer, tmp_path: Path, monkeypatch: pytest.M
 def test_what_was_not_measured_does_not_travel():
     from feddraw.flower.array_records import arrays_to_extras, vectors_to_arrays
 
-    spread = vectors_to_arrays({"gradient spread": np.zeros(2, np.float32)})
-    found = arrays_to_extras(spread, measuring().extras, initial().layout)
+    names = ("gradient spread", "gradient variances")
+    sent = vectors_to_arrays({name: np.zeros(2, np.float32) for name in names})
+    found = arrays_to_extras(sent, measuring().extras, initial().layout)
     assert not found[GRADIENT_MEANS[1]].any()
     assert len(found[GRADIENT_MEANS[1]]) == initial().layout.extent("classifier")

@@ -10,6 +10,7 @@ sites. Intervals come from a bootstrap of each site's batches. The formulas are 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -27,6 +28,7 @@ Floats = NDArray[np.float64]
 # By site: images measured, scalar products of mean gradients, variances.
 SiteNumbers = tuple[Floats, Floats, Floats]
 
+TOO_FEW_TO_RESAMPLE = 2  # batches of a site
 RULES = ("fedavg", "random_effects", "feddraw", "uniform")
 # of the ledger: what a measurement of the sites' differences fills
 MEASURED_COLUMNS = ("size", "measured", "q", "q_expected", "rho")
@@ -39,14 +41,21 @@ class BatchProducts:
     counts: tuple[int, ...]  # batches of each site
     batch_size: int
     products: Mapping[str, Floats]  # by group of parameters, (batches, batches)
+    # Of groups that not all sites are compared in (findings that some do not label): the batches of
+    # each site that is.
+    counts_of_some: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def counts_in(self, group: str) -> tuple[int, ...]:
+        """Batches of each site that is compared in a group."""
+        return self.counts_of_some.get(group, self.counts)
 
     def numbers(self, group: str, order: NDArray[np.intp] | None = None) -> SiteNumbers:
         """What the sites would send, with the batches in another order if one is given."""
         products = self.products[group]
         if order is not None:
             products = products[np.ix_(order, order)]
-        counts = np.array(self.counts, np.float64)
-        starts = np.cumsum([0, *self.counts[:-1]])
+        counts = np.array(self.counts_in(group), np.float64)
+        starts = np.cumsum([0, *self.counts_in(group)[:-1]])
         within = np.add.reduceat(np.diag(products), starts)
         sums = np.add.reduceat(np.add.reduceat(products, starts, axis=0), starts, axis=1)
         means = sums / np.outer(counts, counts)
@@ -65,6 +74,8 @@ class GroupHeterogeneity:
     rho: float
     p: float | None = None  # share of random permutations with so large a Q; None: not known
     holm_p: float | None = None  # the same, corrected for all groups that are tested beside it
+    least_p: float | None = None  # p of sites as different as can be, with so many batches
+    sites: int | None = None  # that were compared: for a finding, those that label it
 
 
 @dataclass(frozen=True)
@@ -100,18 +111,22 @@ def compare_sites(
 ) -> GroupHeterogeneity:
     """Q over all sites for one group of parameters, with its p."""
     observed = _effects_of(batches.numbers(group))
+    counts = batches.counts_in(group)
     if observed is None:
-        return GroupHeterogeneity(group, q=0.0, expected=0.0, i_squared=0.0, rho=0.0)
-    p = None
+        return GroupHeterogeneity(
+            group, q=0.0, expected=0.0, i_squared=0.0, rho=0.0, sites=len(counts)
+        )
+    p = least_p = None
     if permutations:
         rng = np.random.default_rng([seed, permutations])
-        places = np.arange(sum(batches.counts))
+        places = np.arange(sum(counts))
         limit = observed.q * (1 - 1e-12)  # equal but for rounding is as large
         as_large = 0
         for _ in range(permutations):
             permuted = _effects_of(batches.numbers(group, rng.permutation(places)))
             as_large += permuted is not None and permuted.q >= limit
         p = (1 + as_large) / (1 + permutations)
+        least_p = max(1 / (1 + permutations), share_of_equal_divisions(counts))
     return GroupHeterogeneity(
         name=group,
         q=observed.q,
@@ -119,7 +134,18 @@ def compare_sites(
         i_squared=observed.i_squared,
         rho=observed.rho,
         p=p,
+        least_p=least_p,
+        sites=len(counts),
     )
+
+
+def share_of_equal_divisions(counts: Sequence[int]) -> float:
+    """How often a random division of all batches among sites, so many to each, is the same as the
+    one that was found, but for which of the sites with equally many has which.
+    """
+    orders_within_sites = math.prod(math.factorial(count) for count in counts)
+    sites_exchanged = math.prod(math.factorial(alike) for alike in Counter(counts).values())
+    return orders_within_sites * sites_exchanged / math.factorial(sum(counts))
 
 
 def compare_sites_by_group(
@@ -143,7 +169,8 @@ def distance_intervals(batches: BatchProducts, group: str, replicates: int, seed
 
     In a resample the true distance is the one between the measured means, so its deviations from
     that are subtracted from the estimate (the basic bootstrap); quantiles of the resamples
-    themselves would count sampling noise twice.
+    themselves would count sampling noise twice. A site with two batches has no interval: all that
+    its resamples can be is one batch, the other, or both.
     """
     images, products, variances = batches.numbers(group)
     distances = effects.distances_by_variance(images, products, variances)
@@ -166,6 +193,8 @@ def distance_intervals(batches: BatchProducts, group: str, replicates: int, seed
     deviations *= np.sqrt(correction)
     low = distances - np.quantile(deviations, 0.975, axis=0)
     high = distances - np.quantile(deviations, 0.025, axis=0)
+    low[counts <= TOO_FEW_TO_RESAMPLE] = np.nan
+    high[counts <= TOO_FEW_TO_RESAMPLE] = np.nan
     return np.stack([distances, low, high], axis=1)
 
 
@@ -269,6 +298,7 @@ def site_distances_in_words(group: GroupHeterogeneity) -> str:
 # ------------------------------------------------------------------------------------------ verdict
 
 SIGNIFICANT = 0.05
+TOO_FEW = "too few batches"
 # Rows of docs/which-weights.md, as they begin, and what they say to choose.
 WELL_ABOVE_ONE = ("ρ n̄ well above 1", "uniform")
 BELOW_ONE = ("ρ n̄ below 1", "either, or fedavg for few rounds or many sites")
@@ -282,8 +312,10 @@ class HeterogeneityVerdict:
     rho_n: float  # rho times the mean number of images per site
     low: float | None  # 95 % interval
     high: float | None
-    # "sites differ", "no difference shown", or "not tested" where there is neither p nor interval.
+    # "sites differ", "no difference shown", "too few batches" where p cannot be small enough, or
+    # "not tested" where there is neither p nor interval.
     difference: str
+    reason: str  # what it rests on
     row: str  # of docs/which-weights.md
     choose: str
     not_measured: Mapping[str, str]  # by site, why
@@ -291,15 +323,21 @@ class HeterogeneityVerdict:
     def in_sentences(self) -> list[str]:
         words = f"rho × mean images per site (ρ n̄) = {self.rho_n:.3g}"
         if self.low is not None and self.high is not None:
-            words += f", 95 % interval {self.low:.3g} to {self.high:.3g}"
+            words += f", 95 % interval of its size {self.low:.3g} to {self.high:.3g}"
         sentences = [
-            f"{words}: {self.difference}.",
+            f"{self.difference.capitalize()}: {self.reason}.",
+            f"{words}.",
             f"docs/which-weights.md, row “{self.row}”: {self.choose}.",
         ]
         if self.difference == "not tested":
             sentences.append(
                 "A run's ledger has no batches to permute: for p and intervals give the experiment"
                 " instead of the run."
+            )
+        elif self.difference == TOO_FEW:
+            sentences.append(
+                "Measure more batches: a higher --batches where sites have the images, else a lower"
+                " --batch-size; and at least 19 permutations."
             )
         elif self.row == NOT_DECIDED[0]:
             sentences.append(
@@ -315,8 +353,10 @@ def verdict_on(measured: Heterogeneity, batch_size: int | None = None) -> Hetero
     mean_images = float(np.mean([site.images for site in measured.sites]))
     low = None if measured.rho_low is None else mean_images * measured.rho_low
     high = None if measured.rho_high is None else mean_images * measured.rho_high
-    difference = _difference_shown(measured.overall.p, low)
-    if low is not None and low > 1 and difference == "sites differ":
+    difference, reason = _difference_shown(measured.overall, low)
+    if difference == TOO_FEW:
+        row, choose = NOT_DECIDED
+    elif low is not None and low > 1 and difference == "sites differ":
         row, choose = WELL_ABOVE_ONE
     elif high is not None and high < 1:
         row, choose = BELOW_ONE
@@ -327,6 +367,7 @@ def verdict_on(measured: Heterogeneity, batch_size: int | None = None) -> Hetero
         low=low,
         high=high,
         difference=difference,
+        reason=reason,
         row=row,
         choose=choose,
         not_measured={
@@ -337,12 +378,23 @@ def verdict_on(measured: Heterogeneity, batch_size: int | None = None) -> Hetero
     )
 
 
-def _difference_shown(p: float | None, low: float | None) -> str:
-    """By the permutation test, or without one by whether the interval is above zero."""
-    if p is None and low is None:
-        return "not tested"
-    differ = p <= SIGNIFICANT if p is not None else low is not None and low > 0
-    return "sites differ" if differ else "no difference shown"
+def _difference_shown(group: GroupHeterogeneity, low: float | None) -> tuple[str, str]:
+    """What was shown, and by what: by the permutation test, or without one by whether the interval
+    is above zero.
+    """
+    if group.p is None:
+        if low is None:
+            return "not tested", "there is neither p nor an interval"
+        where = "lies above 0" if low > 0 else "reaches down to 0"
+        differ = low > 0
+        reason = f"without permutations the interval of ρ n̄ decides, and it {where}"
+    elif group.least_p is not None and group.least_p > SIGNIFICANT:
+        return TOO_FEW, f"p cannot be below {group.least_p:.2g} with them, so nothing can be shown"
+    else:
+        differ = group.p <= SIGNIFICANT
+        side = "at most" if differ else "above"
+        reason = f"p = {group.p:.3g} by permutation, {side} {SIGNIFICANT}, and this decides"
+    return "sites differ" if differ else "no difference shown", reason
 
 
 def _why_not_measured(site: SiteDistance, batch_size: int | None) -> str:

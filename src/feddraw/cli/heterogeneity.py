@@ -268,15 +268,21 @@ def show_heterogeneity(measured: MeasuredSites) -> None:
             sep="\n",
         )
         columns = ["site", "images", "measured", "distance", "95 % interval"]
-        rows = [_site_distance_row(site) for site in model.sites]
+        two_batches = 2 * source.get("batch_size", 0)
+        rows = [_site_distance_row(site, two_batches) for site in model.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
         groups = [*model.layers, *model.findings]
         if groups:
             rows = [
-                [group.name, *_heterogeneity_numbers(group), _p_text(group.holm_p)]
+                [
+                    group.name,
+                    str(group.sites),
+                    *_heterogeneity_numbers(group),
+                    _p_text(group.holm_p),
+                ]
                 for group in groups
             ]
-            header = ["parameters", "Q", "expected", "I²", "rho", "p", "p (Holm)"]
+            header = ["parameters", "sites", "Q", "expected", "I²", "rho", "p", "p (Holm)"]
             out.print(table(header, rows))
     out.print(
         "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no"
@@ -284,6 +290,12 @@ def show_heterogeneity(measured: MeasuredSites) -> None:
         " if all sites are equally similar."
     )
     groups = [*models[-1].layers, *models[-1].findings]
+    if groups and "all" not in [group.name for group in groups]:
+        out.print(
+            "Sites label different findings: a finding is compared among the sites that label it,"
+            " the classifier in the findings that all label, and the body of the network, which"
+            " learns what a site labels, not at all."
+        )
     if any(group.holm_p is not None for group in groups):
         last = safe_line(f"{models[-1].overall.name}, {after_rounds(models[-1].round)}")
         out.print(
@@ -306,9 +318,12 @@ def _p_text(p: float | None) -> str:
     return "" if p is None else f"{p:.3g}"
 
 
-def _site_distance_row(site: SiteDistance) -> list[str]:
+def _site_distance_row(site: SiteDistance, two_batches: int) -> list[str]:
+    """`two_batches`: how many images they are, too few to resample."""
     distance = "" if site.distance is None else f"{site.distance:.4f}"
     interval = "" if site.low is None or site.high is None else f"{site.low:.4f} to {site.high:.4f}"
+    if site.measured and site.measured == two_batches:
+        interval = "not computable"
     images = [f"{site.images:,}", f"{site.measured:,}" if site.measured else "none"]
     weights = [
         f"{site.weights[rule]:.3f}" for rule in ("fedavg", "random_effects", "feddraw", "uniform")

@@ -30,7 +30,9 @@ MOST_LOSS = 1e6  # of a mean loss: no honest one is near it, and powers of it st
 # can leave a single client's as their difference, so secure sums refuse some of them.
 Holds = Literal["numbers", "gradients", "moves"]
 
-Measured = Literal["gradient mean", "classifier gradient mean", "gradient spread"]
+Measured = Literal[
+    "gradient mean", "classifier gradient mean", "gradient spread", "gradient variances"
+]
 Asked = (
     Literal["loss", "trained loss", "accuracy", "labels", "gradient", "groups", "held"] | Measured
 )
@@ -65,6 +67,13 @@ CLASSIFIER_GRADIENT_MEAN = Extra(
     words="batch gradients of the classifier",
 )
 GRADIENT_SPREAD = Extra("gradient spread", "spread", 0.0, words="their variance")
+GRADIENT_VARIANCES = Extra(
+    "gradient variances",
+    "findings",
+    0.0,
+    words="their variance by finding",
+    meaning="the variance of one image's gradient in each finding's row of the classifier",
+)
 
 # LOSS: of the received model, over the client's images, in evaluation mode. TRAINED_LOSS: the same
 # of the trained model. ACCURACY: of the trained model, the share of labels that it gets right.
@@ -85,6 +94,7 @@ ASKED: Mapping[str, Extra] = {
         GRADIENT_MEAN,
         CLASSIFIER_GRADIENT_MEAN,
         GRADIENT_SPREAD,
+        GRADIENT_VARIANCES,
     )
 }
 GRADIENT_MEANS: tuple[str, ...] = (GRADIENT_MEAN.name, CLASSIFIER_GRADIENT_MEAN.name)

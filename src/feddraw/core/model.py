@@ -167,6 +167,17 @@ class Layout:
             output -= rows
         raise UserError(f"the classifier has {self.outputs} outputs, and none after them")
 
+    def rows_within(self, layer: str) -> list[NDArray[np.intp]]:
+        """Of each output, where in a layer that holds the classifier its parameters are."""
+        positions = np.arange(self.length("param"))
+        place_in_layer = np.empty(len(positions), np.intp)
+        within = positions[self.find(layer)]
+        place_in_layer[within] = np.arange(len(within))
+        return [
+            np.concatenate([place_in_layer[row] for row in self.rows_of(output)])
+            for output in range(self.outputs)
+        ]
+
     def parameters_in(self, layer: str) -> int:
         """How many parameters a layer has."""
         where = self.find(layer)

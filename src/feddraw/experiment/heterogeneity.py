@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis import site_heterogeneity
-from feddraw.core import Layout, Measurement, Model, gram
+from feddraw.core import Layout, Measurement, Model, Vector, gram
 from feddraw.errors import UserError, at_least, not_negative, one_of
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
@@ -105,9 +105,11 @@ def _heterogeneity_of_model(
 ) -> site_heterogeneity.Heterogeneity:
     seed = prepared.experiment.seed
     layers, findings = parameter_groups(model.layout, prepared.dataset.findings)
-    batches, measured = _gathered_gradients(
-        prepared, model, round, how.measurement, layers | findings, progress
-    )
+    gradients = _gathered_gradients(prepared, model, round, how.measurement, progress)
+    measured = [len(rows) for rows in gradients]
+    batches = _compared_in_groups(prepared, gradients, how, layers, findings)
+    layers = {name: place for name, place in layers.items() if name in batches.products}
+    findings = {name: place for name, place in findings.items() if name in batches.products}
     overall = site_heterogeneity.compare_sites(batches, how.layer, how.permutations, seed)
     groups = site_heterogeneity.compare_sites_by_group(
         batches, [*layers, *findings], how.permutations, seed
@@ -145,36 +147,80 @@ def _gathered_gradients(
     model: Model,
     round: int,
     how: Measurement,
-    groups: Groups,
     progress: Progress | None,
-) -> tuple[site_heterogeneity.BatchProducts, list[int]]:
-    """The batches of all sites, and how many each site has."""
+) -> list[list[Vector]]:
+    """The batches of each site."""
     clients = prepared.clients
     experiment = prepared.experiment
     _require_gradient_memory(len(clients) * how.batches, len(model.params))
-    rows = []
-    counts = []
+    by_site = []
     for number, _ in enumerate(clients):
         seed = client_seed(experiment.seed, round, number)
-        gradients = list(prepared.trainer.batch_gradients(number, model, how, "all", seed))
-        rows += gradients
-        counts.append(len(gradients))
+        by_site.append(list(prepared.trainer.batch_gradients(number, model, how, "all", seed)))
         if progress is not None:
             progress(
                 f"measuring after {round} rounds" if round else "measuring",
                 number + 1,
                 len(clients),
             )
-    if sum(count > 0 for count in counts) < 2:
+    if sum(map(bool, by_site)) < 2:
         raise UserError(
             f"fewer than two sites have {2 * how.batch_size} images for two batches: lower"
             " --batch-size"
         )
-    matrix = np.stack(rows)
+    return by_site
+
+
+def _compared_in_groups(
+    prepared: PreparedRun,
+    gradients: list[list[Vector]],
+    how: HeterogeneityOptions,
+    layers: Groups,
+    findings: Groups,
+) -> site_heterogeneity.BatchProducts:
+    """The scalar products of the batches in each group: in a finding's row those of the sites that
+    label it, if there are two.
+
+    Where sites label different findings, the classifier is compared in the rows that all label, and
+    the body not at all: it learns what a site labels, and differs for that alone.
+    """
+    sites = [number for number, rows in enumerate(gradients) if rows]
+    everything = np.ones(len(findings), bool)
+    marks = [prepared.trainer.labelled[number] for number in sites]
+    labelled = np.stack([everything if mark is None else mark for mark in marks])
+    counts = np.array([len(gradients[number]) for number in sites])
+    matrix = np.stack([gradient for number in sites for gradient in gradients[number]])
     origin = np.zeros(matrix.shape[1], np.float32)
-    products = {name: gram(matrix[:, place], origin[place]) for name, place in groups.items()}
-    measured = tuple(count for count in counts if count)
-    return site_heterogeneity.BatchProducts(measured, how.batch_size, products), counts
+    if not labelled.all():
+        layers = {"classifier": _rows_of_all(labelled, findings, how.layer)}
+    products = {name: gram(matrix[:, place], origin[place]) for name, place in layers.items()}
+    counts_of_some = {}
+    for (name, place), labels_it in zip(findings.items(), labelled.T, strict=True):
+        if labels_it.sum() < 2:
+            continue
+        own = matrix[np.repeat(labels_it, counts)]
+        products[name] = gram(own[:, place], origin[place])
+        counts_of_some[name] = tuple(counts[labels_it].tolist())
+    return site_heterogeneity.BatchProducts(
+        tuple(counts.tolist()), how.measurement.batch_size, products, counts_of_some
+    )
+
+
+def _rows_of_all(labelled: NDArray[np.bool_], findings: Groups, layer: str) -> NDArray[np.intp]:
+    """The classifier's rows of the findings that all sites label."""
+    if layer == "all":
+        raise UserError(
+            "sites label different findings, so the body of the network differs for that alone:"
+            " measure with --layer classifier, or only findings that all label (data.findings)"
+        )
+    labelled_by_all = np.asarray(labelled.all(axis=0))
+    if not labelled_by_all.any():
+        raise UserError(
+            "no finding is labelled by all sites, so there is nothing to compare all of them in:"
+            " leave out the sites that label none of the others' findings"
+        )
+    rows = zip(findings.values(), labelled_by_all, strict=True)
+    return np.concatenate([place for place, by_all in rows if by_all])
 
 
 def _require_gradient_memory(batches: int, parameters: int) -> None:

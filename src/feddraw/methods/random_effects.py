@@ -10,7 +10,8 @@ tau² (sum v - sum v² / sum v). With rho = max(0, tau²) / S², a client with n
 
 A client with fewer than two batches measures nothing and counts by the others' rho. Where fewer
 than two clients have measured, the last rho holds, and 0 before the first. All that is needed are
-sums over clients (`EffectSums`).
+sums over clients (`EffectSums`). Where clients label different findings, only the classifier's rows
+of those that all of them label are compared; where there is no such finding, nothing is measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from feddraw.core import (
     CLASSIFIER_GRADIENT_MEAN,
     GRADIENT_MEAN,
     GRADIENT_SPREAD,
+    GRADIENT_VARIANCES,
     AfterFirstSum,
     ClientView,
     Cohort,
@@ -169,7 +171,8 @@ class RandomEffects(AfterFirstSum):
     @property
     def needs(self) -> Needs:
         cost = "O(K d)" if self.layer == "all" else "O(K d) of one layer"
-        return Needs(sizes=True, asks=(self.gradient, GRADIENT_SPREAD), cost=cost)
+        asks = (self.gradient, GRADIENT_SPREAD, GRADIENT_VARIANCES)
+        return Needs(sizes=True, asks=asks, cost=cost)
 
     def check(self, layout: Layout) -> None:
         layout.find("classifier")
@@ -179,11 +182,11 @@ class RandomEffects(AfterFirstSum):
 
     def contribute(self, client: ClientView, facts: Facts, place: int) -> Column:
         """The client's terms of `EffectSums`, images as a share of the most that are measured."""
-        images, variance = client.update.extra["gradient spread"].astype(np.float64)
-        gradient = client.update.extra[self.gradient.name].astype(np.float64)
+        images, variance, gradient = self._compared(client, facts)
         if not images:
             return np.zeros(6 + len(gradient))
         share = images / self._most_images
+        gradient = gradient.astype(np.float64)
         square = gradient @ gradient
         numbers = (1.0, share, share**2, share * square, variance, share * variance)
         return np.concatenate([numbers, share * gradient])
@@ -235,18 +238,41 @@ class RandomEffects(AfterFirstSum):
 
     def distances(self, cohort: Cohort) -> Parts:
         """Images measured, the variance and the distance of each client that has measured."""
-        images, variances = cohort.extra("gradient spread").astype(np.float64).T
+        facts = cohort.facts()
+        compared = [self._compared(view, facts) for view in cohort.views()]
+        images = np.array([images for images, _, _ in compared])
+        variances = np.array([variance for _, variance, _ in compared])
         measured = images > 0
         parts: dict[str, Floats | float | None] = {"measured": images}
         if measured.sum() < 2:
             return parts
-        means = cohort.extra(self.gradient.name)[measured]
+        means = np.stack([gradient for images_of, _, gradient in compared if images_of])
         products = gram(means, np.zeros(means.shape[1], np.float32))
         variance = np.full(len(images), np.nan)
         variance[measured] = variances[measured]
         distance = np.full(len(images), np.nan)
         distance[measured] = distances_by_variance(images[measured], products, variances[measured])
         return parts | {"variance": variance, "distance": distance}
+
+    def _compared(self, client: ClientView, facts: Facts) -> tuple[float, float, Vector]:
+        """Images measured, the variance and the mean gradient, in the parameters that all clients
+        can be compared in; others are zero, and no images are measured if there are none.
+
+        The body of the network learns what its client labels, so where clients label different
+        findings it differs for that alone.
+        """
+        extra = client.update.extra
+        images, variance = extra["gradient spread"].astype(np.float64).tolist()
+        gradient = extra[self.gradient.name]
+        if facts.labelled is None:
+            return images, variance, gradient
+        common = np.flatnonzero(facts.labelled.all(axis=0))
+        rows = client.sent.layout.rows_within(self.layer)
+        rows_compared = np.zeros_like(gradient)
+        for output in common.tolist():
+            rows_compared[rows[output]] = gradient[rows[output]]
+        variance = float(extra["gradient variances"][common].astype(np.float64).sum())
+        return images if len(common) else 0.0, variance, rows_compared
 
     def _with_estimate(self, estimate: EffectsEstimate, state: State) -> State:
         """The state after one more estimate."""

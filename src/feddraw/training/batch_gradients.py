@@ -5,7 +5,7 @@ Nothing that trains is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -33,6 +33,10 @@ def batch_gradients(
     """One gradient for each whole batch, of a layer's parameters in their natural order; none if
     there is but one.
 
+    The loss is a mean over known labels, so a finding's row would be the longer the fewer labels of
+    other findings are known. It is scaled to what it would be if all were: its expectation is the
+    same for sites that are alike, whatever each of them labels.
+
     The seed is that of the client's job, from which this draws a stream of its own.
     """
     batches_seed, torch_seed = (
@@ -46,28 +50,49 @@ def batch_gradients(
     place = model.layout.find(layer)
     network.load(model)  # its buffers move in training mode; they are loaded anew before every use
     network.module.train(not how.evaluation)
+    known = ~np.isnan(examples.targets[labelled])
+    complete = bool(known.all())
+    rows_of_findings = [] if complete else model.layout.rows_within(layer)
     with one_thread(), seeded_torch(torch_seed >> 1, network.device), _only_layer(network, layer):
         for batch in chosen:
             loss_and_gradient(network, *examples.batch(batch, network.device), loss)
-            yield network.values(network.grads)[place]
+            gradient = network.values(network.grads)[place]
+            if not complete:
+                known_in_batch = 1 - np.isnan(examples.targets[batch]).mean()
+                for row, share in zip(rows_of_findings, known.mean(axis=0), strict=True):
+                    if share:
+                        gradient[row] *= known_in_batch / share
+            yield gradient
 
 
 def gradient_summary(
-    gradients: Iterator[Vector], length: int, batch_size: int
-) -> tuple[Vector, Vector]:
-    """The mean, and the numbers of `core.SPREAD`, in one pass; zeros where there are no
-    gradients.
+    gradients: Iterator[Vector],
+    length: int,
+    batch_size: int,
+    rows: Sequence[NDArray[np.intp]] = (),
+) -> tuple[Vector, Vector, Vector]:
+    """The mean, the numbers of `core.SPREAD`, and the variance in each of some rows, in one pass;
+    zeros where there are no gradients.
     """
     count = 0
     mean = np.zeros(length)
     squares = 0.0
+    squares_of_rows = np.zeros(len(rows))
     for gradient in gradients:
         count += 1
         distance_before = gradient - mean
         mean += distance_before / count
-        squares += float(distance_before @ (gradient - mean))
-    variance = batch_size * squares / (count - 1) if count else 0.0
-    return mean.astype(np.float32), np.array([count * batch_size, variance], np.float32)
+        distance_after = gradient - mean
+        squares += float(distance_before @ distance_after)
+        squares_of_rows += [distance_before[row] @ distance_after[row] for row in rows]
+    freedom = max(count - 1, 1)
+    variance = batch_size * squares / freedom
+    variances = batch_size * squares_of_rows / freedom
+    return (
+        mean.astype(np.float32),
+        np.array([count * batch_size, variance], np.float32),
+        variances.astype(np.float32),
+    )
 
 
 def whole_batches(

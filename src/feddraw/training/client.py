@@ -272,13 +272,15 @@ class _Client:
                 continue
             layer = "all" if question == "gradient mean" else "classifier"
             gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
-            mean, spread = gradient_summary(
+            mean, spread, variances = gradient_summary(
                 gradients if due else iter(()),
                 job.model.layout.parameters_in(layer),
                 how.batch_size,
+                job.model.layout.rows_within(layer),
             )
             answers[question] = mean
             answers.setdefault("gradient spread", spread)
+            answers.setdefault("gradient variances", variances)
         return answers
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
