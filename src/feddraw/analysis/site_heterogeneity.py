@@ -389,7 +389,8 @@ def _difference_shown(group: GroupHeterogeneity, low: float | None) -> tuple[str
         differ = low > 0
         reason = f"without permutations the interval of ρ n̄ decides, and it {where}"
     elif group.least_p is not None and group.least_p > SIGNIFICANT:
-        return TOO_FEW, f"p cannot be below {group.least_p:.2g} with them, so nothing can be shown"
+        least = f"{group.least_p:.2g} with so few batches or permutations"
+        return TOO_FEW, f"p cannot be below {least}, so nothing can be shown"
     else:
         differ = group.p <= SIGNIFICANT
         side = "at most" if differ else "above"
