@@ -237,6 +237,7 @@ def test_a_network_in_place_of_the_sent_state_dict_is_said_in_one_line() -> None
         ({"method": "fedporx"}, "did you mean fedprox"),
         ({"method": {"name": "feddraw", "eeta": 1}}, "no setting 'eeta'"),
         ({"round": 15}, "rounds count from 0 to 14"),
+        ({"round": 0, "rounds": 0}, "rounds must be at least 1, not 0"),
         ({"round": 1.5}, "round must be a whole number, not 1.5"),
         ({"rounds": "5"}, "rounds must be a whole number, not '5'"),
         ({"classifier": "clasifier"}, "did you mean classifier"),

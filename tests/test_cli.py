@@ -272,6 +272,13 @@ MISTAKES = {
     ("run", "nothere.toml"): "cannot read nothere.toml: No such file or directory",
     ("run", "--scale", "-1"): "scale must be a positive number",
     ("runn",): "No such command 'runn'",
+    (
+        "compare",
+        "a.toml",
+        "--size",
+        "28",
+    ): "it is a setting, --set data.size=28.",
+    ("run", "--set", "name=x"): "no 'name' among the settings: write ",
     ("run", "--nope"): "run --help shows all options.",
     ("data", "show", "--nope"): "data show --help shows all options.",
     ("list", "method"): "no 'method' among the lists: did you mean methods?",

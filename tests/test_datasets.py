@@ -456,7 +456,7 @@ def test_rows_without_a_file_are_counted_named_and_can_be_left_out(tmp_path, cap
     dataset = opened("chexpert", path=str(folder), skip_bad=True)
     assert len(dataset.rows["train"]) == 9
     assert gone not in dataset.labels.names
-    assert "1 images left out, listed in" in caplog.text
+    assert "1 image left out, listed in" in caplog.text
 
 
 def test_rows_of_an_image_that_has_several_are_not_counted_as_images(tmp_path, caplog):
@@ -743,6 +743,8 @@ def test_mistakes_of_a_table_are_named(tmp_path):
     says(
         tmp_path / "a" / "images", "a CSV, or a folder with one CSV in it, is needed; there is none"
     )
+    (tmp_path / "g" / "effusion").mkdir(parents=True)
+    says(tmp_path / "g", "if its subfolders are classes: feddraw init .*g")
 
 
 def test_semicolons_byte_order_marks_and_blank_lines_are_read(tmp_path):

@@ -267,6 +267,8 @@ def _check_round(round: int, rounds: int, name: str, state: AggregationState | N
     for name_of_number, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Integral):
             raise UserError(f"{name_of_number} must be a whole number, not {number!r}")
+    if rounds < 1:
+        raise UserError(f"rounds must be at least 1, not {rounds}")
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
     if state is not None and not isinstance(state, AggregationState):

@@ -28,6 +28,7 @@ from feddraw.results.ledger_table import LedgerTable
 from feddraw.server.policy import FIXED, read_clause
 from feddraw.text import join_names
 
+LEAST_SHARE_SHOWN = 0.001  # smaller ones are printed as 0.0 %
 HOW_WEIGHTS_SPLIT = (
     "A weight is the softmax of a score for size plus a score for similarity. What a client counted"
     " above (+) or below (-) an equal share is split between the two: the effect of adding one"
@@ -209,6 +210,12 @@ def _most_moved_by_similarity(explained: WeightExplanation) -> Iterator[str]:
         bounds.append((most_moved_by_similarity(gap, gammas[0], betas[0]), round, gap))
     if bounds:
         share, round, gap = max(bounds)
+        if share < LEAST_SHARE_SHOWN:
+            yield (
+                f"Similarity can have moved less than {percent(LEAST_SHARE_SHOWN)} of the weight in"
+                " every round."
+            )
+            return
         yield (
             f"Similarity can have moved at most {percent(share)} of the weight in any round (round"
             f" {round}, where similarities differed by {gap:.4f})."

@@ -128,6 +128,8 @@ def command_line_itself(
     """Options of `feddraw` itself."""
 
 
+# settings without an option in some commands, each with the value of an example
+TYPED_AS_OPTIONS = {"--size": "data.size=28", "--rounds": "rounds=10", "--lr": "training.lr=0.001"}
 INTERRUPTED = 130  # by Ctrl-C
 TERMINATED = 143  # by SIGTERM, as shells and service managers call it
 # For the commands that keep what was done.
@@ -220,6 +222,10 @@ def _typing_mistake_in_words(mistake: click.ClickException) -> str:
     """What click says; of an unknown option also which command shows all that there are."""
     said = _with_one_suggestion(mistake.format_message())
     if isinstance(mistake, click.NoSuchOption) and mistake.ctx is not None:
+        options = {name for option in mistake.ctx.command.params for name in option.opts}
+        if mistake.option_name in TYPED_AS_OPTIONS and "--set" in options:
+            setting = TYPED_AS_OPTIONS[mistake.option_name]
+            said = f"No such option '{mistake.option_name}': it is a setting, --set {setting}."
         return f"{said} {mistake.ctx.command_path} --help shows all options."
     return said
 

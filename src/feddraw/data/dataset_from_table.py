@@ -181,4 +181,6 @@ def write_skipped_rows(name: str, problems: Sequence[RowProblem], path: Path) ->
     rows = [[problem.where, problem.what, problem.detail] for problem in problems]
     write_whole(path, csv_text([["where", "what", "detail"], *rows]).encode(), private=True)
     kind = rows_or_images(problems)
+    if len(problems) == 1:
+        kind = kind.removesuffix("s")
     log.warning("%s: %d %s left out, listed in %s", safe_line(name), len(problems), kind, path)

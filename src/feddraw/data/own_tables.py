@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 import numpy as np
 
@@ -89,6 +90,8 @@ def find_table(path: Path) -> Path:
     there = "there is none"
     if tables:
         there = f"there are {', '.join(table.name for table in tables[:5])}"
+    elif any(entry.is_dir() for entry in path.iterdir()):
+        there += f"; if its subfolders are classes: feddraw init {quote(str(path))}"
     raise UserError(f"{path}: a CSV, or a folder with one CSV in it, is needed; {there}")
 
 

@@ -272,7 +272,7 @@ def _unknown_setting(name: str) -> UserError:
     places += [
         f"{section}.{own_name}"
         for section in NAMED_SECTIONS
-        if own_name in _section_defaults(section, {})
+        if own_name == "name" or own_name in _section_defaults(section, {})
     ]
     if places:
         return UserError(f"no '{name}' among the settings: write {' or '.join(places)}")
