@@ -26,6 +26,7 @@ from feddraw.core import ASKED, Job, Joint, Server, why_not_first, why_not_secon
 from feddraw.federation import client_seed
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
+from feddraw.training.objective import Presence
 from tiny import (
     METHODS,
     NAMES,
@@ -542,14 +543,14 @@ def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
     run = trained(name)
     sent, state = run.before(1)
     engine = run.engine(rounds=1)
-    loss = engine.trainer.loss
-    engine.trainer.loss = lambda logits, targets: (logits * math.nan).mean()
+    objective = engine.trainer.objective
+    engine.trainer.objective = Presence(lambda logits, targets: (logits * math.nan).mean())
     options = {"rounds": 3, "seed": 0, "state": state}
     failed = next(federate(sent, run.method, engine, NAMES, start=1, **options))
     assert all(entry.status.startswith("refused") for entry in failed.ledger)
     for client, memory in run.memory[0].items():
         assert equal(engine.memory[client], memory)
-    engine.trainer.loss = loss
+    engine.trainer.objective = objective
     healed = next(federate(failed.next_model, run.method, engine, NAMES, start=2, **options))
     assert [entry.status for entry in healed.ledger] == ["weighted"] * 4
     assert np.isfinite(healed.next_model.params).all()

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from feddraw.cli import study_progress
 from feddraw.cli.progress_bars import as_clock, duration_in_words, elapsed_and_left
@@ -16,19 +17,19 @@ from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
 from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.system.file_reading import read_jsonl
+from feddraw.training.objective import Presence
 from small import small
 
 
 def slow_engine(prepared, workers):
     """Takes long over a step, as a large network would."""
     engine = Serial(prepared.trainer)
-    loss = engine.trainer.loss
 
     def slow_loss(logits, targets):
         time.sleep(0.04)
-        return loss(logits, targets)
+        return binary_cross_entropy_with_logits(logits, targets)
 
-    engine.trainer.loss = slow_loss
+    engine.trainer.objective = Presence(slow_loss)
     return engine
 
 
