@@ -34,7 +34,13 @@ from feddraw.flower.server_app import serve_flower_run
 from feddraw.flower.settings import read_run_config
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
+from feddraw.report.markdown import render_markdown
+from feddraw.report.section_order import compose_report
+from feddraw.report.settings import ReportSettings
+from feddraw.report.statistics import compute_report
 from feddraw.results.outcome_settings import dotted_settings
+from feddraw.results.recorded_run import read_run
+from feddraw.results.run_collection import collect_runs
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.score_counts import read_score_counts
 from feddraw.secure.sums.signing_keys import new_signing_key, site_directory_line
@@ -246,6 +252,9 @@ def hospital(folder: Path, images: int, seed: int) -> str:
         pixels[:, :8] += 40 * enlarged
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
         split = ("train", "train", "train", "val", "test")[number % 5]
+        kind = "enlarged" if enlarged else ("clear", "opaque")[opaque]
+        if number % 6 == 0:
+            kind = "opaque"  # a class that cannot be seen: not all calls are right
         sex = "FM"[number // 5 % 2]
         rows.append(
             {
@@ -253,6 +262,7 @@ def hospital(folder: Path, images: int, seed: int) -> str:
                 "split": split,
                 "Opacity": opaque,
                 "Enlarged": enlarged,
+                "kind": kind,
                 "sex": sex,
             }
         )
@@ -404,6 +414,62 @@ def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(
     ) == 6  # of training, of evaluation
     assert len(seen) == (5 + 5) * 3  # limits on sizes need no exchange of their own
     assert not any(content.metric_records for content in seen)
+
+
+def test_classes_are_evaluated_under_secure_sums_as_in_the_clear(
+    hospitals: Any, tmp_path: Path
+) -> None:
+    """The same calls of the same model from the sites' counts, which no secure server sees."""
+    names = ("North", "East", "South")
+    few = {
+        "data.class_column": "kind",
+        "data.classes": "clear,enlarged,opaque",
+        "rounds": 2,
+        "training.epochs": 5,
+        "training.lr": 0.005,
+    }
+    settings = {key: value for key, value in folders(tmp_path).items() if key != "data.findings"}
+    settings |= few
+    carry_out(settings | {"out": str(tmp_path / "clear")}, hospitals)
+    nodes = keyed(hospitals, names, tmp_path / "keys")
+    carry_out(settings | {"out": str(tmp_path / "secure"), "secure": True}, nodes)
+    clear, secure = (read_run(tmp_path / folder).metrics.test for folder in ("clear", "secure"))
+    calls = np.array(clear.confusion)
+    assert calls.sum() == 12 + 8 + 8
+    assert calls.sum(axis=0).all(), "every class is called"
+    assert calls.trace() < calls.sum(), "not all calls are right"
+    assert secure.confusion == clear.confusion
+    for metric in ("accuracy", "balanced_accuracy", "f1", "kappa"):
+        assert secure.of(metric).macro == clear.of(metric).macro, metric
+    assert secure.auc.macro == pytest.approx(clear.auc.macro, abs=0.01)
+    in_clear, in_sum = (read_score_counts(tmp_path / folder) for folder in ("clear", "secure"))
+    assert in_clear is not None
+    assert in_sum is not None
+    assert set(in_clear.calls_by_site) == set(names)
+    assert not in_sum.calls_by_site
+    of_sites = [calls["test"] for calls in in_clear.calls_by_site.values()]
+    assert np.array_equal(sum(of_sites), in_sum.calls_by_split["test"])
+    assert np.array_equal(in_sum.calls_by_split["test"], calls)
+
+    recorded = compute_report(
+        collect_runs([tmp_path / "clear"]), settings=ReportSettings(replicates=0), command=""
+    )
+    text = render_markdown(compose_report(recorded, "A title"), "figures")
+    assert "no threshold" not in text
+    assert "at each site" in text
+    rows = text.split("PPV")[1].splitlines()
+    for place, name in enumerate(("clear", "enlarged", "opaque")):
+        right, images, called = calls[place, place], calls[place].sum(), calls[:, place].sum()
+        of_others = calls.sum() - images - called + right
+        expected = [
+            right / images,
+            of_others / (calls.sum() - images),
+            right / called,
+            of_others / (calls.sum() - called),
+        ]
+        (row,) = [row for row in rows if row.startswith(f"| {name} | {images} / ")]
+        shown = [float(cell.split()[0]) for cell in row.strip("| ").split(" | ")[3:]]
+        assert shown == pytest.approx(expected, abs=6e-4), name
 
 
 def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_images() -> None:

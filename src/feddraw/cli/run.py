@@ -282,7 +282,7 @@ def round_line(result: EvaluatedRound, *, averaged: bool = True) -> str:
 
 
 def print_run_splits(out: Console, setup: PreparedRun) -> None:
-    """How many images of each split show each finding, and what gives the scores, before anything
+    """How many images of each split have each label, and what gives the scores, before anything
     is trained.
     """
     from feddraw.core.classifier_layer import classifier_in_words
@@ -294,18 +294,19 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         too_few_for_auc,
     )
 
+    words = setup.experiment.task.words.labels
     splits = findings_per_split(setup.dataset)
     findings = setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(splits["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in splits.values())]]
     for place, name in enumerate(findings):
-        cells = [split_counts_in_words(split, place) for split in splits.values()]
+        cells = [split_counts_in_words(split, place, words) for split in splits.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
-    out.print(table(["positive / negative", *splits], rows))
+    out.print(table([words.counts_header, *splits], rows))
     if dealt := dealt_in_words(splits["train"]["images"], int(setup.partition.sizes.sum())):
         out.print(dealt)
     if marked:
-        out.print(f"† {few_in_words()}")
+        out.print(f"† {few_in_words(words)}")
     for sentence in setup.class_notes():
         out.print(f"note: {safe_line(sentence)}", markup=False)
     layout = setup.initial.layout
@@ -322,7 +323,8 @@ def show_test_metrics(folder: Path) -> None:
     from feddraw.tasks import task_of_run
 
     run = read_run(folder)
-    labels = task_of_run(run).labels
+    task = task_of_run(run)
+    labels = task.labels
     compared = [run.metrics.test.of(metric) for metric in labels]
     leading = compared[0]
     findings = run.findings
@@ -342,7 +344,7 @@ def show_test_metrics(folder: Path) -> None:
     out = console()
     out.print(table(["test", *labels.values()], rows))
     if marked:
-        out.print(f"† {few_in_words()}")
+        out.print(f"† {few_in_words(task.words.labels)}")
     out.print(f"written to {folder}")
     if run.diverged is not None:
         message = f"diverged in round {run.diverged.round}: {run.diverged.why}"

@@ -62,14 +62,6 @@ def rarer_label_in_split(split: Mapping[str, Any], place: int) -> int:
     return min(int(split["positives"][place]), int(split["negatives"][place]))
 
 
-def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
-    """Positive / negative images of a finding, and those whose label is not known."""
-    positives = split["positives"][place]
-    negatives = split["negatives"][place]
-    unknown = split["images"] - positives - negatives
-    return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
-
-
 def dealt_in_words(images: int, dealt: int) -> str:
     """That clients get a part of the training images only; empty where they get all."""
     if dealt >= images:
@@ -88,6 +80,14 @@ class LabelWords:
     without_positives: str  # what some clients lack, followed by their names
     without_negatives: str
     one_kind: str  # why a metric of a label is undefined
+    counts: str  # its images in a split, with {positives} and {negatives}
+    counts_header: str  # over such counts
+    counts_note: str  # what they are, in a sentence
+    both_counts: str  # over "positives / negatives" where a label is told from all else
+    few: str  # when its metrics say little, with {few}
+    no_positive: str  # what a group of images lacks, with {names}
+    no_negative: str
+    one_image: str  # when a metric has no interval, and when it is undefined
 
 
 FINDING_WORDS = LabelWords(
@@ -98,6 +98,17 @@ FINDING_WORDS = LabelWords(
     without_positives="no positive training image of a finding",
     without_negatives="no negative training image of a finding",
     one_kind="only positives or only negatives",
+    counts="{positives:,} / {negatives:,}",
+    counts_header="positive / negative",
+    counts_note="Positive / negative images",
+    both_counts="positive / negative",
+    few="fewer than {few} positive or {few} negative test images",
+    no_positive="no positive image of {names}",
+    no_negative="no negative image of {names}",
+    one_image=(
+        "None where a single image has the finding, or a single one has not. Undefined: none of"
+        " them has it, or all have it."
+    ),
 )
 CLASS_WORDS = LabelWords(
     one="class",
@@ -107,6 +118,17 @@ CLASS_WORDS = LabelWords(
     without_positives="no training image of a class",
     without_negatives="training images of one class only",
     one_kind="no image of the class, or none of another,",
+    counts="{positives:,}",
+    counts_header="images of",
+    counts_note="Images of each class",
+    both_counts="of the class / of others",
+    few="fewer than {few} test images of the class, or of all others",
+    no_positive="no image of {names}",
+    no_negative="images of {names} only",
+    one_image=(
+        "None where a single image is of the class, or a single one is not. Undefined: none of"
+        " them is, or all are."
+    ),
 )
 
 
@@ -188,9 +210,15 @@ def class_notes(
     return notes
 
 
-def few_in_words() -> str:
-    few = FEW_FOR_AUC
-    return (
-        f"fewer than {few} positive or {few} negative test images: one image moves its AUC by"
-        f" {1 / few:g} or more"
-    )
+def split_counts_in_words(split: Mapping[str, Any], place: int, words: LabelWords) -> str:
+    """Images of a label in a split, and those of which it is not known."""
+    positives = split["positives"][place]
+    negatives = split["negatives"][place]
+    unknown = split["images"] - positives - negatives
+    counts = words.counts.format(positives=positives, negatives=negatives)
+    return counts + (f", {unknown:,} unknown" if unknown else "")
+
+
+def few_in_words(words: LabelWords) -> str:
+    few = words.few.format(few=FEW_FOR_AUC)
+    return f"{few}: one image moves its AUC by {1 / FEW_FOR_AUC:g} or more"

@@ -238,8 +238,7 @@ def _results_by_site(
         yield _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
         yield (
             "In brackets: 95 % CI over the site's own images, on which nothing was trained; by"
-            " patient where patients are known. None where a single image has the finding, or a"
-            " single one has not. Undefined: none of them has it, or all have it."
+            f" patient where patients are known. {trained.task.words.labels.one_image}"
         )
         if any(counts.any() for counts in calls.values()):
             yield from _confusion(calls, trained.findings)

@@ -140,7 +140,7 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
     image = {
         "type": "image",
         "format": "magnitude",
-        "modality": "DX",
+        **_modality(trained),
         "num_channels": recipe.channels,
         "spatial_shape": [recipe.size, recipe.size],
         "dtype": "float32",
@@ -182,6 +182,16 @@ def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
         "intended_use": "research, not a medical device",
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": probabilities}},
     }
+
+
+def _modality(trained: TrainedModel) -> dict[str, str]:
+    """What DICOM files said of the training images, else what the run says; nothing where neither
+    does.
+    """
+    said = trained.trained_on.modalities if trained.trained_on is not None else ()
+    data, _ = trained.experiment.section("data")
+    modality = ", ".join(said) or images_in_words(trained.experiment.about, data)
+    return {"modality": modality} if modality else {}
 
 
 def _channel_name(finding: str, place: int) -> str:

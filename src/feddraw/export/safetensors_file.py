@@ -22,7 +22,7 @@ about = json.loads((here / "model.json").read_text())
 network, _ = build_network(about["network"]["name"], about["network"]["outputs"], about["network"]["settings"], channels=about["channels"])
 network.load_state_dict(load_file(here / "model.safetensors"))
 network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, channels, size, size); out: logits
-# where about["recalibration"] is not null, slope * logit + intercept of each finding comes before the sigmoid
+# where about["recalibration"] is not null, slope * logit + intercept of each output comes before its probability
 """
 
 

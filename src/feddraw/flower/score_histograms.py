@@ -20,10 +20,14 @@ from numpy.typing import NDArray
 from feddraw.core import MOST_IMAGES
 from feddraw.data.subgroups import NOT_STATED, Subgrouping
 from feddraw.results.metrics import RunMetrics, SplitMetrics
-from feddraw.results.score_counts import BIN_EDGES, BINS, Histograms, SubgroupHistograms
+from feddraw.results.score_counts import (
+    BIN_EDGES,
+    BINS,
+    Calls,
+    Histograms,
+    SubgroupHistograms,
+)
 from feddraw.tasks import MeasuredSplit, Task
-
-Calls = NDArray[np.int64]  # (classes, classes): images by class and called class
 
 SMALLEST_PROBABILITY = 1e-12
 

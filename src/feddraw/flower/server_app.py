@@ -51,7 +51,7 @@ from feddraw.results.metrics import RunMetrics
 from feddraw.results.round_log import RoundLine, divergence_in_scores
 from feddraw.results.run_facts import RunFacts
 from feddraw.results.run_folder import FinalScores, RunFolder
-from feddraw.results.score_counts import ScoreCounts
+from feddraw.results.score_counts import Calls, ScoreCounts
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.round import RoundRecord
 from feddraw.text import one_line
@@ -134,6 +134,7 @@ class ServerEvaluation:
         values = sum(map(len, groupings.values()))
         splits = score_histograms.EVALUATED_SPLITS
         by_site = {}
+        calls_by_site = {}
         if not self.experiment.secure:
             for content in contents:
                 name = one_line(client_in_reply(content).get("name", ""))
@@ -142,6 +143,7 @@ class ServerEvaluation:
                         split: score_histograms.add_up_histograms([content], split, findings)
                         for split in splits
                     }
+                    calls_by_site[name] = self._counted_calls([content])
         return ScoreCounts(
             findings=self.findings,
             by_split={
@@ -155,9 +157,19 @@ class ServerEvaluation:
                 if values
             },
             by_site=by_site,
+            calls_by_split=self._counted_calls(contents),
+            calls_by_site=calls_by_site,
             least_patients=score_histograms.LEAST_PATIENTS,
             secure=self.experiment.secure,
         )
+
+    def _counted_calls(self, contents: list[RecordDict]) -> dict[str, Calls]:
+        """By split, images by class and called class; nothing for tasks without such calls."""
+        counted = {
+            split: score_histograms.add_up_calls(contents, split, len(self.findings))
+            for split in score_histograms.EVALUATED_SPLITS
+        }
+        return {split: calls for split, calls in counted.items() if calls.any()}
 
     def evaluate(self, model: Model, *, final: bool) -> Evaluated:
         """The model's metrics and, after the last round, its scores."""

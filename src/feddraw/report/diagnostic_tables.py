@@ -54,24 +54,30 @@ class TestedRow:
 def performance_tables(
     rows: Sequence[TestedRow], names: Sequence[str], about: str, label: str, task: Task
 ) -> Iterator[ReportTable]:
-    """At the threshold, or as the task calls, and of the scores; `about` says of what, in the
-    captions.
+    """At the threshold, or as the task calls where calls are known, and of the scores; `about` says
+    of what, in the captions.
     """
+    any_calls = task.has_thresholds or any(
+        model.has_calls for row in rows for model in row.test.models
+    )
     called = "at the thresholds chosen on validation images"
     if not task.has_thresholds:
         called = f"where {task.words.rule}"
-    yield measures_table(
-        rows,
-        names,
-        AT_THE_THRESHOLD,
-        caption=f"{about}, {called}",
-        note=THRESHOLD_NOTE,
-        label=f"at-threshold-{label}",
-    )
+    if any_calls:
+        yield measures_table(
+            rows,
+            names,
+            AT_THE_THRESHOLD,
+            task=task,
+            caption=f"{about}, {called}",
+            note=THRESHOLD_NOTE,
+            label=f"at-threshold-{label}",
+        )
     yield measures_table(
         rows,
         names,
         WITHOUT_THRESHOLD,
+        task=task,
         caption=f"{about}: discrimination and calibration of the scores",
         note=SCORES_NOTE,
         label=f"calibration-{label}",
@@ -83,6 +89,7 @@ def measures_table(
     names: Sequence[str],
     measures: Mapping[str, Measure],
     *,
+    task: Task,
     caption: str,
     note: str,
     label: str = "",
@@ -99,7 +106,7 @@ def measures_table(
         shown = Cell(f"{prevalence:.1%}", prevalence) if images else Cell("no label")
         measured = [_cell(test, measure) for measure in measures.values()]
         cells.append([Cell(", ".join(row.names)), counts, shown, *measured])
-    header = [", ".join(names), "positive / negative", "prevalence", *measures]
+    header = [", ".join(names), task.words.labels.both_counts, "prevalence", *measures]
     return ReportTable(caption=caption, header=header, rows=cells, note=note, label=label)
 
 
@@ -108,14 +115,12 @@ def has_few(test: DiagnosticTest) -> bool:
     return min(test.positives, test.negatives) < FEW_FOR_AUC
 
 
-def few_in_a_sentence(tests: Sequence[DiagnosticTest]) -> str:
+def few_in_a_sentence(tests: Sequence[DiagnosticTest], task: Task) -> str:
     """What “too few” means, where it is written anywhere."""
     if not any(map(has_few, tests)):
         return ""
-    return (
-        f" “{TOO_FEW}” marks numbers of fewer than {FEW_FOR_AUC} positive or negative test images:"
-        " their intervals say little."
-    )
+    few = task.words.labels.few.format(few=FEW_FOR_AUC)
+    return f" “{TOO_FEW}” marks numbers of {few}: their intervals say little."
 
 
 def _cell(test: DiagnosticTest, measure: Measure) -> Cell:

@@ -16,7 +16,13 @@ from feddraw.data.dataset import SITE
 from feddraw.data.subgroups import NOT_STATED
 from feddraw.report.patients import pooled_images
 from feddraw.report.runs import Predictions, RecordedRun, thresholds
-from feddraw.results.score_counts import Histograms, ScoreCounts, bin_scores, read_score_counts
+from feddraw.results.score_counts import (
+    Calls,
+    Histograms,
+    ScoreCounts,
+    bin_scores,
+    read_score_counts,
+)
 from feddraw.tasks import task_of_run
 
 ScoredRun: TypeAlias = tuple[RecordedRun, Predictions]  # the scores are of one common model
@@ -123,7 +129,7 @@ def counted_runs(runs: Sequence[RecordedRun]) -> Iterator[CountedRun]:
 def tests_of_counts(counted: CountedRun) -> dict[str, DiagnosticTest]:
     """By finding, of all images."""
     run, counts = counted
-    return _by_finding(run, counts.by_split["test"])
+    return _by_finding(run, counts.by_split["test"], counts.calls_by_split.get("test"))
 
 
 def groupings_of_counts(
@@ -133,28 +139,54 @@ def groupings_of_counts(
     of which no site has sent an image.
     """
     run, counts = counted
-    every = [(SITE, site, of_site["test"]) for site, of_site in counts.by_site.items()]
-    every += counts.subgroups("test")
+    every: list[tuple[str, str, Histograms, Calls | None]] = [
+        (SITE, site, of_site["test"], counts.calls_by_site.get(site, {}).get("test"))
+        for site, of_site in counts.by_site.items()
+    ]
+    every += [(*subgroup, None) for subgroup in counts.subgroups("test")]
     groupings: dict[str, dict[Subgroup, dict[str, DiagnosticTest]]] = {}
-    for grouping, value, histograms in every:
+    for grouping, value, histograms, calls in every:
         if histograms.any():
             of_grouping = groupings.setdefault(grouping, {})
-            of_grouping[Subgroup(grouping, value)] = _by_finding(run, histograms)
+            of_grouping[Subgroup(grouping, value)] = _by_finding(run, histograms, calls)
     return groupings
 
 
-def _by_finding(run: RecordedRun, histograms: Histograms) -> dict[str, DiagnosticTest]:
+def _by_finding(
+    run: RecordedRun, histograms: Histograms, calls: Calls | None
+) -> dict[str, DiagnosticTest]:
     limits: Mapping[str, float] = dict(zip(run.findings, thresholds(run), strict=True))
     return {
-        finding: test_of_histogram(histograms[:, place], limits[finding])
+        finding: diagnostic_test_of_histogram(
+            histograms[:, place],
+            limits[finding],
+            None if calls is None else _calls_of_class(calls, place),
+        )
         for place, finding in enumerate(run.findings)
     }
 
 
-def test_of_histogram(histogram: NDArray[np.int64], threshold: float) -> DiagnosticTest:
+def _calls_of_class(calls: Calls, place: int) -> tuple[int, int]:
+    """How many images of the other classes, and of this one, are called this class."""
+    right = int(calls[place, place])
+    return int(calls[:, place].sum()) - right, right
+
+
+def diagnostic_test_of_histogram(
+    histogram: NDArray[np.int64], threshold: float, called: tuple[int, int] | None = None
+) -> DiagnosticTest:
     """As many images of each label as were counted in each bin (labels × bins), with the score in
-    the middle of the bin; each image is one patient.
+    the middle of the bin; each image is one patient. `called` says how many of each label are
+    called where no threshold says which: no measure asks for the score of a called image, so it is
+    those with the highest scores.
     """
     scores = np.concatenate([np.repeat(bin_scores(), of_label) for of_label in histogram])
     labels = np.repeat(np.arange(2), histogram.sum(axis=1))
-    return DiagnosticTest([ModelScores(scores, labels, np.arange(len(labels)), threshold)])
+    calls = None
+    if called is not None:
+        ranks = [np.arange(images)[::-1] for images in histogram.sum(axis=1)]
+        calls = np.concatenate(
+            [rank < count for rank, count in zip(ranks, called, strict=True)]
+        ).astype(np.float64)
+    model = ModelScores(scores, labels, np.arange(len(labels)), threshold, calls)
+    return DiagnosticTest([model])

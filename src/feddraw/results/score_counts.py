@@ -30,6 +30,7 @@ MOST_COUNTS_BYTES = 2**30
 Histograms = NDArray[np.int64]  # (2, findings, bins): negative and positive images
 # (subgroups, 2, findings, bins)
 SubgroupHistograms = NDArray[np.int64]
+Calls = NDArray[np.int64]  # (classes, classes): images by class and called class
 
 
 def bin_scores() -> NDArray[np.float64]:
@@ -49,6 +50,9 @@ class ScoreCounts:
     subgroups_by_split: Mapping[str, SubgroupHistograms] = field(default_factory=dict)
     # of each site in clear, by split; none under secure sums
     by_site: Mapping[str, Mapping[str, Histograms]] = field(default_factory=dict)
+    # of tasks that call one class: images by class and called class, of all and of each site
+    calls_by_split: Mapping[str, Calls] = field(default_factory=dict)
+    calls_by_site: Mapping[str, Mapping[str, Calls]] = field(default_factory=dict)
     least_patients: int = 0  # a site leaves out a finding of a subgroup with fewer
     secure: bool = False
 
@@ -65,9 +69,13 @@ class ScoreCounts:
         arrays = {f"{split}.counts": counts for split, counts in self.by_split.items()}
         for split, counts in self.subgroups_by_split.items():
             arrays[f"{split}.subgroups"] = counts
-        for number, of_site in enumerate(self.by_site.values()):
+        for number, (site, of_site) in enumerate(self.by_site.items()):
             for split, counts in of_site.items():
                 arrays[f"{split}.site.{number}"] = counts
+            for split, calls in self.calls_by_site.get(site, {}).items():
+                arrays[f"{split}.site.{number}.calls"] = calls
+        for split, calls in self.calls_by_split.items():
+            arrays[f"{split}.calls"] = calls
         notes = {
             "findings": self.findings,
             "splits": list(self.by_split),
@@ -84,7 +92,10 @@ class ScoreCounts:
         """Whether the arrays belong together and hold counts."""
         one = (2, len(self.findings), BINS)
         parts = sum(len(values) for values in self.groupings.values())
+        square = (len(self.findings), len(self.findings))
         every = [
+            *((calls, square) for calls in self.calls_by_split.values()),
+            *((calls, square) for of in self.calls_by_site.values() for calls in of.values()),
             *((counts, one) for counts in self.by_split.values()),
             *((counts, (parts, *one)) for counts in self.subgroups_by_split.values()),
             *((counts, one) for of_site in self.by_site.values() for counts in of_site.values()),
@@ -120,6 +131,17 @@ def read_score_counts(run: Path) -> ScoreCounts | None:
             },
             by_site={
                 str(site): {split: arrays[f"{split}.site.{number}"] for split in splits}
+                for number, site in enumerate(notes["sites"])
+            },
+            calls_by_split={
+                split: arrays[f"{split}.calls"] for split in splits if f"{split}.calls" in arrays
+            },
+            calls_by_site={
+                str(site): {
+                    split: arrays[f"{split}.site.{number}.calls"]
+                    for split in splits
+                    if f"{split}.site.{number}.calls" in arrays
+                }
                 for number, site in enumerate(notes["sites"])
             },
             least_patients=int(notes["least_patients"]),

@@ -4,16 +4,18 @@ method, of all test images and of those that each client kept back, and the metr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.report.blocks import Block, Cell, Fold, Heading, ReportTable
 from feddraw.report.cells import column_cells
+from feddraw.report.diagnostic_tests import counted_runs
 from feddraw.report.runs import RecordedRun
 from feddraw.report.statistics import Report
 from feddraw.results.metrics import SplitMetrics
+from feddraw.results.score_counts import Calls
 from feddraw.text import slug
 
 
@@ -36,6 +38,9 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     by_site = _matrices_of_clients(ordered[0], methods[ordered[0]], scenario)
     if by_site is not None:
         yield Fold(f"By client, on the images that it kept back ({ordered[0]})", [by_site])
+    of_sites = _matrices_of_sites(ordered[0], methods[ordered[0]], scenario)
+    if of_sites is not None:
+        yield Fold(f"By site, on its test images ({ordered[0]})", [of_sites])
 
 
 def _all_calls(report: Report, scenario: str) -> ReportTable:
@@ -86,22 +91,47 @@ def _matrices_of_clients(
     method: str, runs: Sequence[RecordedRun], scenario: str
 ) -> ReportTable | None:
     """The same for each client that kept images back; None where none did."""
-    classes = runs[0].findings
-    rows = []
+    kept_back = {}
     for client in dict.fromkeys(name for run in runs for name in run.metrics.clients):
         kept = [
             run.metrics.clients[client].holdout for run in runs if client in run.metrics.clients
         ]
         kept = [split for split in kept if split.confusion]
         if kept:
-            for name, row in zip(classes, _summed(kept).tolist(), strict=True):
-                counts = [Cell(f"{count:,}", count) for count in row]
-                rows.append([Cell(client), Cell(name), *counts])
+            kept_back[client] = _summed(kept)
+    return _matrices("client", kept_back, runs[0].findings, f"{method} in {scenario}")
+
+
+def _matrices_of_sites(
+    method: str, runs: Sequence[RecordedRun], scenario: str
+) -> ReportTable | None:
+    """The same for each site that sent its counts in clear; of the first run, as other measures of
+    counts are.
+    """
+    for run, counts in counted_runs(runs):
+        of_sites = {
+            site: by_split["test"]
+            for site, by_split in counts.calls_by_site.items()
+            if "test" in by_split
+        }
+        return _matrices("site", of_sites, run.findings, f"{method} in {scenario}")
+    return None
+
+
+def _matrices(
+    kind: str, by_place: Mapping[str, Calls], classes: Sequence[str], about: str
+) -> ReportTable | None:
+    """One below the other; None where there is none."""
+    rows = [
+        [Cell(place), Cell(name), *(Cell(f"{count:,}", count) for count in row)]
+        for place, matrix in by_place.items()
+        for name, row in zip(classes, matrix.tolist(), strict=True)
+    ]
     if not rows:
         return None
     return ReportTable(
-        caption=f"Confusion matrix of {method} in {scenario} at each client",
-        header=["client", "class", *(f"called {name}" for name in classes)],
+        caption=f"Confusion matrix of {about} at each {kind}",
+        header=[kind, "class", *(f"called {name}" for name in classes)],
         rows=rows,
-        label=f"confusion-clients-{slug(scenario)}-{slug(method)}",
+        label=f"confusion-{kind}s-{slug(about)}",
     )

@@ -92,7 +92,7 @@ def _note(tests: Tests, source: str, task: Task) -> str:
     return (
         f"On test images, whose labels were not used to choose anything{chosen}."
         f" Scores are taken as probabilities.{source} Variation between"
-        " trainings is not in them." + few_in_a_sentence(every_test)
+        " trainings is not in them." + few_in_a_sentence(every_test, task)
     )
 
 

@@ -40,6 +40,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         return
     findings = findings_of_runs(runs)
     few = findings_with_few_images(runs)
+    words = report.task.words.labels
     methods = [
         method
         for method in dict.fromkeys(run.method for run in runs)
@@ -54,20 +55,22 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         row = [Cell(f"{finding} †" if finding in few else finding)]
         for split in SPLITS:
             counts = splits[split]
-            row.append(Cell(split_counts_in_words(counts, place), counts["positives"][place]))
+            row.append(
+                Cell(split_counts_in_words(counts, place, words), counts["positives"][place])
+            )
         rarer = rarer_label_in_split(splits["test"], place)
         row += [_auc_cell(areas[method].get(finding), rarer) for method in methods]
         rows.append(row)
     note = (
-        "Positive / negative images; labels that are not known are left out of training and of"
+        f"{words.counts_note}; labels that are not known are left out of training and of"
         " metrics. 95 % CI over patients (images where patients are not known)."
     )
     dealt = dealt_in_words(splits["train"]["images"], images_dealt_to_clients(runs))
     if dealt:
         note += f" {dealt}."
     if few:
-        note += f" † {few_in_words()}."
-    one = report.task.words.labels.one
+        note += f" † {few_in_words(words)}."
+    one = words.one
     yield Heading(f"Images and certainty by {one} in {scenario}", 3)
     yield Paragraph(tested_images_in_words(runs))
     yield ReportTable(

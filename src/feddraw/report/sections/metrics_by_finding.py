@@ -46,7 +46,7 @@ def section(report: Report, scenario: str, metric: str) -> Iterator[Block]:
     compared = len(report.methods) > 1 and report.pairing(scenario, metric).repeats
     notes = [NOTE_ON_STAR] if compared else []
     if few:
-        notes.append(f"† {few_in_words()}.")
+        notes.append(f"† {few_in_words(report.task.words.labels)}.")
     one = report.task.words.labels.one
     yield Heading(f"{label} by {one} in {scenario}", 3)
     yield ReportTable(

@@ -11,6 +11,7 @@ from feddraw.analysis import diagnostic_plots, plots
 from feddraw.analysis.diagnostic_measures import DiagnosticTest
 from feddraw.analysis.diagnostic_plots import ForestRow
 from feddraw.data.dataset import SITE
+from feddraw.data.finding_counts import LabelWords
 from feddraw.data.subgroups import Subgrouping
 from feddraw.report.blocks import (
     Block,
@@ -94,7 +95,9 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         counted = {pair[0].method: pair for pair in counted_runs(report.paired_runs(scenario))}
         methods = shown_methods([run for run, _ in counted.values()], report.focus)[:MOST_CURVES]
         groupings = {method: list(_counted_groupings(counted[method])) for method in methods}
-        source = _counted_in_words([counts for _, counts in counted.values()])
+        source = _counted_in_words(
+            [counts for _, counts in counted.values()], report.task.words.labels.one
+        )
     groupings = {method: of_method for method, of_method in groupings.items() if of_method}
     if not groupings:
         return
@@ -112,9 +115,10 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
     yield Paragraph(
         f"The same measures for parts of the test images{same_thresholds}.{source}, and"
         " are not corrected for the number of parts: of twenty, one misses by chance."
-        + few_in_a_sentence(every_test)
+        + few_in_a_sentence(every_test, report.task)
     )
-    remarks = [remark for grouping in groupings[first] for remark in _remarks(grouping)]
+    words = report.task.words.labels
+    remarks = [remark for grouping in groupings[first] for remark in _remarks(grouping, words)]
     if remarks:
         yield Bullets(remarks)
     if not compared[first]:
@@ -168,10 +172,10 @@ def _counted_groupings(counted: CountedRun) -> Iterator[Grouping]:
         yield Grouping(name, tests)
 
 
-def _counted_in_words(counted: Sequence[ScoreCounts]) -> str:
+def _counted_in_words(counted: Sequence[ScoreCounts], one: str) -> str:
     least = max((counts.least_patients for counts in counted), default=0)
     words = (
-        f" From counts: a site leaves out a finding of a subgroup with fewer than {least} patients,"
+        f" From counts: a site leaves out a {one} of a subgroup with fewer than {least} patients,"
         " and more subgroups where the rest would give it away, so these rows have fewer images"
         " than all."
     )
@@ -212,7 +216,7 @@ def _of_run(holdout: HoldoutPredictions, run: RecordedRun) -> bool:
     )
 
 
-def _remarks(grouping: Grouping) -> Iterator[str]:
+def _remarks(grouping: Grouping, words: LabelWords) -> Iterator[str]:
     """What cannot be said of a part, and why: one line each."""
     name = grouping.name
     if len(grouping.subgroups) == 1:
@@ -230,16 +234,14 @@ def _remarks(grouping: Grouping) -> Iterator[str]:
         no_negative = [
             finding for finding, test in of_subgroup if test.positives and not test.negatives
         ]
-        for kind, findings in (
-            ("labelled", nothing),
-            ("positive", no_positive),
-            ("negative", no_negative),
+        for lacks, findings in (
+            ("no labelled image of {names}", nothing),
+            (words.no_positive, no_positive),
+            (words.no_negative, no_negative),
         ):
             if findings:
-                yield (
-                    f"{name} {subgroup.name} has no {kind} image of {join_names(findings)}: what"
-                    " needs one is undefined."
-                )
+                what = lacks.format(names=join_names(findings))
+                yield f"{name} {subgroup.name} has {what}: what needs one is undefined."
 
 
 # -------------------------------------------------------------------------------------- the tables
@@ -278,6 +280,7 @@ def _net_benefits(
         rows,
         names,
         measures,
+        task=report.task,
         caption=f"{about}: net benefit by threshold probability",
         note=(
             "True positives per image, less false ones times the odds of the threshold; calling no"

@@ -17,12 +17,15 @@ from feddraw.report.diagnostic_tables import (
 from feddraw.report.runs import RecordedRun
 from feddraw.report.statistics import Report
 from feddraw.results.recalibration import PLATT, read_recalibration
+from feddraw.tasks import Task
 from feddraw.text import slug
 
 
 def section(report: Report, scenario: str) -> Iterator[Block]:
     """Two rows per finding of each run with a recalibration."""
-    blocks = [block for run in report.runs(scenario) for block in _of_run(run, scenario)]
+    blocks = [
+        block for run in report.runs(scenario) for block in _of_run(run, report.task, scenario)
+    ]
     if blocks:
         yield Heading(f"Recalibrated scores in {scenario}", 3)
         yield Paragraph(
@@ -33,7 +36,7 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         yield from blocks
 
 
-def _of_run(run: RecordedRun, scenario: str) -> Iterator[Block]:
+def _of_run(run: RecordedRun, task: Task, scenario: str) -> Iterator[Block]:
     try:
         recalibration = read_recalibration(run.path)
     except UserError as error:
@@ -58,8 +61,9 @@ def _of_run(run: RecordedRun, scenario: str) -> Iterator[Block]:
         rows,
         ["finding", "scores"],
         WITHOUT_THRESHOLD,
+        task=task,
         caption=f"{name} in {scenario}, recalibrated ({recalibration.kind})",
-        note=SCORES_NOTE + few_in_a_sentence([row.test for row in rows]),
+        note=SCORES_NOTE + few_in_a_sentence([row.test for row in rows], task),
         label=f"recalibrated-{slug(scenario)}-{slug(name)}",
     )
     for finding, why in recalibration.unfitted.items():
