@@ -18,6 +18,7 @@ from feddraw.report.sections import first_screen
 from feddraw.results.run_collection import collect_runs
 from feddraw.study.cost import RunWork
 from feddraw.study.plan import PlannedRun, is_file_data
+from feddraw.tasks.findings import findings
 from run_folders import make_run
 
 NOISE = '''
@@ -109,7 +110,9 @@ def test_settings_of_files_do_not_come_along(noise):
 def test_a_report_says_that_no_patient_is_behind_its_numbers(noise, tmp_path):
     runs = tmp_path / "runs"
     make_run(runs / "noise", settings={"data.name": noise})
-    sentences = list(first_screen._disclaimers(collect_runs([runs])))
-    assert sentences[0].startswith("Synthetic images, no patients")
+    task = findings()
+    sentences = list(first_screen._disclaimers(collect_runs([runs]), task))
+    assert any(sentence.startswith("Synthetic images, no patients") for sentence in sentences)
     make_run(runs / "own", seed=1, settings={"data.name": "folder"})
-    assert len(list(first_screen._disclaimers(collect_runs([runs])))) == 1
+    sentences = list(first_screen._disclaimers(collect_runs([runs]), task))
+    assert not any("Synthetic" in sentence for sentence in sentences)

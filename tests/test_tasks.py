@@ -35,6 +35,7 @@ from feddraw.tasks import make_task
 from feddraw.tasks.classes import Classes, OneOfSeveral, classes
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples, epoch_batches, loss_over_known
+from feddraw.training.reproducibility import one_thread
 from feddraw.training.settings import Training
 from tiny import build, copied, initial, shards
 
@@ -113,21 +114,22 @@ def test_softmax_training_is_a_bare_torch_loop(
     order = np.random.default_rng(11)
     losses = []
     module.train()
-    for _ in range(2):
-        for batch in epoch_batches(shards()[0], 8, order):
-            images = torch.from_numpy(pixels[batch]).unsqueeze(1).float()
-            images = images.sub_(255 * 0.5).div_(255 * 0.25)
-            images = images.contiguous(memory_format=torch.channels_last)
-            loss = cross_entropy(
-                module(images),
-                torch.from_numpy(kinds[batch]),
-                weight=torch.tensor(weights) if weights else None,
-                label_smoothing=smoothing,
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
+    with one_thread():
+        for _ in range(2):
+            for batch in epoch_batches(shards()[0], 8, order):
+                images = torch.from_numpy(pixels[batch]).unsqueeze(1).float()
+                images = images.sub_(255 * 0.5).div_(255 * 0.25)
+                images = images.contiguous(memory_format=torch.channels_last)
+                loss = cross_entropy(
+                    module(images),
+                    torch.from_numpy(kinds[batch]),
+                    weight=torch.tensor(weights) if weights else None,
+                    label_smoothing=smoothing,
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss.detach()))
     expected = module.state_dict()
     for name, array in update.model.arrays().items():
         assert np.array_equal(array, expected[name].numpy()), np.abs(

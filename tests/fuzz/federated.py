@@ -50,6 +50,7 @@ from feddraw.flower.client_app import Site
 from feddraw.flower.in_process_grid import identify_in_process_grid
 from feddraw.flower.roster import Roster
 from feddraw.flower.score_histograms import histograms_to_metrics, merged_histogram_metrics
+from feddraw.tasks.findings import findings
 from feddraw.training.client import Trainer
 
 CLASSES = ("bright", "left")
@@ -117,7 +118,7 @@ def read_reply(data: bytes, _: Path) -> object:
     waiting.aggregate_evaluate(1, [message])
     if message.has_content():
         score_histograms.histogram_metrics_for_log(
-            merged_histogram_metrics([message.content], CLASSES)
+            merged_histogram_metrics([message.content], CLASSES, findings()), findings()
         )
     refused = [entry.status for entry in ledger.values() if entry.status.startswith("refused")]
     if refused:

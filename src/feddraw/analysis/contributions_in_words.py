@@ -89,7 +89,7 @@ def sentences_on_certainty(contributions: SiteContributions) -> list[str]:
     if contributions.trainings == 1:
         sentences.append(
             "One training: the intervals are over patients only, and nothing says how stable the"
-            " ranks are (--seeds)."
+            " ranks are: more trainings would."
         )
     else:
         sentences.append(
