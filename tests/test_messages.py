@@ -47,6 +47,7 @@ PRINTED_BY = {
     "study/method_comparison.py": ("compare",),
     "study/plan.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
+    "experiment/contribution.py": ("contribution",),
     "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/prediction.py": ("predict",),
     "experiment/trained_model.py": ("predict", "export"),
