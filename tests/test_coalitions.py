@@ -4,7 +4,7 @@ coverage of sampled ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import permutations
 from math import factorial
@@ -54,6 +54,15 @@ def test_exact_values_are_those_of_all_orders(players: int) -> None:
     assert np.allclose(
         shapley_values(players, [game]), by_all_orders(players, game), rtol=0, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("values_of", [leave_one_out, shapley_values])
+def test_a_game_that_nobody_plays_brings_nothing(values_of: Callable[..., np.ndarray]) -> None:
+    values = np.random.default_rng(1).normal(size=(4, 2, 3))
+    nobody = table_game(values, ())
+    both = table_game(values, (0, 1))
+    assert np.array_equal(values_of(2, [nobody]), np.zeros((2, 2, 3)))
+    assert np.array_equal(values_of(2, [nobody, both]), values_of(2, [both]))
 
 
 def test_two_players_by_hand() -> None:

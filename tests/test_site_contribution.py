@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.report import ReportSettings, write_report
 from feddraw.results.contribution_file import (
     RunContributions,
+    contribution_file,
     read_contributions,
     write_contributions,
 )
@@ -429,8 +431,6 @@ def test_sites_that_chance_explains_are_not_distinguishable() -> None:
 def test_a_contribution_that_is_undefined_at_a_site_is_said(
     measured: dict[str, RunContributions],
 ) -> None:
-    from dataclasses import replace
-
     one = measured["shapley"]
     values = one.values.copy()
     values[:, 2] = np.nan
@@ -461,6 +461,28 @@ def test_the_command_writes_numbers_a_plot_and_sentences(finished: Path) -> None
     stored = read_contributions(finished, "shapley", "auc")
     assert stored is not None
     assert sites["C2"]["contribution"] == stored.of_group("test")[1, 0]
+
+
+def test_contributions_are_read_only_of_the_finding_that_was_asked_for(
+    measured: dict[str, RunContributions], tmp_path: Path
+) -> None:
+    of_lobe = replace(measured["shapley"], finding="Mass/Lobe")
+    write_contributions(tmp_path, of_lobe)
+    assert read_contributions(tmp_path, "shapley", "auc", "Mass Lobe") is None
+    stored = read_contributions(tmp_path, "shapley", "auc", "Mass/Lobe")
+    assert stored is not None
+    assert np.array_equal(stored.values, of_lobe.values, equal_nan=True)
+    file = contribution_file(tmp_path, "shapley", "auc", "Mass/Lobe")
+    file.rename(contribution_file(tmp_path, "shapley", "auc", "Mass Lobe"))
+    assert read_contributions(tmp_path, "shapley", "auc", "Mass Lobe") is None
+
+
+def test_a_round_in_which_nobody_counted_brings_every_site_nothing(tmp_path: Path) -> None:
+    joining = {"policy.min_sites": 3, "participation.joins": "C1=2"}
+    run(small(**KEPT, **joining), tmp_path / "run")
+    for each in recombined_contributions(tmp_path / "run", FEW):
+        assert each.values.shape[0] == 3
+        assert each.of_group("test")[:, 0].any()
 
 
 @pytest.mark.parametrize(

@@ -64,20 +64,19 @@ class SampledValues:
 
 def leave_one_out(players: int, games: Sequence[Game]) -> Floats:
     """(players, *shape): what all are worth minus what all others are worth, over all games."""
-    total: list[Floats | float] = [0.0] * players
+    total: Floats | float = 0.0
     for game in games:
         without = [game.everybody ^ (1 << player) for player in game.present]
-        whole, *others = game.value([game.everybody, *without])
-        for player, other in zip(game.present, others, strict=True):
-            total[player] = total[player] + (whole - other)
-    return _stacked(total)
+        values = game.value([game.everybody, *without])
+        total = total + _of_everyone(players, game, values[0] - values[1:])
+    return np.asarray(total)
 
 
 def shapley_values(players: int, games: Sequence[Game]) -> Floats:
     """(players, *shape): the mean, over all orders in which players may come, of what a player adds
     to those before it; over all games. They add up to what all are worth minus what nobody is.
     """
-    total: list[Floats | float] = [0.0] * players
+    total: Floats | float = 0.0
     for game in games:
         count = len(game.present)
         coalitions = [
@@ -87,9 +86,8 @@ def shapley_values(players: int, games: Sequence[Game]) -> Floats:
         values = game.value(coalitions)
         coefficients = _shapley_coefficients(count)
         shares = np.tensordot(coefficients, values, axes=1)
-        for player, share in zip(game.present, shares, strict=True):
-            total[player] = total[player] + share
-    return _stacked(total)
+        total = total + _of_everyone(players, game, shares)
+    return np.asarray(total)
 
 
 def _shapley_coefficients(players: int) -> Floats:
@@ -149,10 +147,11 @@ def _added_in_order(players: int, game: Game, order: Sequence[int]) -> Floats:
     return added
 
 
-def _stacked(shares: Sequence[Floats | float]) -> Floats:
-    """A player of no game has zeros in the others' shape."""
-    shape = next((np.shape(share) for share in shares if not isinstance(share, float)), ())
-    return np.stack([np.broadcast_to(share, shape) for share in shares]).astype(np.float64)
+def _of_everyone(players: int, game: Game, of_present: Floats) -> Floats:
+    """(players, *shape): zeros for who is not in the game, also where nobody is."""
+    shares = np.zeros((players, *of_present.shape[1:]))
+    shares[list(game.present)] = of_present
+    return shares
 
 
 def remembered(value: Value) -> Value:

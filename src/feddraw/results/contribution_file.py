@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ class RunContributions:
 
 
 def contribution_file(run: Path, estimator: str, metric: str, finding: str = "") -> Path:
-    parts = [estimator, metric, *([slug(finding)] if finding else [])]
+    """Findings have files of their own, also "A/B" and "A B", which one slug stands for."""
+    parts = [estimator, metric]
+    if finding:
+        digest = hashlib.sha256(finding.encode(errors="surrogatepass")).hexdigest()[:6]
+        parts += [slug(finding), digest]
     return RunFolder(run).contribution / f"{'-'.join(parts)}.safetensors"
 
 
@@ -81,12 +86,14 @@ def write_contributions(run: Path, contributions: RunContributions) -> None:
 def read_contributions(
     run: Path, estimator: str, metric: str, finding: str = ""
 ) -> RunContributions | None:
-    """What was written; None where there is none."""
+    """What was written of just this; None where there is none."""
     path = contribution_file(run, estimator, metric, finding)
     if not path.is_file():
         return None
     tree = read_array_tree(path)
     with damage_told(path):
+        if (tree["estimator"], tree["metric"], tree["finding"]) != (estimator, metric, finding):
+            return None
         values = np.where(tree["defined"], tree["values"], np.nan)
         sites = tuple(map(str, tree["sites"].values()))
         groups = tuple(map(str, tree["groups"].values()))
