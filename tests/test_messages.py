@@ -48,8 +48,11 @@ PRINTED_BY = {
     "study/plan.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
     "experiment/contribution.py": ("contribution",),
+    "experiment/recombination.py": ("contribution",),
+    "experiment/inspect_own_data.py": ("init",),
     "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/prediction.py": ("predict",),
+    "experiment/task_of_table.py": ("init",),
     "experiment/trained_model.py": ("predict", "export"),
     "experiment/verify.py": ("verify",),
     "export/run_export.py": ("export",),

@@ -167,13 +167,13 @@ def why_updates_are_missing(run: RecordedRun, experiment: Experiment, setup: Pre
     missing = [number for number, file in enumerate(files) if not file.is_file()]
     if len(missing) == len(files):
         return (
-            f"{run.path} kept no updates: run it again with --set keep.updates=true, or train"
+            f"{run.path} kept no updates: run it again with keep.updates = true, or train"
             " without each site (--retrain)"
         )
     if missing:
         return (
             f"{run.path} lacks the updates of {len(missing)} of {len(files)} rounds, the first"
-            f" {missing[0]}: run it again with --set keep.updates=true"
+            f" {missing[0]}: run it again with keep.updates = true"
         )
     return ""
 
@@ -274,7 +274,7 @@ class RecombinedRounds:
                 raise UserError(
                     f"the updates of round {number - 1} do not give the model that {self.path}"
                     f" sent in round {number}: they are of another run, or another version of"
-                    " feddraw aggregates otherwise; run it again with --set keep.updates=true"
+                    " feddraw aggregates otherwise; run it again with keep.updates = true"
                 )
             whole = kept.aggregated(collector_of(self.setup), kept.present)
             given = model_digest(whole.next_model)
