@@ -319,7 +319,7 @@ def test_what_does_not_fit_into_the_minutes_is_left_out_and_said(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("none kept", r"kept no updates: run it again with --set keep\.updates=true"),
+        ("none kept", r"kept no updates: run it again with keep\.updates = true"),
         ("one missing", "lacks the updates of 1 of 3 rounds, the first 1"),
         ("changed", "damaged"),
         ("of another round", "not as a run writes it"),
