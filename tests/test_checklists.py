@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from feddraw.cli import app
@@ -82,6 +86,22 @@ def test_sites_are_no_subgroups_whatever_stands_first_in_the_heading() -> None:
     tested = "As a diagnostic test: accuracy"
     assert ITEM["23a"].status([tested, *sites]) == "in part"
     assert ITEM["23a"].status([tested, *both]) == "reported"
+
+
+def test_a_heading_without_a_comparison_answers_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", images=60)
+    path = folder / "predictions.safetensors"
+    with safe_open(path, "np") as file:
+        notes = json.loads(file.metadata()["feddraw"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    notes["groups"] = [{"name": "site", "values": ["East"]}, {"name": "view", "values": ["AP"]}]
+    one_part = np.zeros(len(tensors["test.truth"]), np.int16)
+    tensors |= {"test.group.0": one_part, "test.group.1": one_part}
+    save_file(tensors, path, {"feddraw": json.dumps(notes)})
+    by_item, headings = rows(tmp_path)
+    assert any(heading.startswith("Parts of the test images in") for heading in headings)
+    assert by_item["14"][1] == by_item["23b"][1] == "not reported"
+    assert by_item["23a"][1] == "in part"
 
 
 def test_a_recalibrated_model_is_reported_where_its_section_is() -> None:

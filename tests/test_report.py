@@ -686,13 +686,17 @@ def test_the_roc_curve_has_the_area_of_the_metric() -> None:
 
 
 def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
-    make_run(tmp_path / "good")
+    good = make_run(tmp_path / "good")
     make_run(tmp_path / "half", method="fedavg", finished=False)
+    metrics = read_json(good / "metrics.json")
+    metrics["test"]["confusion"] = [[1, 0], [0, 1]]
+    calls_of_fewer_classes = json.dumps(metrics)
     for name, file, content in (
         ("toml", "experiment.toml", "rounds = ["),
         ("empty", "experiment.toml", ""),
         ("json", "metrics.json", '{"test": '),
         ("shape", "metrics.json", '{"test": {"auc": 3}}'),
+        ("calls", "metrics.json", calls_of_fewer_classes),
         ("ledger", "weights.csv", "round,client,status\n0,C1,weighted\n"),
         ("rounds", "rounds.jsonl", '{"round": 0, "validation": {"macro": "high"}}\n'),
         ("pieces", "pieces.csv", "round,client,piece,weight\n0,nobody,Effusion,1\n"),
@@ -707,11 +711,11 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
     assert "not valid JSON" in reasons["json"]
     assert all(
         "is not as a run writes it" in reasons[name]
-        for name in ("empty", "shape", "ledger", "rounds", "pieces")
+        for name in ("empty", "shape", "calls", "ledger", "rounds", "pieces")
     )
     shown = CliRunner().invoke(app, ["report", str(tmp_path), "--replicates", "0"])
     assert shown.exit_code == 0
-    assert shown.output.count("left out: ") == 8
+    assert shown.output.count("left out: ") == 9
     assert "half: not finished" in plain((tmp_path / "report.md").read_text())
 
 

@@ -124,6 +124,7 @@ def test_parts_that_cannot_be_judged_have_a_line_each_and_the_report_is_written(
     assert "- scanner: all test images are Acme, so there is nothing to compare." in text
     assert re.search(r"\| Atelectasis, East \| 0 / \d+ \| 0\.0% \| undefined \(0 positive", text)
     assert "| finding, scanner |" not in text
+    assert "### By site and sex in" in text
 
 
 def test_a_file_whose_subgroups_do_not_fit_is_as_good_as_none(run: Path, tmp_path: Path) -> None:
@@ -170,6 +171,9 @@ def test_a_column_of_labels_that_tells_subgroups_is_no_finding(tmp_path: Path) -
         ("sex; sex", "names sex twice"),
         ("age: 65, 40", "must begin at ascending numbers"),
         (": F", "names no column"),
+        ("sex: F, Other", "leave out 'other' among the values of sex"),
+        ("site", "cannot name site"),
+        ("Client", "cannot name Client"),
         (3, "names columns, such as"),
         ("weight", "has no column weight"),
         ("path", "21 different entries, too many for subgroups"),

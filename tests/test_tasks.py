@@ -248,6 +248,9 @@ def test_labels_that_the_task_cannot_learn_from_are_refused() -> None:
         )
     with pytest.raises(UserError, match="numbers above 0"):
         make_task("classes", {"class_weights": [1, -1]})
+    for weights in (5, "1, 2", [1, 2, math.inf], [1, math.nan], [1, 10**400]):
+        with pytest.raises(UserError, match="a list of finite numbers above 0"):
+            make_task("classes", {"class_weights": weights})
     with pytest.raises(UserError, match="grades"):
         make_task("grades", {})
     assert make_task("classes", {"class_weights": [1, 2]}) == Classes((1.0, 2.0))
@@ -385,8 +388,15 @@ def test_a_column_looks_like_classes_where_few_words_or_grades_repeat(
     assert why in found if why else not found
 
 
+def test_two_classes_of_one_name_are_refused() -> None:
+    with pytest.raises(UserError, match="two findings or classes are called disc"):
+        replace(shapes().labels, findings=("disc", "ring", "disc"))
+
+
 def test_names_of_classes_have_one_spelling_and_an_order() -> None:
     assert [class_name(text) for text in (" bcc ", "2.0", "007", "n/a")] == ["bcc", "2", "7", ""]
+    assert [class_name(text) for text in ("3,0", "3,00", "3.000000")] == ["3", "3", "3"]
+    assert [class_name(text) for text in ("1,000", "1.000")] == ["1,000", "1.000"]
     assert names_in_order(["10", "2", "0"]) == ("0", "2", "10")
     assert names_in_order(["nevus", "Bcc"]) == ("Bcc", "nevus")
 

@@ -26,7 +26,9 @@ def name_option(kind: str, help: str) -> Any:
     return Option(help=help, autocompletion=beginning)
 
 
-DataOption = name_option("data", "Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")
+DataOption = name_option(
+    "data", "Data set, one of `feddraw list data` (phantom, cells, chestmnist, …), or a path."
+)
 ScenarioOption = name_option(
     "scenarios", "Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …"
 )

@@ -138,7 +138,10 @@ def check_scenario(
     name: ScenarioName,
     *,
     data: Annotated[
-        str, Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")
+        str,
+        Option(
+            help="Data set, one of `feddraw list data` (phantom, cells, chestmnist, …), or a path."
+        ),
     ] = "phantom",
     size: Annotated[int, Option(help="Height and width of the images in pixels.")] = 32,
     scale: Annotated[

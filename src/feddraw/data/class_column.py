@@ -16,7 +16,8 @@ from feddraw.errors import UserError
 
 MOST_CLASSES = 50
 MOST_GRADE = 20  # the largest of the small whole numbers that may be classes
-_WHOLE = re.compile(r"[+-]?\d+(?:[.,]0+)?")
+# Decimals that are zero; three of them may be thousands, 1,000 or 1.000, and stay as they are.
+_WHOLE = re.compile(r"[+-]?\d+(?:[.,]00?|\.0{4,})?")
 
 
 @dataclass(frozen=True)

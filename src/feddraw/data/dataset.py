@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.subgroups import Subgrouping
+from feddraw.errors import UserError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -42,6 +43,10 @@ class Labels:
     subgroups: tuple[Subgrouping, ...] = ()  # that results are also given for
 
     def __post_init__(self) -> None:
+        if twice := [name for name, count in Counter(self.findings).items() if count > 1]:
+            raise UserError(
+                f"two findings or classes are called {twice[0]}: each needs a name of its own"
+            )
         if self.known is None:
             return
         if self.known.shape != self.values.shape or self.known.dtype != np.bool_:

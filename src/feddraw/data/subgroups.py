@@ -25,6 +25,7 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 AGE_CUTS = (18.0, 40.0, 65.0)  # years, where the user names none
 MOST_VALUES = 20  # of a column whose values the user does not name
+TAKEN_NAMES = ("site", "client")  # that results by site and by client have
 OTHER = "other"  # entries that are not among the values that the user names
 NOT_STATED = -1  # where a cell is blank, or no number in a column that is cut into bands
 BLANK_WORDS = ("", "na", "n/a", "nan", "none", "null", "?", "unknown")
@@ -159,6 +160,11 @@ def _subgroup_column(entry: str) -> SubgroupColumn:
     values = tuple(value.strip() for value in listed.split(",") if value.strip())
     if not name:
         raise UserError(f"data.subgroups: {entry.strip()!r} names no column")
+    if plain_name(name) in TAKEN_NAMES:
+        raise UserError(
+            f"data.subgroups cannot name {name}: results by site and by client are called so, and"
+            " come without it; for something else give the column another name"
+        )
     if not values:
         is_age = plain_name(name) in USUAL_NAMES["age"]
         return SubgroupColumn(name, cuts=AGE_CUTS if is_age else ())
@@ -166,6 +172,11 @@ def _subgroup_column(entry: str) -> SubgroupColumn:
     if not all(math.isfinite(number) for number in numbers):
         if len({value.casefold() for value in values}) < len(values):
             raise UserError(f"data.subgroups names a value of {name} twice")
+        if any(value.casefold() == OTHER for value in values):
+            raise UserError(
+                f"data.subgroups: leave out {OTHER!r} among the values of {name}, all that are not"
+                " named are called so"
+            )
         return SubgroupColumn(name, values=values)
     if any(high <= low for low, high in pairwise(numbers)):
         raise UserError(f"data.subgroups: the bands of {name} must begin at ascending numbers")

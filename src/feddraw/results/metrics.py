@@ -78,8 +78,9 @@ class SplitMetrics:
     @staticmethod
     def read(document: Mapping[str, Any]) -> SplitMetrics:
         """What `document` wrote to metrics.json."""
+        auc = MacroMetric.read(document["auc"], "auc")
         return SplitMetrics(
-            auc=MacroMetric.read(document["auc"], "auc"),
+            auc=auc,
             gm=MacroMetric.read(document["gm"], "gm") if "gm" in document else UNDEFINED,
             sensitivity=_numbers(document["sensitivity"]),
             specificity=_numbers(document["specificity"]),
@@ -88,7 +89,7 @@ class SplitMetrics:
             not_finite=_names(document.get("not_finite", [])),
             sites=_numbers(document.get("sites", {})),
             more=_more_metrics(document),
-            confusion=_confusion(document.get("confusion", [])),
+            confusion=_confusion(document.get("confusion", []), len(auc.per_class)),
         )
 
     def document(self) -> dict[str, Any]:
@@ -285,11 +286,11 @@ def _more_metrics(document: Mapping[str, Any]) -> dict[str, MacroMetric]:
     }
 
 
-def _confusion(document: Any) -> tuple[tuple[int, ...], ...]:
-    """A square of numbers of images."""
+def _confusion(document: Any, classes: int) -> tuple[tuple[int, ...], ...]:
+    """A square of numbers of images, with a row for each class; or nothing."""
     rows = tuple(tuple(row) for row in document)
-    if not all(len(row) == len(rows) for row in rows):
-        raise ValueError("a confusion matrix that is no square")
+    if rows and [len(row) for row in rows] != [classes] * classes:
+        raise ValueError("a confusion matrix of other classes")
     if not all(type(count) is int and count >= 0 for row in rows for count in row):
         raise ValueError("a confusion matrix of other than numbers of images")
     return rows

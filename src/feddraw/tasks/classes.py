@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from feddraw.training.objective import Objective
 
-
+LARGEST_WEIGHT = float(np.finfo(np.float32).max)  # what the numbers of the loss can hold
 SCRIPT = """\
 def header(model):
     return ["class", *model["classes"]]
@@ -179,11 +179,10 @@ class Classes(Task):
 def classes(class_weights: Sequence[float] | None = None) -> Task:
     """Exactly one class per image (multi-class)."""
     weights = [] if class_weights is None else class_weights
-    if weights and not (
-        is_list_of_numbers(weights, len(weights)) and all(weight > 0 for weight in weights)
-    ):
+    is_list = isinstance(weights, list | tuple) and is_list_of_numbers(weights, len(weights))
+    if not is_list or not all(0 < weight <= LARGEST_WEIGHT for weight in weights):
         raise UserError(
-            f"data.class_weights must be a list of numbers above 0, one for each class, not"
+            f"data.class_weights must be a list of finite numbers above 0, one for each class, not"
             f" {class_weights!r}"
         )
     return Classes(tuple(map(float, weights)))

@@ -106,12 +106,11 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
         method: [grouping for grouping in of_method if len(grouping.subgroups) > 1]
         for method, of_method in groupings.items()
     }
-    names = [grouping.name for grouping in groupings[first]]
     every_test = [
         test for group in groupings[first] for of in group.tests.values() for test in of.values()
     ]
     same_thresholds = ", with the thresholds of all" if report.task.has_thresholds else ""
-    yield Heading(f"By {join_names(names)} in {scenario}", 3)
+    yield Heading(f"{_heading(compared[first])} in {scenario}", 3)
     yield Paragraph(
         f"The same measures for parts of the test images{same_thresholds}.{source}, and"
         " are not corrected for the number of parts: of twenty, one misses by chance."
@@ -133,6 +132,12 @@ def section(report: Report, scenario: str) -> Iterator[Block]:
             for table in _tables(grouping, method, report, scenario)
         ]
         yield Fold(f"The same for {method}", inner)
+
+
+def _heading(compared: Sequence[Grouping]) -> str:
+    """It names what is compared: checklists read there what a report has."""
+    names = join_names([grouping.name for grouping in compared])
+    return f"By {names}" if compared else "Parts of the test images"
 
 
 # ------------------------------------------------------------------------------------- the parts
