@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
@@ -20,10 +21,13 @@ from feddraw.analysis.recalibration import NotFitted, Scored, fit_line
 from feddraw.cli import app
 from feddraw.data.datasets.phantom import phantom
 from feddraw.errors import UserError
+from feddraw.experiment import prediction
+from feddraw.experiment.prediction import find_images_to_predict, predict_images
 from feddraw.experiment.recalibration import recalibrate, scored_findings
 from feddraw.experiment.running import run as carry_out
-from feddraw.experiment.trained_model import load_trained
+from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export.exported_graph import from_pixels, model_description, scorer_of_graph
+from feddraw.export.model_card import model_card
 from feddraw.flower.score_histograms import count_by_score
 from feddraw.report import markdown
 from feddraw.report.section_order import compose_report
@@ -60,6 +64,15 @@ def made_run(folder: Path) -> Path:
 
 def logit(scores: np.ndarray) -> np.ndarray:
     return np.log(scores.astype(np.float64) / (1 - scores.astype(np.float64)))
+
+
+def results_in_card(trained: TrainedModel) -> list[list[str]]:
+    """By finding: AUC, sensitivity, specificity, PPV and NPV, with their intervals."""
+    card = model_card(trained, None, [], names=False, licence="")
+    starts = tuple(f"| {finding} |" for finding in trained.findings)
+    rows = [line.split("|") for line in card.splitlines() if line.startswith(starts)]
+    assert len(rows) == len(trained.findings)
+    return [[name, *measures] for _, name, _, *measures in rows]
 
 
 @pytest.mark.parametrize("kind", ["platt", "temperature"])
@@ -132,6 +145,7 @@ def test_lines_from_counts_are_nearly_those_from_scores(tmp_path: Path) -> None:
     [
         (9, 1, "9 positive and 191 negative"),
         (60, -1, "not likelier positive"),
+        (60, -9e9, "not likelier positive"),
         (60, 9e9, "separate"),
     ],
 )
@@ -141,6 +155,26 @@ def test_what_cannot_be_recalibrated_says_why(positives: int, sign: float, said:
     scores = 1 / (1 + np.exp(-np.clip(evidence, -5, 5)))
     with pytest.raises(NotFitted, match=said):
         fit_line(Scored(scores, labels, np.arange(200)), "platt")
+
+
+@pytest.mark.parametrize("width", [1e-1, 1e-4, 1e-6])
+def test_narrow_scores_of_a_young_model_get_their_line(width: float) -> None:
+    """The same evidence on a narrow scale has the same probabilities after the line."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(600) < 0.3).astype(np.int64)
+    evidence = rng.standard_normal(600) + 0.8 * labels
+    scores = 1 / (1 + np.exp(6 - width * evidence))  # about 0.002
+    line = fit_line(Scored(scores, labels, np.arange(600)), "platt")
+    referee = LogisticRegression(C=np.inf, tol=1e-10).fit(evidence[:, None], labels)
+    assert line.slope * width == pytest.approx(referee.coef_[0, 0], rel=1e-4)
+    expected = referee.predict_proba(evidence[:, None])[:, 1]
+    assert line.apply(scores) == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_that_are_all_alike_say_so() -> None:
+    labels = np.arange(200) % 2
+    with pytest.raises(NotFitted, match="all scores are alike"):
+        fit_line(Scored(np.full(200, 0.3), labels, np.arange(200)), "platt")
 
 
 def test_a_run_of_few_images_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
@@ -175,13 +209,37 @@ def test_predictions_and_exports_of_a_run_use_its_line_and_calls_stay(tmp_path: 
     expected = LogitLine(0.7, -0.4).apply(plain.scores(images))
     assert np.array_equal(scores, expected)
     assert not np.allclose(scores, plain.scores(images))
-    calls = trained.calls(scores)
+    calls = trained.calls(trained.network_scores(images))
     assert np.array_equal(calls, plain.calls(plain.scores(images)), equal_nan=True)
     exported = scorer_of_graph(from_pixels(trained.module, trained))(images)
     assert exported == pytest.approx(scores, abs=1e-5)
     assert model_description(trained)["recalibration"] == document["lines"]
     assert model_description(plain)["recalibration"] is None
+    assert results_in_card(trained) == results_in_card(plain)
     shutil.rmtree(tmp_path / "run")
+
+
+def test_a_line_so_steep_that_scores_become_equal_changes_no_call(tmp_path: Path) -> None:
+    carry_out(small(**{"method.name": "fedavg", "rounds": 1}), tmp_path / "run")
+    plain = load_trained(tmp_path / "run")
+    images = phantom(size=plain.recipe.size, train=0, validation=0, test=40, seed=7).images
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{number:02d}.png")
+    line = {"slope": 900.0, "intercept": 900.0 * 6}
+    document = {
+        "kind": "platt",
+        "lines": dict.fromkeys(plain.findings, line),
+        "unfitted": {},
+    }
+    found = find_images_to_predict([folder])
+    before = predict_images(tmp_path / "run", found, workers=1)
+    (tmp_path / "run" / "recalibration.json").write_text(json.dumps(document))
+    prediction._loaded_model.cache_clear()
+    after = predict_images(tmp_path / "run", found, workers=1)
+    assert len(np.unique(after.scores)) < len(np.unique(before.scores))
+    assert np.array_equal(after.calls, before.calls, equal_nan=True)
 
 
 def test_scored_findings_are_of_one_common_model(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.diagnostic_measures import (
-    STEEPEST_SLOPE,
     DiagnosticTest,
     Floats,
     Labels,
@@ -54,12 +53,33 @@ def fit_line(scored: Scored, kind: str) -> LogitLine:
     if not np.isfinite(scored.scores).all():
         raise NotFitted("scores are no numbers")
     logits = probability_logits(scored.scores)
+    if np.ptp(logits) == 0:
+        raise NotFitted("all scores are alike")
+    centre = float(logits.mean()) if kind == PLATT else 0.0
+    # Scores of a young model differ by little: as they are, the fit would be too ill-conditioned.
+    spread = float(np.sqrt(np.mean((logits - centre) ** 2)))
+    standardised = (logits - centre) / spread
+    _check_order(standardised, scored.labels, kind)
     constant = [np.ones(len(logits))] if kind == PLATT else []
-    design = np.stack([*constant, logits], axis=1)
+    design = np.stack([*constant, standardised], axis=1)
     coefficients, _ = logistic_regression(design, scored.labels, np.zeros(len(logits)))
-    slope = float(coefficients[-1])
-    if not abs(slope) < STEEPEST_SLOPE:
+    slope = float(coefficients[-1]) / spread
+    intercept = float(coefficients[0]) - slope * centre if kind == PLATT else 0.0
+    if not (slope > 0 and np.isfinite(intercept)):
+        raise NotFitted("no line of largest likelihood was found")
+    return LogitLine(slope, intercept)
+
+
+def _check_order(logits: Floats, labels: Labels, kind: str) -> None:
+    """Refuse what has no line that rises, or none of finite slope."""
+    expected = labels.mean() if kind == PLATT else 0.5  # where the slope is zero
+    if np.dot(labels - expected, logits) <= 0:  # the likelihood does not grow with the slope
+        raise NotFitted("higher scores are not likelier positive")
+    lowest_positive = logits[labels == 1].min()
+    highest_negative = logits[labels == 0].max()
+    if kind == PLATT:
+        separate = lowest_positive >= highest_negative
+    else:
+        separate = lowest_positive >= 0 >= highest_negative
+    if separate:
         raise NotFitted("scores separate the labels")
-    if slope <= 0:
-        raise NotFitted(f"the slope would be {slope:.2f}: higher scores are not likelier positive")
-    return LogitLine(slope, float(coefficients[0]) if kind == PLATT else 0.0)

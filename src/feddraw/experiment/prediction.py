@@ -146,7 +146,7 @@ def predict_images(
         images=tuple(images),
         task=trained.task,
         findings=trained.findings,
-        scores=scores,
+        scores=trained.recalibrated(scores),
         calls=trained.calls(scores),
         problems=dict(sorted(problems.items())),
         doubts=dict(sorted(doubts.items())),
@@ -162,7 +162,7 @@ def _loaded_model(run: Path, model: str, trust: bool) -> TrainedModel:
 class ScoredChunk:
     """Some images in turn; what is said of them is by row."""
 
-    scores: NDArray[np.float32]
+    scores: NDArray[np.float32]  # as the network gives them
     unread: dict[int, str]
     doubts: dict[int, str]
 
@@ -208,7 +208,7 @@ class ImageScoring:
         if self.strict:
             unread |= doubts
             doubts = {}
-        scores = trained.scores(images)
+        scores = trained.network_scores(images)
         scores[list(unread)] = np.nan
         return ScoredChunk(scores, unread, doubts)
 

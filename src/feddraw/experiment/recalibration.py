@@ -12,12 +12,12 @@ import numpy as np
 
 from feddraw.analysis.diagnostic_measures import DiagnosticTest
 from feddraw.analysis.recalibration import NotFitted, Scored, fit_line
-from feddraw.data.dataset import FINDINGS_TASK
 from feddraw.errors import UserError, one_of
 from feddraw.results.predictions import Predictions
 from feddraw.results.recalibration import LINES, UNCHANGED, Recalibration
 from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.score_counts import ScoreCounts, bin_scores, read_score_counts
+from feddraw.tasks import task_of_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,11 @@ def recalibrate(folder: Path, kind: str) -> tuple[Recalibration, dict[str, Judge
     """Fit and keep the lines of a run; gives how each finding is judged."""
     one_of("--kind", kind, LINES)
     run = finished_run(folder)
-    if run.task != FINDINGS_TASK:
-        raise UserError(f"{folder}: only findings are recalibrated, and these are {run.task}")
+    if not task_of_run(run).can_be_recalibrated:
+        raise UserError(
+            f"{folder}: the scores of {run.task} depend on each other, and a line for each cannot"
+            " make them calibrated: recalibrate a run of findings"
+        )
     fitted_on = dict(scored_findings(run, "validation"))
     if not fitted_on:
         raise UserError(

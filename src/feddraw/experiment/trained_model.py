@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddraw.core import Heads
-from feddraw.data.dataset import FINDINGS_TASK
 from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.data.image_summary import ImageSummary
 from feddraw.data.imaging import Recipe
@@ -55,23 +54,31 @@ class TrainedModel:
     module: nn.Module
     classifier: Heads
     findings: tuple[str, ...]
-    thresholds: tuple[float, ...]  # not a number where the run could choose none
+    # of scores as the network gives them; not a number where the run could choose none
+    thresholds: tuple[float, ...]
     recipe: Recipe
     mean: float  # of pixel / 255
     std: float
     trained_on: ImageSummary | None = None  # its training images, where the run's folder says
-    recalibration: Recalibration | None = None  # of its scores; thresholds are those after it
+    recalibration: Recalibration | None = None  # of its scores; calls are made without it
 
     def scores(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """(images, findings): probabilities for prepared images, on one thread as in training."""
+        """(images, findings): probabilities for prepared images, recalibrated where the run is."""
+        return self.recalibrated(self.network_scores(images))
+
+    def network_scores(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The same as the network gives them, on one thread as in training."""
         nothing = np.zeros((len(images), len(self.findings)), np.float32)
         with one_thread():
-            scores = predict(
+            return predict(
                 self._network,
                 Examples(images, nothing, self.mean, self.std),
                 np.arange(len(images)),
                 self.task.objective,
             )
+
+    def recalibrated(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What becomes of scores as the network gives them."""
         if self.recalibration is None:
             return scores
         columns = zip(self.lines, scores.T, strict=True)
@@ -88,11 +95,17 @@ class TrainedModel:
     def _network(self) -> Network:
         return Network(copy.deepcopy(self.module), self.classifier)
 
-    def calls(self, scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    @property
+    def recalibrated_thresholds(self) -> tuple[float, ...]:
+        """Those of recalibrated scores, for who has no others."""
+        pairs = zip(self.thresholds, self.lines, strict=True)
+        return tuple(_changed_threshold(limit, line) for limit, line in pairs)
+
+    def calls(self, network_scores: NDArray[np.float32]) -> NDArray[np.float64]:
         """1 for what is called, 0 for what is not, not a number where that cannot be said, as
-        without a threshold.
+        without a threshold; of scores before the recalibration, which may round two of them to one.
         """
-        return self.task.call(scores, np.array(self.thresholds))
+        return self.task.call(network_scores, np.array(self.thresholds))
 
 
 def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> TrainedModel:
@@ -110,21 +123,17 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
         )
     with damage_told(RunFolder(path).metrics):
         findings, thresholds = _findings_and_thresholds(run.metrics)
+    task = experiment.task if experiment.task_section()[0] else task_of_run(run)
     recalibration = None
-    if model == "last" and run.task == FINDINGS_TASK:
+    if model == "last" and task.can_be_recalibrated:
         recalibration = read_recalibration(path)
-    if recalibration is not None:
-        pairs = zip(findings, thresholds, strict=True)
-        thresholds = tuple(
-            _changed_threshold(limit, recalibration.line(finding)) for finding, limit in pairs
-        )
     module, classifier = network_builder(experiment, len(findings))()
     _load_model_file(module, RunFolder(path).model_file(model))
     mean, std = _normalisation(run, experiment)
     return TrainedModel(
         run=run,
         experiment=experiment,
-        task=experiment.task if experiment.task_section()[0] else task_of_run(run),
+        task=task,
         module=module.eval(),
         classifier=classifier,
         findings=findings,
@@ -141,6 +150,8 @@ def _changed_threshold(limit: float, line: LogitLine) -> float:
     """What scores reach after the line that reached the threshold before it: those in single
     precision from the next one on, changed and rounded as they are.
     """
+    if line == UNCHANGED:
+        return limit
     least = np.array([limit], np.float32)
     if least[0] < limit:
         least = np.nextafter(least, np.float32(np.inf))

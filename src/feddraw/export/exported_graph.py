@@ -82,7 +82,7 @@ def model_description(trained: TrainedModel) -> dict[str, Any]:
         for finding, line in zip(trained.findings, trained.lines, strict=True)
     }
     return {
-        **trained.task.description(trained.findings, trained.thresholds),
+        **trained.task.description(trained.findings, trained.recalibrated_thresholds),
         "recalibration": recalibration if trained.recalibration is not None else None,
         "input": (
             f"(n, {recipe.channels}, {recipe.size}, {recipe.size}) float32,"

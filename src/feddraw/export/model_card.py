@@ -18,6 +18,7 @@ from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.results.about import images_in_words
 from feddraw.results.predictions import Predictions
+from feddraw.results.recalibration import UNCHANGED
 from feddraw.system.markdown import escape_markdown, markdown_table
 from feddraw.system.progress import Progress, no_progress
 
@@ -159,7 +160,7 @@ def _findings(trained: TrainedModel, progress: Progress) -> Iterator[str]:
             area = _diagnostic(trained, test, place).auc()
         limits = []
         if task.has_thresholds:
-            limits = [_threshold(trained.thresholds[place], validation, place)]
+            limits = [_threshold(trained, validation, place)]
         rows.append([finding, *limits, _measured(area), *_proportions(trained, test, place)])
     limit = ["threshold"] if task.has_thresholds else []
     yield _table([one, *limit, "test AUC", *PROPORTIONS], rows)
@@ -333,25 +334,32 @@ def _sites_without_training(data: PreparedData, clients: Sites, names: bool) -> 
 
 
 def _scored(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
-    """What the model says about some images of the data set."""
+    """What the network says about some images of the data set."""
     labels = data.dataset.labels
     blocks = []
     for start in range(0, len(rows), IMAGES_AT_A_TIME):
         images = data.dataset.images[rows[start : start + IMAGES_AT_A_TIME]]
-        blocks.append(trained.scores(images))
+        blocks.append(trained.network_scores(images))
     patients = None
     if labels.patients is not None:
         patients = np.unique(labels.patients[rows], return_inverse=True)[1]
     return Predictions(np.concatenate(blocks), labels.truth(rows), patients, trained.findings, "")
 
 
-def _threshold(value: float, validation: Predictions | None, place: int) -> str:
-    """A threshold, and in brackets its bootstrap interval over the patients of these images."""
+def _threshold(trained: TrainedModel, validation: Predictions | None, place: int) -> str:
+    """A finding's threshold, and in brackets its bootstrap interval over the patients of these
+    images; of scores as the exported model gives them.
+    """
+    value = trained.recalibrated_thresholds[place]
     if validation is None or not math.isfinite(value):
         return _number(value)
+    scores = validation.scores[:, place]
+    line = trained.lines[place]
+    if line != UNCHANGED:
+        scores = line.apply(scores).astype(np.float64)
     replicates = bootstrap_by_copies(
         metrics.best_threshold,
-        validation.scores[:, place],
+        scores,
         validation.truth[:, place],
         np.random.default_rng(place),
         patients=validation.patients,

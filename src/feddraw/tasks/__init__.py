@@ -78,6 +78,8 @@ class Task(ABC):
     more: ClassVar[Mapping[str, str]] = {}  # metrics of all calls together, by name, with labels
     words: ClassVar[TaskWords]
     has_thresholds: ClassVar[bool]  # whether a call is a score that reaches a chosen threshold
+    # whether an output's probability depends on its own logit alone, which a line may then change
+    can_be_recalibrated: ClassVar[bool] = False
     # Python for an exported bundle: `header(model)`, the columns of its table between the image and
     # the problem, and `cells(model, scores)`, the same of one image; `model` is `description`
     script: ClassVar[str]

@@ -63,6 +63,7 @@ class Findings(Task):
         ),
     )
     has_thresholds: ClassVar = True
+    can_be_recalibrated: ClassVar = True
     script: ClassVar = SCRIPT
 
     @property
