@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_by_name import open_dataset
-from feddraw.data.image_summary import BINS, CELLS, FEWEST_IMAGES, ImageSummary, summary_of
+from feddraw.data.image_summary import BINS, CELLS, FEWEST_PATIENTS, ImageSummary, summary_of
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.results.run_folder import RunFolder
@@ -133,6 +134,10 @@ def dataset_of(images: NDArray[np.uint8]) -> Dataset:
     return Dataset("made", images, labels, rows)
 
 
+def with_patients(dataset: Dataset, patients: NDArray[np.str_]) -> Dataset:
+    return replace(dataset, labels=replace(dataset.labels, patients=patients))
+
+
 def test_the_summary_of_half_black_and_half_white_images_by_hand() -> None:
     images = np.zeros((40, 16, 16), np.uint8)
     images[:, :, 8:] = 255
@@ -140,7 +145,7 @@ def test_the_summary_of_half_black_and_half_white_images_by_hand() -> None:
     summary = summary_of(dataset_of(images), np.arange(40))
     assert summary is not None
     assert summary.histogram == (0.5, *[0.0] * (BINS - 2), 0.5)
-    assert summary.picture == (127.5,) * CELLS**2
+    assert summary.picture == (126,) * CELLS**2  # 127.5 in steps of 7
     assert (summary.distance.mean, summary.distance.std) == (0, 0)
     assert summary.doubts(images[0]) == []
     black = np.zeros((16, 16), np.uint8)
@@ -165,10 +170,39 @@ def test_the_summary_survives_its_record_and_a_damaged_record_is_none() -> None:
     assert ImageSummary.of_record(None) is None
 
 
-def test_too_few_images_to_hide_each_other_have_no_summary() -> None:
-    images = np.zeros((FEWEST_IMAGES, 16, 16), np.uint8)
-    assert summary_of(dataset_of(images), np.arange(FEWEST_IMAGES - 1)) is None
-    assert summary_of(dataset_of(images), np.arange(FEWEST_IMAGES)) is not None
+def test_too_few_patients_to_hide_each_other_have_no_summary() -> None:
+    dataset = dataset_of(np.zeros((FEWEST_PATIENTS, 16, 16), np.uint8))
+    rows = np.arange(FEWEST_PATIENTS)
+    assert summary_of(dataset, rows[:-1]) is None
+    assert summary_of(dataset, rows) is not None
+    assert summary_of(dataset, np.repeat(rows[:3], 100)) is None  # the same images again
+    one_patient = np.array(["a"] * FEWEST_PATIENTS)
+    assert summary_of(with_patients(dataset, one_patient), rows) is None
+
+
+@pytest.mark.parametrize("of_one_patient", [1, 4])
+def test_two_summaries_do_not_give_the_images_of_the_patient_that_only_one_has(
+    of_one_patient: int,
+) -> None:
+    """Mean pictures and histograms, multiplied by their numbers of images and subtracted."""
+    images = np.random.default_rng(0).integers(0, 255, (20 + of_one_patient, 64, 64), np.uint8)
+    images[20:] = 4 * np.arange(64, dtype=np.uint8)  # from black to white
+    patients = np.array([*map(str, range(20)), *["x"] * of_one_patient])
+    dataset = with_patients(dataset_of(images), patients)
+    parts = np.tile(4 * np.arange(64).reshape(8, 8).mean(axis=1), 8)
+    up_to = np.linspace(1 / BINS, 1, BINS)
+    with_them = summary_of(dataset, np.arange(len(images)))
+    without = summary_of(dataset, np.arange(20))
+    assert with_them is not None
+    assert without is not None
+
+    def left(name: str) -> NDArray[np.float64]:
+        both = len(images) * np.array(getattr(with_them, name))
+        return (both - 20 * np.array(getattr(without, name))) / of_one_patient
+
+    assert np.abs(left("picture") - parts).mean() > 30
+    assert np.corrcoef(left("picture"), parts)[0, 1] < 0.7
+    assert np.abs(np.cumsum(left("histogram")) - up_to).mean() > 0.15
 
 
 def test_grey_images_are_named_where_all_training_images_were_in_colour() -> None:

@@ -1,8 +1,11 @@
 """What training images have in common, small enough to be kept beside a model: by it `predict` sees
 that a new image is of another kind.
 
-It holds means over the training images and spreads of two numbers, and nothing of a single image:
-not even an extreme. Of fewer than `FEWEST_IMAGES` there is none.
+It holds means over the training images and spreads of two numbers, and no extreme of any image. Of
+fewer than `FEWEST_PATIENTS` there is none. Two summaries, with and without one patient, must not
+give that patient's images by subtraction: mean picture and histogram are in steps as large as what
+one patient can change them by. This is no differential privacy: many summaries of nearly the same
+images tell more than two, and the spreads tell roughly how unlike the others a left-out image is.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 from feddraw.data.dataset import Dataset
 from feddraw.data.image_facts import modality_of
 
-FEWEST_IMAGES = 20
+FEWEST_PATIENTS = 20
 MOST_IMAGES = 2000  # of large data sets every so many-th image is looked at
 LOOKED_AT_TOGETHER = 256
 BINS = 32  # of the histogram of levels
@@ -45,7 +48,7 @@ class ImageSummary:
     images: int  # looked at
     channels: int
     size: int  # pixels
-    in_colour: float  # share of images whose channels differ
+    in_colour: float  # share of images whose channels differ, in tenths, rounded down
     modalities: tuple[str, ...]  # that DICOM files named; empty: none did
     histogram: tuple[float, ...]  # share of pixels at each of `BINS` levels
     picture: tuple[float, ...]  # mean level of each of `CELLS` × `CELLS` parts, row by row
@@ -120,10 +123,18 @@ def _spread(record: Mapping[str, Any]) -> Spread:
 
 
 def summary_of(dataset: Dataset, rows: NDArray[np.intp]) -> ImageSummary | None:
-    """Of some of a data set's images, in any order; None of too few to hide each other."""
-    if len(rows) < FEWEST_IMAGES:
+    """Of some of a data set's images, in any order; None of too few patients to hide each other.
+    Where patients are not known, each image is one of its own.
+    """
+    every = np.unique(rows)
+    chosen = every[:: -(-len(every) // MOST_IMAGES)]
+    owners = dataset.labels.patients
+    _, images_of_patients = np.unique(
+        chosen if owners is None else owners[chosen], return_counts=True
+    )
+    if len(images_of_patients) < FEWEST_PATIENTS:
         return None
-    chosen = np.unique(rows)[:: -(-len(rows) // MOST_IMAGES)]
+    largest_share = float(images_of_patients.max() / len(chosen))
     starts = range(0, len(chosen), LOOKED_AT_TOGETHER)
     blocks = [chosen[start : start + LOOKED_AT_TOGETHER] for start in starts]
     histograms = []
@@ -136,21 +147,34 @@ def summary_of(dataset: Dataset, rows: NDArray[np.intp]) -> ImageSummary | None:
         levels = _levels(images)
         histograms.append(_histograms(levels))
         parts.append(_parts(levels))
-    histogram = np.concatenate(histograms).mean(axis=0)
-    picture = np.concatenate(parts).mean(axis=0)
+    histogram = _coarse_histogram(np.concatenate(histograms).mean(axis=0), largest_share)
+    picture = _coarse_picture(np.concatenate(parts).mean(axis=0), largest_share)
     distances = _distances(np.concatenate(histograms), histogram)
     resemblances = _correlations(np.concatenate(parts), picture)
     return ImageSummary(
         images=len(chosen),
         channels=dataset.channels,
         size=dataset.size,
-        in_colour=coloured / len(chosen),
+        in_colour=10 * coloured // len(chosen) / 10,
         modalities=dataset.modalities,
         histogram=_rounded(histogram, 5),
-        picture=_rounded(picture, 2),
-        distance=Spread(*_rounded([distances.mean(), distances.std()], 3)),
-        resemblance=Spread(*_rounded([resemblances.mean(), resemblances.std()], 4)),
+        picture=_rounded(picture, 0),
+        distance=Spread(*_rounded([distances.mean(), distances.std()], 1)),
+        resemblance=Spread(*_rounded([resemblances.mean(), resemblances.std()], 2)),
     )
+
+
+def _coarse_histogram(histogram: NDArray[np.float64], largest_share: float) -> NDArray[np.float64]:
+    """With the share of pixels up to each level in steps of the share of one patient's images."""
+    up_to = np.minimum(np.round(np.cumsum(histogram) / largest_share) * largest_share, 1)
+    up_to[-1] = 1
+    return np.diff(up_to, prepend=0)
+
+
+def _coarse_picture(picture: NDArray[np.float64], largest_share: float) -> NDArray[np.float64]:
+    """In whole levels, in steps of what one patient's images can change a mean by."""
+    step = math.ceil(255 * largest_share)
+    return np.asarray(np.round(picture / step) * step)
 
 
 def _rounded(values: Sequence[float] | NDArray[np.float64], digits: int) -> tuple[float, ...]:
