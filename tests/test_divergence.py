@@ -108,8 +108,8 @@ def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_ro
     assert "validation AUC undefined" in round_line(results[1])
     assert "diverged: the model's scores" in round_line(results[1])
     numbers = numbers_of_line(RoundLine.of(results[1]))
-    assert numbers["validation/findings without AUC"] == len(findings)
-    assert math.isnan(numbers["validation/AUC"])
+    assert numbers["validation/findings without auc"] == len(findings)
+    assert math.isnan(numbers["validation/auc"])
     found = read_run(tmp_path / "run")
     assert found.diverged == Divergence(1, second["diverged"])
     assert any(

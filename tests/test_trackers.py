@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
-from feddraw.cli.report import write_and_show_report
+from feddraw.cli import app
+from feddraw.cli.report import show_report_to_trackers, write_and_show_report
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.verify import verify
 from feddraw.methods.fedavg import fedavg
 from feddraw.results.ledger_table import read_ledger
-from feddraw.results.round_log import read_round_log
-from feddraw.results.trackers import TrackedRun, read_tracked
+from feddraw.results.metrics import MacroMetric, SplitMetrics
+from feddraw.results.round_log import RoundLine, read_round_log
+from feddraw.results.trackers import TrackedRun, numbers_of_line, read_tracked
 from feddraw.results.trackers.mlflow import metric_name
 from feddraw.system.machine import installed
 from small import small
@@ -60,6 +63,10 @@ class Recorded:
 TRACK = "test_trackers:Recorded"
 
 
+def report_to_trackers(folder: Path) -> None:
+    show_report_to_trackers(write_and_show_report([folder / "run"], folder / "page"))
+
+
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
     monkeypatch.setitem(sys.modules, "test_trackers", sys.modules[__name__])
@@ -77,11 +84,11 @@ def test_a_tracker_is_shown_settings_numbers_by_round_weights_by_site_and_the_mo
     for result in results:
         numbers = shown.rounds[result.round]
         assert numbers["loss"] == result.loss
-        assert numbers["validation/AUC"] == result.metrics.validation.auc.macro
+        assert numbers["validation/auc"] == result.metrics.validation.auc.macro
         weights = {f"weight/{name}": weight for name, weight in result.weights.items()}
         assert weights.items() <= numbers.items()
-    assert "test/AUC Edema" in shown.rounds[1]
-    assert "test/AUC Edema" not in shown.rounds[0]
+    assert "test/auc Edema" in shown.rounds[1]
+    assert "test/auc Edema" not in shown.rounds[0]
     assert shown.files == {"model": ["model.safetensors", "experiment.toml", "metrics.json"]}
     assert shown.ended == ["finished"]
 
@@ -147,8 +154,43 @@ def test_the_number_of_a_run_never_makes_a_report_import_somebodys_code(
 ) -> None:
     run(small(track=TRACK, rounds=1), tmp_path / "run")
     assert read_tracked(tmp_path / "run") == (TRACK, "number-0")
-    write_and_show_report([tmp_path / "run"], tmp_path / "page")
+    report_to_trackers(tmp_path)
     assert len(recorded) == 1
+
+
+@pytest.mark.parametrize(("options", "contacts"), [([], 0), (["--track"], 1)])
+def test_a_report_contacts_a_tracker_only_when_it_is_asked_to(
+    tmp_path: Path,
+    recorded: list[Recorded],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    contacts: int,
+) -> None:
+    """The folder may come from another party, and says itself which tracker knows it."""
+    monkeypatch.setattr("feddraw.results.trackers.mlflow.mlflow", Recorded)
+    run(small(rounds=1), tmp_path / "run")
+    note = {"tracker": "mlflow", "number": "theirs"}
+    (tmp_path / "run" / "tracked.json").write_text(json.dumps(note))
+    out = str(tmp_path / "page")
+    done = CliRunner().invoke(
+        app, ["report", str(tmp_path / "run"), "--out", out, "--replicates", "0", *options]
+    )
+    assert done.exit_code == 0, done.output
+    assert [shown.files for shown in recorded] == [{"report": ["report.html"]}] * contacts
+
+
+def test_every_metric_of_the_task_is_shown() -> None:
+    kappa = MacroMetric(0.4, {})
+    recall = MacroMetric(0.7, {"a": 0.6, "b": 0.8})
+    split = SplitMetrics(
+        auc=MacroMetric(0.9, {"a": 0.9}), more={"balanced_accuracy": recall, "kappa": kappa}
+    )
+    numbers = numbers_of_line(
+        RoundLine(round=0, loss=1.0, validation=split, seconds={}, client_seconds={})
+    )
+    assert numbers["validation/kappa"] == 0.4
+    assert numbers["validation/balanced_accuracy"] == 0.7
+    assert numbers["validation/balanced_accuracy b"] == 0.8
 
 
 def test_a_flower_strategy_shows_its_rounds_through_the_same_door(
@@ -190,7 +232,7 @@ def test_tensorboard_gets_loss_metrics_and_every_clients_weight(tmp_path: Path) 
     )
     results = run(small(track="tensorboard", rounds=2), tmp_path / "run")
     seen = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert {"loss", "validation/AUC", "test/AUC", "weight/C1", "similarity/C3"} <= set(
+    assert {"loss", "validation/auc", "test/auc", "weight/C1", "similarity/C3"} <= set(
         seen.Tags()["scalars"]
     )
     shown = [(event.step, event.value) for event in seen.Scalars("weight/C1")]
@@ -212,7 +254,7 @@ def test_mlflow_gets_settings_numbers_weights_report_and_model(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     results = run(small(track="mlflow", rounds=2), tmp_path / "run")
-    write_and_show_report([tmp_path / "run"], tmp_path / "page")
+    report_to_trackers(tmp_path)
 
     store = MlflowClient()
     experiment = store.get_experiment_by_name("feddraw")
@@ -222,7 +264,7 @@ def test_mlflow_gets_settings_numbers_weights_report_and_model(
     assert seen.data.params["method.name"] == "feddraw"
     weights = store.get_metric_history(seen.info.run_id, "weight/C1")
     assert [(m.step, m.value) for m in weights] == [(r.round, r.weights["C1"]) for r in results]
-    area = store.get_metric_history(seen.info.run_id, "validation/AUC")
+    area = store.get_metric_history(seen.info.run_id, "validation/auc")
     assert [m.value for m in area] == [r.metrics.validation.auc.macro for r in results]
     model = {file.path for file in store.list_artifacts(seen.info.run_id, "model")}
     assert "model/model.safetensors" in model
@@ -294,7 +336,7 @@ def test_weights_and_biases_gets_settings_numbers_weights_report_and_model(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     results = run(small(track="wandb", rounds=2), tmp_path / "run")
-    write_and_show_report([tmp_path / "run"], tmp_path / "page")
+    report_to_trackers(tmp_path)
 
     number = read_tracked(tmp_path / "run")[1]
     of_run, of_report = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*/*{number}.wandb"))

@@ -48,6 +48,9 @@ def report(
     pdf: Annotated[
         bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")
     ] = False,
+    track: Annotated[
+        bool, Option("--track", help="Add the page to what an experiment tracker has of the runs.")
+    ] = False,
 ) -> None:
     """Write a report of all runs below the folders: HTML, Markdown, LaTeX tables, figures."""
     from feddraw.report import ReportSettings
@@ -62,7 +65,9 @@ def report(
         decision_range=decision_range_of(decision_range),
         checklist=checklist,
     )
-    write_and_show_report(folders, out, settings=settings, title=title, pdf=pdf)
+    written = write_and_show_report(folders, out, settings=settings, title=title, pdf=pdf)
+    if track:
+        show_report_to_trackers(written)
 
 
 def report_significance_level(preset: str) -> float:
@@ -77,7 +82,7 @@ def report_significance_level(preset: str) -> float:
 
 def write_and_show_report(
     folders: Sequence[Path], out: Path | None = None, *, pdf: bool = False, **options: Any
-) -> None:
+) -> WrittenReport:
     """Write the report, with the options of `feddraw.report.write_report`, and show its main
     results; with `pdf`, compile its paper.tex, too.
     """
@@ -93,9 +98,9 @@ def write_and_show_report(
         with status_line("compiling paper.tex"):
             compiled = write_pdf(written)
     show_report(written)
-    show_report_to_trackers(written)
     if pdf:
         console().print(f"the paper's tables: {compiled}")
+    return written
 
 
 def show_report(written: WrittenReport) -> None:

@@ -71,9 +71,14 @@ class SplitMetrics:
     def findings(self) -> tuple[str, ...]:
         return tuple(self.auc.per_class)
 
+    @property
+    def by_name(self) -> dict[str, MacroMetric]:
+        """`auc`, `gm`, and what the task adds; undefined where this one has no such metric."""
+        return {"auc": self.auc, "gm": self.gm, **self.more}
+
     def of(self, metric: str) -> MacroMetric:
-        """`auc`, `gm`, or one that the task adds; undefined where this one has no such metric."""
-        return {"auc": self.auc, "gm": self.gm, **self.more}.get(metric, UNDEFINED)
+        """One of `by_name`; undefined where there is no such metric."""
+        return self.by_name.get(metric, UNDEFINED)
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> SplitMetrics:

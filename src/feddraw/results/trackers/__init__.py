@@ -147,7 +147,7 @@ def read_tracked(folder: Path) -> tuple[str, str]:
 def show_report(run: Path, files: Iterable[Path]) -> str:
     """Add a report to what a tracker has of a run; gives the tracker's name, or nothing where none
     knows the run. A tracker that is somebody's own code is not called: the folder may come from
-    another party.
+    another party. That is also why only who asks for it (`feddraw report --track`) gets this far.
     """
     name, number = read_tracked(run)
     if not number or name not in catalog.names("trackers"):
@@ -158,7 +158,7 @@ def show_report(run: Path, files: Iterable[Path]) -> str:
 
 
 def numbers_of_line(line: RoundLine) -> dict[str, float]:
-    """Loss, AUC and GM of each split and finding, and what each site says of the model."""
+    """Loss, all metrics of each split and finding, and what each site says of the model."""
     numbers = {"loss": line.loss}
     for name, split in (("validation", line.validation), ("test", line.test)):
         if split.evaluated:
@@ -169,13 +169,11 @@ def numbers_of_line(line: RoundLine) -> dict[str, float]:
 
 
 def _numbers_of_split(name: str, split: SplitMetrics) -> dict[str, float]:
-    areas = split.auc.per_class
-    numbers = {
-        f"{name}/AUC": split.auc.macro,
-        f"{name}/GM": split.gm.macro,
-        f"{name}/findings without AUC": sum(map(math.isnan, areas.values())),
-    }
-    numbers |= {f"{name}/AUC {finding}": area for finding, area in areas.items()}
+    undefined = sum(map(math.isnan, split.auc.per_class.values()))
+    numbers = {f"{name}/findings without auc": float(undefined)}
+    for metric, values in split.by_name.items():
+        numbers[f"{name}/{metric}"] = values.macro
+        numbers |= {f"{name}/{metric} {one}": value for one, value in values.per_class.items()}
     return numbers | {f"site/{site} {name}-auc": area for site, area in split.by_site.items()}
 
 
