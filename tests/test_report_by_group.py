@@ -161,7 +161,7 @@ def test_a_table_tells_subgroups_by_value_by_band_and_by_usual_names(tmp_path: P
 
 def test_a_column_of_labels_that_tells_subgroups_is_no_finding(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,male,Edema\na.png,1,1\nb.png,0,0\n")
-    settings = TableSettings(subgroups=read_subgroup_columns(["male"]))
+    settings = TableSettings(subgroups=read_subgroup_columns("male"))
     assert read_own_tables([tmp_path / "t.csv"], settings).labels.findings == ("Edema",)
 
 

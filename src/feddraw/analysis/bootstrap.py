@@ -225,9 +225,6 @@ def weighted_sensitivity(called: Floats, truth: Truth, weights: Floats) -> Float
     return _divided_or_nan(true_positives, positives)
 
 
-MEASURES: dict[str, Measure] = {"auc": weighted_auc, "gm": weighted_gm}  # by metric of the report
-
-
 # ------------------------------------------------------------------------------ many images at once
 
 

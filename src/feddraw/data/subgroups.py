@@ -115,16 +115,15 @@ class SubgroupColumn:
         return np.where(np.isnan(years), NOT_STATED, bands).astype(np.int16)
 
 
-def read_subgroup_columns(setting: str | Sequence[str]) -> tuple[SubgroupColumn, ...]:
-    """What `data.subgroups` names: columns with semicolons between them or as a list, each alone
-    ("view"), with the values that count ("sex: F, M") or with where bands begin ("age: 40, 65").
+def read_subgroup_columns(setting: str) -> tuple[SubgroupColumn, ...]:
+    """What `data.subgroups` names: columns with semicolons between them, each alone ("view"), with
+    the values that count ("sex: F, M") or with where bands begin ("age: 40, 65").
     """
-    entries = setting.split(";") if isinstance(setting, str) else setting
-    if not isinstance(entries, Sequence) or not all(isinstance(entry, str) for entry in entries):
+    if not isinstance(setting, str):
         raise UserError(
             f'data.subgroups names columns, such as "sex: F, M; age: 40, 65; view", not {setting!r}'
         )
-    columns = tuple(_subgroup_column(entry) for entry in entries if entry.strip())
+    columns = tuple(_subgroup_column(entry) for entry in setting.split(";") if entry.strip())
     names = [column.name for column in columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"data.subgroups names {twice[0]} twice")

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Data sets whose kind of image is known; of one's own only its owner knows it.
-RADIOGRAPHS = ("chestmnist", "chexpert", "nih", "phantom")
+from feddraw import catalog
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,10 @@ class About:
     note: str = ""  # anything worth knowing about this run (`feddraw run --note`)
     tags: str = ""  # words to find it by, with commas between (`feddraw run --tag`)
 
-    @property
-    def tag_list(self) -> list[str]:
-        """The tags one by one."""
-        return [tag for part in self.tags.split(",") if (tag := part.strip())]
-
 
 def images_in_words(about: About, data_name: str) -> str:
-    """What kind of images a run is about; empty where nobody said so."""
-    return about.images.strip() or ("chest radiographs" if data_name in RADIOGRAPHS else "")
+    """What kind of images a run is about, by its user or by the data set's file; empty where nobody
+    said so.
+    """
+    of_chests = catalog.declared("datasets", data_name, "CHEST_RADIOGRAPHS")
+    return about.images.strip() or ("chest radiographs" if of_chests else "")

@@ -19,6 +19,7 @@ from feddraw.errors import UserError, first_line
 from feddraw.system.file_reading import expanded_path
 from feddraw.system.progress import Progress
 
+CHEST_RADIOGRAPHS = True
 CHESTMNIST_VARIABLE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
 CHESTMNIST_URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 ARCHIVES = {  # side in pixels -> file, MD5

@@ -31,6 +31,7 @@ from feddraw.data.subgroups import (
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path
 
+CHEST_RADIOGRAPHS = True
 CHEXPERT_VARIABLE = "FEDDRAW_CHEXPERT"  # the environment's word on where the folder is
 CHEXPERT_SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
 TEST_LABELS_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
@@ -99,7 +100,7 @@ def chexpert(
     blank: CellPolicy = None,
     uncertain: CellPolicy = None,
     carve_test: float = 0.0,
-    subgroups: str | Sequence[str] = "",
+    subgroups: str = "",
     seed: int = 0,
 ) -> Dataset:
     """CheXpert, 191,027 frontal training images, from its own folder (data.path).

@@ -46,7 +46,7 @@ def folder(  # noqa: PLR0913 - the settings of the data set
     site_column: str = "",
     patient_column: str = "",
     group_column: str = "",
-    subgroups: str | Sequence[str] = "",
+    subgroups: str = "",
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Dataset:

@@ -31,6 +31,7 @@ from feddraw.data.subgroups import (
 from feddraw.errors import UserError
 from feddraw.system.file_reading import expanded_path, read_text
 
+CHEST_RADIOGRAPHS = True
 NIH_VARIABLE = "FEDDRAW_NIH"  # the environment's word on where the folder is
 NIH_SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
 MAX_NIH_LIST = 2**26  # bytes
@@ -44,7 +45,7 @@ def nih(
     path: str = "",
     findings: FindingChoice = "paper",
     validation: float = 0.125,
-    subgroups: str | Sequence[str] = "",
+    subgroups: str = "",
     seed: int = 0,
 ) -> Dataset:
     """NIH ChestX-ray14, 112,120 images, from its own folder (data.path).

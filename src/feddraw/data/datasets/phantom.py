@@ -20,6 +20,7 @@ from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError, unknown
 from feddraw.system.progress import Progress
 
+CHEST_RADIOGRAPHS = True
 SYNTHETIC = True
 SMALLEST_PHANTOM, LARGEST_PHANTOM = 28, 224  # pixels
 LABEL_NOISE = 0.05
