@@ -321,18 +321,30 @@ def test_the_last_rounds_counts_by_subgroup_are_in_the_folder(
     secure: bool, hospitals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score_histograms, "LEAST_PATIENTS", 2)
+    made = []
+    score_counts = server_app.ServerEvaluation._score_counts
+    monkeypatch.setattr(
+        server_app.ServerEvaluation,
+        "_score_counts",
+        lambda *given: made.append(score_counts(*given)) or made[-1],
+    )
     names = ("North", "East", "South")
     nodes = keyed(hospitals, names, tmp_path / "keys") if secure else hospitals
-    few = {"rounds": 2, "secure": secure, "data.subgroups": "sex: F, M", "training.epochs": 1}
+    few = {"rounds": 2, "secure": secure, "training.epochs": 1}
+    if not secure:
+        few["data.subgroups"] = "sex: F, M"
     carry_out(folders(tmp_path, **few), nodes)
+    assert len(made) == 1, "only of the last round"
     counts = read_score_counts(tmp_path / "run")
     assert counts is not None
     assert counts.secure == secure
     assert set(counts.by_site) == (set() if secure else set(names))
     assert counts.by_split["test"].sum() == 2 * (12 + 8 + 8)
     by_sex = {value: of_sex.sum() for _, value, of_sex in counts.subgroups("test")}
-    assert by_sex == {"F": 2 * (6 + 4 + 4), "M": 2 * (6 + 4 + 4), "other": 0}
-    if not secure:
+    if secure:
+        assert not by_sex
+    else:
+        assert by_sex == {"F": 2 * (6 + 4 + 4), "M": 2 * (6 + 4 + 4), "other": 0}
         of_sites = [of_site["test"] for of_site in counts.by_site.values()]
         assert np.array_equal(sum(of_sites), counts.by_split["test"])
     metrics = read_json(tmp_path / "run" / "metrics.json")
@@ -343,6 +355,14 @@ def test_the_last_rounds_counts_by_subgroup_are_in_the_folder(
 def test_subgroups_of_a_federation_are_named_beforehand(hospitals: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must mean the same by sex: name its values"):
         carry_out(folders(tmp_path, **{"data.subgroups": "sex"}), hospitals)
+
+
+def test_under_secure_sums_no_site_counts_subgroups(hospitals: Any, tmp_path: Path) -> None:
+    """Where one site alone has enough patients of a subgroup, the sum would be its own counts."""
+    asked = folders(tmp_path, **{"data.subgroups": "sex: F, M", "secure": True})
+    with pytest.raises(UserError, match="under secure sums sites count no subgroups"):
+        carry_out(asked, hospitals)
+    assert not settings.subgroups_of_own_folders(settings.read_run_config(asked)[0])
 
 
 def lost_evaluations(*groups: str) -> Any:

@@ -169,6 +169,9 @@ def test_a_column_of_labels_that_tells_subgroups_is_no_finding(tmp_path: Path) -
     ("setting", "said"),
     [
         ("sex; sex", "names sex twice"),
+        ("age: 40; Age: 41", "names age twice, also as Age"),
+        ("age: 40; PatientAge: 41", "names age twice, also as PatientAge"),
+        ("Patient Age: 41; age: 40", "names Patient Age twice, also as age"),
         ("age: 65, 40", "must begin at ascending numbers"),
         (": F", "names no column"),
         ("sex: F, Other", "leave out 'other' among the values of sex"),

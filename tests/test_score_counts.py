@@ -6,23 +6,31 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 import recomputed_measures
 from benchmarks.counts_error import largest_errors
 from feddraw.data.subgroups import NOT_STATED, Subgrouping
+from feddraw.errors import UserError
+from feddraw.experiment.recalibration import recalibrate
+from feddraw.experiment.settings import Experiment
 from feddraw.flower import score_histograms
+from feddraw.flower.evaluation_record import evaluations_in_clear
+from feddraw.flower.reply_intake import Reply
 from feddraw.flower.score_histograms import LEAST_PATIENTS, count_by_score, subgroup_counts
+from feddraw.flower.server_app import ServerEvaluation
 from feddraw.report import markdown
 from feddraw.report.section_order import compose_report
 from feddraw.report.settings import ReportSettings
 from feddraw.report.statistics import compute_report
 from feddraw.results.run_collection import collect_runs
 from feddraw.results.score_counts import BIN_EDGES, BINS, ScoreCounts, bin_scores, read_score_counts
+from feddraw.tasks.findings import Findings
 from run_folders import FINDINGS, make_run
 
 
@@ -79,7 +87,7 @@ def test_a_finding_of_a_subgroup_with_few_patients_is_left_out_whole() -> None:
     assert _counted({0: 30, 1: 20, NOT_STATED: LEAST_PATIENTS}) == [60, 40]
 
 
-def test_counts_of_subgroups_added_up_as_words_are_those_of_all_sites() -> None:
+def test_counts_added_up_as_words_are_those_of_all_sites_without_subgroups() -> None:
     rng = np.random.default_rng(0)
     scores = rng.uniform(size=(240, 3))
     truth = rng.integers(0, 2, (240, 3)).astype(np.float64)
@@ -87,21 +95,88 @@ def test_counts_of_subgroups_added_up_as_words_are_those_of_all_sites() -> None:
     sites = []
     for rows in np.split(np.arange(240), 3):
         counts = subgroup_counts(scores[rows], truth[rows], (sex.take(rows),), rows)
+        assert counts.any()
         metrics = score_histograms.histograms_to_metrics(
             "test", count_by_score(scores[rows], truth[rows])
         )
         metrics |= score_histograms.subgroups_to_metrics("test", counts)
         sites.append(RecordDict({"metrics": MetricRecord(metrics)}))
     words = sum(
-        (score_histograms.histograms_to_words(site, 3, 2) for site in sites),
-        np.zeros(score_histograms.words_of(3, 2), np.uint64),
+        (score_histograms.histograms_to_words(site, 3) for site in sites),
+        np.zeros(score_histograms.words_of(3), np.uint64),
     )
-    summed = [RecordDict({"metrics": score_histograms.histograms_from_words(words, 3, 2)})]
-    of_women = score_histograms.add_up_subgroups(summed, "test", 3, 2)[0]
-    women = sex.of_image == 0
-    assert np.array_equal(of_women, count_by_score(scores[women], truth[women]))
+    summed = [RecordDict({"metrics": score_histograms.histograms_from_words(words, 3)})]
     of_all = score_histograms.add_up_histograms(summed, "test", 3)
     assert np.array_equal(of_all, count_by_score(scores, truth))
+    assert not score_histograms.add_up_subgroups(summed, "test", 3, 2).any()
+
+
+# ---------------------------------------------------------------------------- what a server takes
+
+
+def reply_of(node: int, name: str, size: int, **metrics: list[int]) -> Reply:
+    numbers = {key.replace("_", "-"): value for key, value in metrics.items()}
+    content = {
+        "client": ConfigRecord({"name": name}),
+        "metrics": MetricRecord({"num-examples": size, **numbers}),
+    }
+    return Reply(node, name, (1, 0, name), RecordDict(content))
+
+
+@pytest.mark.parametrize(
+    ("said", "metrics"),
+    [
+        ("", {"test_places": [3, BINS], "test_counts": [1, 2]}),
+        ("counts 10,000,002 images, and says", {"test_places": [3], "test_counts": [10**7]}),
+        ("counts 8 images", {"test_places": [3, 4, 3], "test_counts": [2, 2, 2]}),
+        # of both splits together
+        ("counts 6 images", {"test_places": [3], "test_counts": [4]}),
+        (
+            "more test images of a subgroup than of all",
+            {"test_subgroup_places": [3], "test_subgroup_counts": [1]},
+        ),
+        (
+            "more validation images of a class than it counts",
+            {"validation_called_places": [0], "validation_called_counts": [3]},
+        ),
+    ],
+)
+def test_a_site_counts_no_more_images_than_it_says_that_it_has(
+    said: str, metrics: dict[str, list[int]]
+) -> None:
+    of_validation = {"validation_places": [2 * BINS], "validation_counts": [2]}
+    counted = reply_of(1, "North", 5, **of_validation, **metrics)
+    taken = evaluations_in_clear(
+        [counted], "num-examples", ["a", "b"], task=Findings(), hidden=False, subgroups=1
+    )
+    if not said:
+        assert taken.contents
+        assert not taken.refused
+    else:
+        assert not taken.contents
+        assert said in taken.refused["North"]
+
+
+def test_a_site_under_anothers_name_does_not_take_its_place() -> None:
+    """A node counts under the name that its key has, whatever its reply says."""
+    honest = reply_of(1, "North", 5, validation_places=[3], validation_counts=[5])
+    liar = reply_of(2, "North", 1, validation_places=[9], validation_counts=[1])
+    taken = evaluations_in_clear(
+        [honest, replace(liar, name="node 2")],
+        "num-examples",
+        ["a"],
+        task=Findings(),
+        hidden=False,
+    )
+    evaluation = object.__new__(ServerEvaluation)
+    evaluation.findings = ("a",)
+    evaluation.subgroups = ()
+    evaluation.experiment = Experiment()
+    counts = evaluation._score_counts(taken.contents)
+    assert {name: of["validation"].sum() for name, of in counts.by_site.items()} == {
+        "North": 5,
+        "node 2": 1,
+    }
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -117,8 +192,10 @@ def counted_run(folder: Path, *, secure: bool) -> Path:
     counts = ScoreCounts(
         findings=FINDINGS,
         by_split={"test": count_by_score(scores, truth)},
-        groupings={"sex": sex.values},
-        subgroups_by_split={"test": subgroup_counts(scores, truth, (sex,), np.arange(160))},
+        groupings={} if secure else {"sex": sex.values},
+        subgroups_by_split={}
+        if secure
+        else {"test": subgroup_counts(scores, truth, (sex,), np.arange(160))},
         by_site={}
         if secure
         else {
@@ -186,8 +263,15 @@ def test_under_secure_sums_the_page_has_pooled_numbers_only_and_says_so(tmp_path
     counted_run(tmp_path / "secure", secure=True)
     text = told(tmp_path)
     assert "no site's counts, so there are pooled numbers only" in text
-    assert "| finding, sex |" in text
+    assert "neither by site nor by subgroup" in text
     assert "| finding, site |" not in text
+    assert "| finding, sex |" not in text
+
+
+def test_a_site_leaves_out_few_patients_and_the_page_says_so(tmp_path: Path) -> None:
+    counted_run(tmp_path / "clear", secure=False)
+    text = told(tmp_path)
+    assert "| finding, sex |" in text
     assert f"a subgroup with fewer than {LEAST_PATIENTS} patients" in text
 
 
@@ -209,3 +293,20 @@ def test_counts_that_a_server_does_not_write_are_as_good_as_none(
     (run / "counts.safetensors").write_bytes(content)
     assert read_score_counts(run) is None
     assert "As a diagnostic test" not in told(tmp_path)
+
+
+def test_counts_of_more_images_than_a_report_has_room_for_are_named_and_not_measured(
+    tmp_path: Path,
+) -> None:
+    """A row for each image that a site says it has would fill the memory."""
+    run = counted_run(tmp_path / "a", secure=False)
+    counts = read_score_counts(run)
+    assert counts is not None
+    many = {"test": counts.by_split["test"] * 10**6, "validation": counts.by_split["test"] * 10**6}
+    (run / "counts.safetensors").write_bytes(ScoreCounts(FINDINGS, many).content())
+    said = "the sites counted 320,000,000 scores of test images, and measures are made of at most"
+    text = told(tmp_path)
+    assert said in text
+    assert "As a diagnostic test" not in text
+    with pytest.raises(UserError, match="320,000,000 scores of validation images"):
+        recalibrate(run, "platt")

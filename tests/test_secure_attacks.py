@@ -1563,8 +1563,8 @@ def test_counts_that_no_site_can_have_give_no_evaluation_and_stop_nothing(
     words_of_site = score_histograms.histograms_to_words
     asked: list[int] = []
 
-    def lie(content: RecordDict, findings: int, subgroups: int) -> Words:
-        words = words_of_site(content, findings, subgroups)
+    def lie(content: RecordDict, findings: int) -> Words:
+        words = words_of_site(content, findings)
         return words + np.uint64(counted) if asked[-1] == 1003 else words
 
     def answer(message: Message, context: Context) -> Message:

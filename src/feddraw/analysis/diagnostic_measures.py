@@ -37,6 +37,7 @@ CONFIDENCE = 0.95
 CALIBRATION_BINS = 10
 REPLICATES = 1_000  # of the bootstrap, for the one measure that has no influences
 REPLICATES_AT_A_TIME = 100
+MOST_DRAWN = 10_000_000  # numbers of patients at a time, in all replicates together
 FAR_BINS = 0.975  # quantile of the replicates, for 95 % coverage also with 100 images
 # Newton's method for two coefficients: steps, and the change at which it has arrived.
 MOST_NEWTON_STEPS = 50
@@ -168,8 +169,10 @@ class DiagnosticTest:
         rng = np.random.default_rng(0)
         even = np.full(len(owners), 1 / len(owners))
         distances: list[float] = []
-        for _ in range(REPLICATES // REPLICATES_AT_A_TIME):
-            drawn = rng.multinomial(len(owners), even, size=REPLICATES_AT_A_TIME)
+        at_a_time = max(1, min(REPLICATES_AT_A_TIME, MOST_DRAWN // len(owners)))
+        for start in range(0, REPLICATES, at_a_time):
+            count = min(at_a_time, REPLICATES - start)
+            drawn = rng.multinomial(len(owners), even, size=count)
             moved = (drawn - 1.0) @ differences
             distances += np.abs(moved).sum(axis=1).tolist()
         reach = float(np.quantile(distances, FAR_BINS))

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +78,14 @@ class SubgroupColumn:
         """Of the column in a table: by its name, or by a usual one for this word."""
         if self.name in header:
             return header.index(self.name)
-        usual = USUAL_NAMES.get(plain_name(self.name), (plain_name(self.name),))
         plain = [plain_name(name) for name in header]
-        return next((plain.index(name) for name in usual if name in plain), None)
+        return next((plain.index(name) for name in self.found_as if name in plain), None)
+
+    @property
+    def found_as(self) -> tuple[str, ...]:
+        """What the column may be called in a table, as `plain_name` spells it."""
+        plain = plain_name(self.name)
+        return USUAL_NAMES.get(plain, (plain,))
 
     def subgroups(self, cells: Sequence[str]) -> Subgrouping:
         """Of all images, by the cells of the column."""
@@ -124,9 +129,13 @@ def read_subgroup_columns(setting: str) -> tuple[SubgroupColumn, ...]:
             f'data.subgroups names columns, such as "sex: F, M; age: 40, 65; view", not {setting!r}'
         )
     columns = tuple(_subgroup_column(entry) for entry in setting.split(";") if entry.strip())
-    names = [column.name for column in columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"data.subgroups names {twice[0]} twice")
+    for first, second in combinations(columns, 2):
+        if not set(first.found_as).isdisjoint(second.found_as):
+            # bands that differ by one year would tell who is of that age
+            raise UserError(
+                f"data.subgroups names {first.name} twice"
+                + (f", also as {second.name}" if second.name != first.name else "")
+            )
     return columns
 
 

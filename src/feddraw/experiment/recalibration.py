@@ -39,9 +39,7 @@ def recalibrate(folder: Path, kind: str) -> tuple[Recalibration, dict[str, Judge
         )
     fitted_on = dict(scored_findings(run, "validation"))
     if not fitted_on:
-        raise UserError(
-            f"{folder} has neither scores nor counts of its validation images for one common model"
-        )
+        raise UserError(_why_not_scored(run, "validation"))
     lines = {}
     unfitted = {}
     for finding, scored in fitted_on.items():
@@ -77,8 +75,16 @@ def scored_findings(run: RecordedRun, split: str) -> Iterator[tuple[str, Scored]
         yield from _of_predictions(predictions, _patients_fitted_on(run, split))
         return
     counts = read_score_counts(run.path)
-    if counts is not None and split in counts.by_split:
+    if counts is not None and split in counts.by_split and not counts.why_unmeasured(split):
         yield from _of_counts(counts, split)
+
+
+def _why_not_scored(run: RecordedRun, split: str) -> str:
+    counts = read_score_counts(run.path)
+    why = counts.why_unmeasured(split) if counts is not None and split in counts.by_split else ""
+    if why:
+        return f"{run.path}: {why}"
+    return f"{run.path} has neither scores nor counts of its {split} images for one common model"
 
 
 def _patients_fitted_on(run: RecordedRun, split: str) -> Mapping[int, None]:

@@ -292,9 +292,10 @@ def evaluate_at_site(site: Site, content: RecordDict, own: OwnLayers | None = No
     final = bool(job_orders.read_orders(content).get("final"))
     engine = Serial(site.trainer)
     targets = site.trainer.examples.targets
-    metrics: dict[str, Any] = {"num-examples": len(site.holdout.get("validation", ()))}
+    metrics: dict[str, Any] = {"num-examples": 0}
     for split, rows in site.holdout.items():
         if len(rows) and (split != "test" or final):
+            metrics["num-examples"] += len(rows)
             scores = engine.predict(model, rows)
             counts = count_by_score(scores, targets[rows])
             metrics |= histograms_to_metrics(split, counts, not_finite(scores))

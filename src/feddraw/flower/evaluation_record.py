@@ -11,11 +11,17 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from feddraw.flower import score_histograms
 from feddraw.flower.metric_means import NO_METRICS, size_in_metrics
-from feddraw.flower.reply_intake import EVALUATION_SECONDS, MOST_SECONDS, Reply, metrics_in_reply
+from feddraw.flower.reply_intake import (
+    EVALUATION_SECONDS,
+    MOST_SECONDS,
+    Reply,
+    client_in_reply,
+    metrics_in_reply,
+)
 from feddraw.flower.roster import Roster, name_in_log
 from feddraw.flower.sampling import Request
 from feddraw.results.site_evaluations import SiteEvaluation
@@ -47,8 +53,11 @@ def evaluations_in_clear(
     *,
     task: Task,
     hidden: bool,
+    subgroups: int = 0,
 ) -> TakenEvaluations:
-    """Replies with a size count. Where they are `hidden`, a site's own metrics are not kept."""
+    """Replies with a size count, unless their counts by score, with those of so many subgroups, are
+    of more images. Where they are `hidden`, a site's own metrics are not kept.
+    """
     contents = []
     sites = []
     refused: dict[str, str] = {}
@@ -57,13 +66,25 @@ def evaluations_in_clear(
         if size <= 0:
             refused[reply.name] = f"{size_key} among its metrics is not a positive number"
             continue
-        contents.append(reply.content)
+        why = score_histograms.why_implausible(reply.content, size, len(findings), subgroups)
+        if why:
+            refused[reply.name] = why
+            continue
+        contents.append(_under_its_name(reply))
         metrics = {} if hidden else site_metrics(reply.content, size_key, findings, task)
         seconds = _seconds(reply.content)
         sites.append(
             SiteEvaluation(client=reply.name, images=size, seconds=seconds, metrics=metrics)
         )
     return TakenEvaluations(contents, sites, refused)
+
+
+def _under_its_name(reply: Reply) -> RecordDict:
+    """What a site sent, with the name that belongs to its node in place of what it calls itself."""
+    if not isinstance(reply.content.get("client", ConfigRecord()), ConfigRecord):
+        return reply.content  # an app's own record, which names nobody
+    client = ConfigRecord({**client_in_reply(reply.content), "name": reply.name})
+    return RecordDict({**reply.content, "client": client})
 
 
 def evaluations_in_sum(

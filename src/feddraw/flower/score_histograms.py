@@ -142,11 +142,9 @@ def calls_to_metrics(split: str, calls: Calls) -> dict[str, list[int]]:
     return {places: filled.tolist(), f"{split}-called-counts": flat[filled].tolist()}
 
 
-def histograms_to_words(
-    content: RecordDict, findings: int, subgroups: int = 0
-) -> NDArray[np.uint64]:
+def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
     """A site's counts of both splits as one row of whole numbers, which can be added up under
-    masks; with those of so many subgroups.
+    masks; without those of subgroups, which may be of one site only.
     """
     rows = []
     for split in EVALUATED_SPLITS:
@@ -154,30 +152,24 @@ def histograms_to_words(
         flags[findings_with_broken_scores([content], split, findings)] = 1
         rows += [add_up_histograms([content], split, findings).ravel(), flags]
         rows.append(add_up_calls([content], split, findings).ravel())
-        rows.append(add_up_subgroups([content], split, findings, subgroups).ravel())
     return np.concatenate(rows).astype(np.uint64)
 
 
-def words_of(findings: int, subgroups: int = 0) -> int:
+def words_of(findings: int) -> int:
     """How many whole numbers such a row has."""
-    return len(EVALUATED_SPLITS) * (2 * findings * BINS * (1 + subgroups) + findings + findings**2)
+    return len(EVALUATED_SPLITS) * (2 * findings * BINS + findings + findings**2)
 
 
-def histograms_from_words(
-    words: NDArray[np.uint64], findings: int, subgroups: int = 0
-) -> MetricRecord:
+def histograms_from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
     """The sum of such rows, as one site with all images would have sent it."""
     rows = words.reshape(len(EVALUATED_SPLITS), -1).astype(np.int64)
     metrics: dict[str, list[int]] = {}
     of_all = 2 * findings * BINS
     for split, row in zip(EVALUATED_SPLITS, rows, strict=True):
-        ends = np.cumsum([of_all, findings, findings**2])
-        counts, flags, calls, of_subgroups = np.split(row, ends)
+        counts, flags, calls = np.split(row, np.cumsum([of_all, findings]))
         broken = np.flatnonzero(flags).tolist()
         metrics |= histograms_to_metrics(split, counts.reshape(2, findings, BINS), broken)
         metrics |= calls_to_metrics(split, calls.reshape(findings, findings))
-        shaped = of_subgroups.reshape(subgroups, 2, findings, BINS)
-        metrics |= subgroups_to_metrics(split, shaped)
     return MetricRecord({name: numbers for name, numbers in metrics.items() if numbers})
 
 
@@ -215,6 +207,24 @@ def _add_cells(
             cells_exist = cells.shape == counts.shape and (cells < len(total)).all()
             if cells_exist and counts.sum() <= most:
                 np.add.at(total, cells, counts)
+
+
+def why_implausible(content: RecordDict, size: float, findings: int, subgroups: int = 0) -> str:
+    """Why counts cannot be those of so many images; empty if they can.
+
+    Of both splits together a finding has at most one count an image, a subgroup has at most the
+    counts of all images, bin by bin, and a class is called at most as often as it has images.
+    """
+    counted = np.zeros(findings, np.int64)
+    for split in EVALUATED_SPLITS:
+        of_all = add_up_histograms([content], split, findings)
+        counted += of_all.sum(axis=(0, 2))
+        if (add_up_calls([content], split, findings).sum(axis=1) > of_all[1].sum(axis=1)).any():
+            return f"it calls more {split} images of a class than it counts"
+        if (add_up_subgroups([content], split, findings, subgroups) > of_all).any():
+            return f"it counts more {split} images of a subgroup than of all"
+    most = int(counted.max(initial=0))
+    return f"it counts {most:,} images, and says that it has {size:,.0f}" if most > size else ""
 
 
 def findings_with_broken_scores(

@@ -256,14 +256,9 @@ class SecureRounds:
             replace(terms, reading={"size": self.size_key, "classifier": classifier})
         )
 
-    def offer_to_count(
-        self, round: int, rounds: int, findings: int, subgroups: int
-    ) -> dict[str, Any]:
+    def offer_to_count(self, round: int, rounds: int, findings: int) -> dict[str, Any]:
         """What goes with an evaluation whose counts are to be added up under masks."""
-        terms = Terms(
-            EVALUATE, (COUNTS_SUM,), round, rounds, findings=findings, subgroups=subgroups
-        )
-        return self._offer(terms)
+        return self._offer(Terms(EVALUATE, (COUNTS_SUM,), round, rounds, findings=findings))
 
     def _offer(self, terms: Terms) -> dict[str, Any]:
         """Attempts are counted by the clock, so that a server that was killed and goes on can try
@@ -325,7 +320,7 @@ class SecureRounds:
         directory = self.options.site_keys
         answers = SecureAnswers.of(replies, offered, self.roster, offer, directory)
         findings = offer.terms.findings
-        most_words = score_histograms.words_of(findings, offer.terms.subgroups)
+        most_words = score_histograms.words_of(findings)
         transport = answers.transport(EVALUATE, group, most_words)
         secure_round = SecureRound(offer.terms, transport, CountingRules(findings), directory)
         keys = answers.keys(secure_round)
@@ -349,13 +344,15 @@ class SecureRounds:
         if (words > len(outcome.opened.survivors) * MOST_IMAGES).any():
             raise UserError("a site counted more images than there can be, or fewer than 0")
         try:
-            metrics = score_histograms.histograms_from_words(
-                words[:-1], terms.findings, terms.subgroups
-            )
+            metrics = score_histograms.histograms_from_words(words[:-1], terms.findings)
         except ValueError:
             raise UserError(f"a sum of {len(words)} words") from None
-        metrics[self.size_key] = int(words[-1])
-        return RecordDict({"metrics": metrics})
+        images = int(words[-1])
+        metrics[self.size_key] = images
+        counts = RecordDict({"metrics": metrics})
+        if why := score_histograms.why_implausible(counts, images, terms.findings):
+            raise UserError(f"of the sum, {why}")
+        return counts
 
 
 def _refused(outcome: SecureOutcome, names: Mapping[str, str]) -> dict[str, str]:

@@ -307,7 +307,7 @@ class _FlowerWork:
         labelled = reply_intake.labelled_in_reply(reply)
         if labelled is not None and len(labelled) != terms.findings:
             raise UserError("this site labels another number of findings than are evaluated")
-        counts = score_histograms.histograms_to_words(reply, terms.findings, terms.subgroups)
+        counts = score_histograms.histograms_to_words(reply, terms.findings)
         images = _images_evaluated(reply, self.node.size_key)
         words: NDArray[np.uint64] = np.append(counts, np.uint64(images))
         self.memory.keep_part({}, {"counts": words})

@@ -54,7 +54,6 @@ from feddraw.results.run_folder import FinalScores, RunFolder
 from feddraw.results.score_counts import Calls, ScoreCounts
 from feddraw.secure.sums.session import FEWEST_SUMMED
 from feddraw.server.round import RoundRecord
-from feddraw.text import one_line
 
 log = logging.getLogger("flwr")
 
@@ -73,8 +72,8 @@ class ServerEvaluation:
         # metrics from the sites' counts, in the round under way
         self.metrics_from_sites = RunMetrics()
         self.subgroups: tuple[SubgroupColumn, ...] = ()  # that the sites count
-        self._counts_from_sites: ScoreCounts | None = None
-        self.evaluated_counts: ScoreCounts | None = None  # of the model evaluated last
+        self._contents_from_sites: list[RecordDict] = []
+        self.evaluated_counts: ScoreCounts | None = None  # of the last round's model
         if settings.own_folders(experiment):
             self._prepare_for_own_folders(validation)
         else:
@@ -85,6 +84,11 @@ class ServerEvaluation:
         """Sites have folders of their own; the server evaluates where it has one too."""
         self.findings = tuple(settings.findings_of_own_folders(self.experiment))
         self.subgroups = settings.subgroups_of_own_folders(self.experiment)
+        if self.experiment.secure and not validation and self._names_subgroups:
+            raise UserError(
+                "under secure sums sites count no subgroups: leave data.subgroups out, or give the"
+                " server images of its own (validation)"
+            )
         self.task = self.experiment.task
         build = partial(trained_builder(self.experiment, len(self.findings)), pretrained=True)
         self.initial = initial_model(build, self.experiment.seed)
@@ -98,6 +102,10 @@ class ServerEvaluation:
                     self.experiment, dataset, self.initial.layout.frozen
                 )
             self._evaluate_on(dataset, Evaluator(dataset, (), (), task=self.task))
+
+    @property
+    def _names_subgroups(self) -> bool:
+        return bool(self.experiment.section("data")[1].get("subgroups"))
 
     def _prepare_scenario(self) -> None:
         """Sites split one data set, which the server has as well."""
@@ -124,7 +132,7 @@ class ServerEvaluation:
         """The sites' counts as metrics, which the next `evaluate` returns."""
         metrics = score_histograms.merged_histogram_metrics(contents, self.findings, self.task)
         self.metrics_from_sites = metrics
-        self._counts_from_sites = self._score_counts(contents)
+        self._contents_from_sites = contents
         return score_histograms.histogram_metrics_for_log(metrics, self.task)
 
     def _score_counts(self, contents: list[RecordDict]) -> ScoreCounts:
@@ -137,8 +145,8 @@ class ServerEvaluation:
         calls_by_site = {}
         if not self.experiment.secure:
             for content in contents:
-                name = one_line(client_in_reply(content).get("name", ""))
-                if name:
+                name = client_in_reply(content).get("name")  # the roster's, of one site only
+                if isinstance(name, str) and name:
                     by_site[name] = {
                         split: score_histograms.add_up_histograms([content], split, findings)
                         for split in splits
@@ -174,7 +182,7 @@ class ServerEvaluation:
     def evaluate(self, model: Model, *, final: bool) -> Evaluated:
         """The model's metrics and, after the last round, its scores."""
         if self.dataset is None:
-            return self._take_metrics_from_sites(), {}
+            return self._take_metrics_from_sites(final=final), {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
         splits: list[Split] = ["validation"]
@@ -182,12 +190,15 @@ class ServerEvaluation:
             splits.append("test")
         return self._evaluator.after_a_round(self._engine, [model], tuple(splits)), {}
 
-    def _take_metrics_from_sites(self) -> RunMetrics:
-        """Those of one round only; nothing is evaluated where no site sent counts."""
+    def _take_metrics_from_sites(self, *, final: bool) -> RunMetrics:
+        """Those of one round only; nothing is evaluated where no site sent counts. The counts
+        themselves are kept of the last round.
+        """
         metrics = self.metrics_from_sites
         self.metrics_from_sites = RunMetrics()
-        self.evaluated_counts = self._counts_from_sites
-        self._counts_from_sites = None
+        if final and self._contents_from_sites:
+            self.evaluated_counts = self._score_counts(self._contents_from_sites)
+        self._contents_from_sites = []
         return metrics
 
     def evaluate_kept(self, model: Model) -> Evaluated:

@@ -504,8 +504,7 @@ class MethodStrategy(FedAvg):
         orders: dict[str, Any] = {"final": final} | self._frozen.order
         if self._secure is not None and self.options.masked_counts:
             findings = len(self.options.findings)
-            subgroups = self.options.subgroups if final else 0
-            orders |= self._secure.offer_to_count(round, self.rounds, findings, subgroups)
+            orders |= self._secure.offer_to_count(round, self.rounds, findings)
         return orders
 
     # -------------------------------------------------------------------------- what clients answer
@@ -570,6 +569,7 @@ class MethodStrategy(FedAvg):
             self.options.findings,
             task=self.options.task,
             hidden=self.options.secure,
+            subgroups=self.options.subgroups,
         )
 
     # ------------------------------------------------------------------------- what is written down

@@ -59,7 +59,7 @@ class StrategyOptions:
     # the ledger's columns as lists among the metrics that Flower logs; it is in the folder anyway
     ledger_in_metrics: bool = False
 
-    subgroups: int = 0  # that sites count beside all images, after the last round
+    subgroups: int = 0  # that sites count beside all images, after the last round, in clear
     secure: bool = False  # see sums of updates only; clients need `secure_mod` and keys
     site_keys: SiteDirectory | None = None  # with it: the sites' public keys by name
     # with it: sites say their weights, also where these tell of their updates

@@ -114,14 +114,14 @@ def diagnostic_tests(
 
 def counted_runs(runs: Sequence[RecordedRun]) -> Iterator[CountedRun]:
     """Of each method the first run whose sites counted their test images by score: counts of
-    several seeds do not say which images are the same.
+    several seeds do not say which images are the same. Not where they are too many to measure.
     """
     methods = set()
     for run in runs:
         counts = read_score_counts(run.path)
         if counts is None or counts.findings != run.findings or run.method in methods:
             continue
-        if "test" in counts.by_split:
+        if "test" in counts.by_split and not counts.why_unmeasured("test"):
             methods.add(run.method)
             yield run, counts
 

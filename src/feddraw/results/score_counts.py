@@ -26,6 +26,8 @@ NARROW = 4.0
 _STEPS = np.linspace(-1, 1, 2 * BINS + 1) * np.arcsinh(REACH / NARROW)
 BIN_EDGES = NARROW * np.sinh(_STEPS[2:-1:2])
 MOST_COUNTS_BYTES = 2**30
+# Of a split's images, once for each finding: measures are made of a row for each.
+MOST_COUNTED = 5_000_000
 
 Histograms = NDArray[np.int64]  # (2, findings, bins): negative and positive images
 # (subgroups, 2, findings, bins)
@@ -86,6 +88,16 @@ class ScoreCounts:
         }
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         return save(contiguous, {"feddraw": json.dumps(notes)})
+
+    def why_unmeasured(self, split: str) -> str:
+        """Why no measures are made of a split's counts; empty if they are."""
+        counted = int(self.by_split[split].sum())
+        if counted <= MOST_COUNTED:
+            return ""
+        return (
+            f"the sites counted {counted:,} scores of {split} images, and measures are made of at"
+            f" most {MOST_COUNTED:,}"
+        )
 
     @property
     def shapes_fit(self) -> bool:

@@ -13,6 +13,7 @@ from feddraw.report.runs import (
 )
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.statistics import Report
+from feddraw.results.score_counts import read_score_counts
 from feddraw.tasks import Task
 
 
@@ -28,6 +29,7 @@ def section(report: Report) -> Iterator[Block]:
         *_undefined(runs, report.task),
         *_diverged(runs),
         *_not_finite(runs, report.task),
+        *_unmeasured(runs),
     ]
     if notes:
         yield Heading("To keep in mind", 3)
@@ -95,6 +97,15 @@ def _not_finite(runs: Sequence[RecordedRun], task: Task) -> Iterator[str]:
                 f"{_named(run)}, has no {metrics} for {', '.join(findings)}:"
                 " the model's scores are not finite numbers."
             )
+
+
+def _unmeasured(runs: Sequence[RecordedRun]) -> Iterator[str]:
+    for run in runs:
+        counts = read_score_counts(run.path)
+        if counts is not None and "test" in counts.by_split:
+            why = counts.why_unmeasured("test")
+            if why:
+                yield f"{_named(run)}, is not shown as a diagnostic test: {why}."
 
 
 def _named(run: RecordedRun) -> str:

@@ -78,7 +78,7 @@ def of_counts_in_words(counted: Sequence[ScoreCounts]) -> str:
     if any(counts.secure for counts in counted):
         sums += (
             " Under secure sums the server saw the sum over all sites and no site's counts, so"
-            " there are pooled numbers only."
+            " there are pooled numbers only, neither by site nor by subgroup."
         )
     return (
         f"{sums} In brackets: 95 % confidence intervals over images, because counts do not say"

@@ -179,14 +179,11 @@ def _counted_groupings(counted: CountedRun) -> Iterator[Grouping]:
 
 def _counted_in_words(counted: Sequence[ScoreCounts], one: str) -> str:
     least = max((counts.least_patients for counts in counted), default=0)
-    words = (
+    return (
         f" From counts: a site leaves out a {one} of a subgroup with fewer than {least} patients,"
         " and more subgroups where the rest would give it away, so these rows have fewer images"
-        " than all."
+        " than all. Intervals are 95 % confidence intervals over images"
     )
-    if any(counts.secure for counts in counted):
-        words += " Under secure sums there are no numbers of a single site."
-    return f"{words} Intervals are 95 % confidence intervals over images"
 
 
 def _on_own_images(scored: Sequence[ScoredRun]) -> Iterator[ScoredRun]:

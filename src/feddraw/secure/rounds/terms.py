@@ -55,7 +55,6 @@ class Terms:
     # under masks.
     clear_weights: bool = False
     findings: int = 0  # of an evaluation
-    subgroups: int = 0  # of an evaluation, counted beside all images
     reading: Mapping[str, Any] = field(default_factory=dict)  # how an app's answer is read
 
     @cached_property
@@ -90,17 +89,15 @@ class Terms:
         tables = (self.method, self.policy, self.reading)
         if not all(isinstance(table, Mapping) for table in tables):
             raise UserError("method, policy and reading of a secure round are tables")
-        whole = (self.round, self.rounds, self.findings, self.subgroups)
+        whole = (self.round, self.rounds, self.findings)
         if any(type(number) is not int for number in whole):
-            raise UserError("rounds, findings and subgroups of a secure round are whole numbers")
+            raise UserError("rounds and findings of a secure round are whole numbers")
         if type(self.clear_weights) is not bool:
             raise UserError("clear_weights of a secure round is true or false")
         if not 0 <= self.round < self.rounds <= MOST_ROUNDS:
             raise UserError(f"round {self.round} of {self.rounds} in the server's terms")
         if not 0 <= self.findings <= MOST_FINDINGS:
             raise UserError(f"{self.findings} findings in the server's terms")
-        if not 0 <= self.subgroups * self.findings <= MOST_FINDINGS:
-            raise UserError(f"{self.subgroups} subgroups in the server's terms")
 
 
 def terms_of_training(
