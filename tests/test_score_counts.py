@@ -304,9 +304,9 @@ def test_counts_of_more_images_than_a_report_has_room_for_are_named_and_not_meas
     assert counts is not None
     many = {"test": counts.by_split["test"] * 10**6, "validation": counts.by_split["test"] * 10**6}
     (run / "counts.safetensors").write_bytes(ScoreCounts(FINDINGS, many).content())
-    said = "the sites counted 320,000,000 scores of test images, and measures are made of at most"
+    said = "the sites counted 480,000,000 scores of test images, and measures are made of at most"
     text = told(tmp_path)
     assert said in text
     assert "As a diagnostic test" not in text
-    with pytest.raises(UserError, match="320,000,000 scores of validation images"):
+    with pytest.raises(UserError, match="480,000,000 scores of validation images"):
         recalibrate(run, "platt")
