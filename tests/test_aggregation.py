@@ -214,6 +214,15 @@ def test_a_round_that_nobody_answered_is_an_error_too() -> None:
         feddraw.aggregate(sent, [], round=0, rounds=15, clients=["north", "south"])
 
 
+def test_a_sent_model_that_is_not_finite_is_no_clients_mistake() -> None:
+    sent = tiny.initial().arrays()
+    update = (dict(sent), 10)
+    name = next(name for name, array in sent.items() if array.dtype == np.float32)
+    sent[name] = np.full_like(sent[name], np.nan)
+    with pytest.raises(UserError, match=rf"the sent model is not finite \({name}\)"):
+        feddraw.aggregate(sent, [update], round=0, rounds=15)
+
+
 def test_a_network_in_place_of_the_sent_state_dict_is_said_in_one_line() -> None:
     network = torch.nn.Linear(3, 2)
     update = (network.state_dict(), 10)

@@ -547,6 +547,13 @@ def test_the_headline_claims_a_difference_only_over_several_trainings_and_patien
     assert first.endswith("(alpha 0.05, Holm over all pairs; 150 test patients, 4 paired seeds).")
 
 
+def test_with_folds_the_test_images_are_those_that_each_run_leaves_out(tmp_path: Path) -> None:
+    make_run(tmp_path / "only", few="Effusion", settings={"folds": 3})
+    _, text = told(tmp_path)
+    assert "are computed on the fold that each run leaves out, one of 3; the first run's: " in text
+    assert "common test split" not in text
+
+
 def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_path: Path) -> None:
     rng, values = np.random.default_rng(0), {}
     for seed in range(4):

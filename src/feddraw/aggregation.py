@@ -327,7 +327,13 @@ def _sent_model(
         arrays, classifier, outputs=outputs, ask=labels_are_told or looks_at_classifier(rule)
     )
     rule.check(layout)
-    return state_dict.flatten_state_dict(arrays, layout)
+    model = state_dict.flatten_state_dict(arrays, layout)
+    for entry in layout.entries:
+        if entry.kind == "param" and not np.isfinite(model.params[entry.span]).all():
+            raise UserError(
+                f"the sent model is not finite ({entry.name}): go on from the last model that was"
+            )
+    return model
 
 
 def _read_updates(

@@ -21,6 +21,7 @@ from feddraw.report.runs import (
     findings_of_runs,
     image_counts_by_split,
     images_dealt_to_clients,
+    number_of_folds,
 )
 from feddraw.report.statistics import Report
 from feddraw.tasks import task_of_runs
@@ -119,8 +120,11 @@ def tested_images_in_words(runs: Sequence[RecordedRun]) -> str:
     words = task.words.labels
     counted = words.one if len(defined) == 1 else words.many
     metrics = join_names(list(task.labels.values()))
+    where = "on the common test split"
+    if folds := number_of_folds(runs):
+        where = f"on the fold that each run leaves out, one of {folds}; the first run's"
     return (
-        f"Test {metrics} are computed on the common test split: {test['images']:,}"
+        f"Test {metrics} are computed {where}: {test['images']:,}"
         f" images{patients}{origin}. The mean AUC is over {len(defined)} {counted}{caution}."
     )
 
