@@ -106,6 +106,10 @@ BAD: dict[str, tuple[Change, str]] = {
         with_vector("buffers", spoil(0, 1e30)),
         "buffers are not finite, or beyond 1e+18",
     ),
+    "huge negative buffer": (
+        with_vector("buffers", spoil(0, -1e30)),
+        "buffers are not finite, or beyond 1e+18",
+    ),
     "too few buffers": (with_vector("buffers", lambda v: v[1:]), "buffers of shape"),
     "negative variance": (negative_variance, "a variance is negative"),
     "counter gone back": (with_vector("counters", spoil(0, -1)), "counters that no training gives"),

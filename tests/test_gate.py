@@ -19,6 +19,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.completion import complete_settings
 from feddraw.experiment.settings import Experiment
 from feddraw.flower import MethodStrategy
+from feddraw.server import gate
 from feddraw.server.gate import NO_STEPS, Gate, inspect
 from quadratics import Bowl, optimum, play
 from small import small
@@ -372,3 +373,18 @@ def test_a_client_that_claims_more_images_than_allowed_is_refused(good):
         [replace(good[0], size=5001), *good[1:]], initial(), 4, Gate(max_size=5000)
     )
     assert verdicts[0].status == "refused: size 5001 is not a positive number up to 5000"
+
+
+# Counts of two findings: positives of both groups, those of them that were called, then all labels
+# and the right calls.
+GROUP_COUNTS = [3, 4, 2, 2, 1, 4, 2, 0, 20, 15]
+
+
+@pytest.mark.parametrize(("place", "count"), [(4, 4), (5, 5), (6, 3), (7, 3), (8, 0), (9, 21)])
+def test_counts_of_groups_call_no_more_than_there_is(place: int, count: int) -> None:
+    """One finding out of bounds is enough, in either group."""
+    honest = np.array(GROUP_COUNTS, np.float32)
+    assert gate._group_counts_refusal(honest) == ""
+    dishonest = honest.copy()
+    dishonest[place] = count
+    assert gate._group_counts_refusal(dishonest) == "counts of groups that no images give"
